@@ -1,0 +1,8 @@
+"""Observers of a run."""
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.progress import ProgressBar
+from fl_lightning.callbacks.record import RunRecord
+from fl_lightning.callbacks.spectrum import SpectrumMonitor
+
+__all__ = ["Callback", "ProgressBar", "RunRecord", "SpectrumMonitor"]

@@ -1,0 +1,46 @@
+"""Callbacks observe a run; they never change what it computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class Callback:
+    """The hooks of an observer; each does nothing until it is overridden.
+
+    Attributes:
+        requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
+    """
+
+    requires: tuple[str, ...] = ()
+
+    def wants_evaluation(self, round_: int) -> bool:
+        """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
+        return False
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Everything is checked and the run's folder is there; no client has trained."""
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        """The cohort of ``trainer.server.round`` is drawn."""
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        """A client has trained; its local model is still in ``client.module``."""
+
+    def on_evaluation_batch_end(self, trainer: FederatedTrainer, taps: dict[str, Tensor]) -> None:
+        """A batch has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        """The server has stepped and the global model is evaluated where that is due; ``trainer.log`` still counts."""
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """The last round is done."""
+
+    def teardown(self, trainer: FederatedTrainer) -> None:
+        """The run is over, or has failed."""

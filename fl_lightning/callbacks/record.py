@@ -1,0 +1,87 @@
+"""What a run leaves behind beside its metrics: the plan, the environment, the final model, the panels' layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fl_lightning.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
+LAYOUT = {
+    "Spectra": {
+        "classifier": ["Multiline", [r"spectrum/classifier/.*"]],
+        "representation": ["Multiline", [r"spectrum/representation/.*"]],
+    },
+    "Ranks": {
+        "effective rank": ["Multiline", [r"rank/.*/effective"]],
+        "stable rank": ["Multiline", [r"rank/.*/stable"]],
+    },
+    "Accuracy": {"accuracy": ["Multiline", [r".*/accuracy"]], "loss": ["Multiline", [r".*/loss"]]},
+    "Drift": {"drift": ["Multiline", [r"drift/.*"]]},
+    "Time": {"seconds": ["Multiline", [r"time/.*"]]},
+}
+
+
+class RunRecord(Callback):
+    """Writes ``plan.npz``, ``environment.json``, the layout of TensorBoard's panels and ``checkpoints/last.ckpt``."""
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None:
+            return
+        trainer.data.plan.save(trainer.run_dir / "plan.npz")
+        found = {**environment(), "seed": trainer.seed, "plan_hash": trainer.data.plan.hash}
+        (trainer.run_dir / "environment.json").write_text(json.dumps(found, indent=2) + "\n")
+        for writer in trainer.summary_writers:
+            writer.add_custom_scalars(LAYOUT)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None:
+            return
+        path = trainer.run_dir / "checkpoints" / "last.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".partial")
+        torch.save({"state_dict": trainer.server.state, "round": trainer.max_rounds, "seed": trainer.seed}, partial)
+        os.replace(partial, path)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware, git revision and command line of this process."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "git_revision": git_revision(),
+        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
+    }
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision() -> str | None:
+    """The revision of the working folder, with ``-dirty`` where it has uncommitted changes; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd()).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,179 @@
+"""Singular-value spectra of the classifier and of the representations' covariance.
+
+The diagnostic of FedDecorr (Shi et al., ICLR 2023, Figures 1 to 3) and FedUV (Son et al., CVPR 2024): under label skew
+the trailing singular values fall towards 0, and the representation collapses into few dimensions.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import UsageError, require
+from fl_lightning.functional import effective_rank, eigenvalues, singular_values, stable_rank
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class Covariance:
+    """The covariance of rows that come batch by batch, in float64: memory is d x d."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Tensor | float = 0.0
+        self.products: Tensor | float = 0.0
+
+    def add(self, z: Tensor) -> None:
+        rows = z.detach().flatten(1).double()
+        self.count += len(rows)
+        self.total = self.total + rows.sum(0)
+        self.products = self.products + rows.T @ rows
+
+    def spectrum(self) -> Tensor:
+        """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; ``(d,)``."""
+        mean = torch.as_tensor(self.total) / self.count
+        covariance = torch.as_tensor(self.products) / self.count - torch.outer(mean, mean)
+        return eigenvalues(covariance)
+
+
+class SpectrumMonitor(Callback):
+    """Logs the spectra of the classifier weight and of the covariance of the test representations.
+
+    Each is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
+    singular value, from 0), as effective and stable rank (``rank/classifier/effective``, ...), in the run's
+    ``spectra.npz`` (``rounds`` (R,), ``classifier`` (R, C), ``representation`` (R, d)) and as one figure of all rounds.
+
+    Args:
+        every_n_rounds: rounds from one spectrum to the next, at least 1; the last round has one too.
+        local_models: also take every client's local model before aggregation (``rank/<what>/local/<id>``, and
+            ``local_classifier`` (R, N, C), ``local_representation`` (R, N, d) in ``spectra.npz``, nan for clients that
+            were not in the cohort). Each costs a pass over the test data.
+        max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
+
+    Raises:
+        UsageError: the module's ``logits`` tap is no layer with a weight matrix.
+    """
+
+    requires = ("representation", "logits")
+
+    def __init__(self, every_n_rounds: int = 1, local_models: bool = False, max_scalars: int = 32) -> None:
+        require(every_n_rounds >= 1, "SpectrumMonitor.every_n_rounds", every_n_rounds, "give 1 or more")
+        require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "give 2 or more")
+        self.every_n_rounds, self.local_models, self.max_scalars = every_n_rounds, local_models, max_scalars
+
+    def wants_evaluation(self, round_: int) -> bool:
+        return self._due(round_)
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._last_round = trainer.max_rounds - 1
+        self._classifier = self._find_classifier(trainer)
+        self._rounds: list[int] = []
+        self._spectra: dict[str, list[np.ndarray]] = {}
+        self._covariance = Covariance()
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._covariance = Covariance()
+        self._local: dict[str, dict[int, np.ndarray]] = {}
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        if not (self.local_models and self._due(trainer.server.round)):
+            return
+        trainer.evaluate("test")
+        for what, values in self._measure().items():
+            trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
+            self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
+        self._covariance = Covariance()
+
+    def on_evaluation_batch_end(self, trainer: FederatedTrainer, taps: dict[str, Tensor]) -> None:
+        if self._due(trainer.server.round) and "representation" in taps:
+            self._covariance.add(taps["representation"])
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self._due(trainer.server.round):
+            return
+        for what, values in self._measure().items():
+            self._log(trainer, what, values)
+            self._spectra.setdefault(what, []).append(values.cpu().numpy())
+        self._keep_local(trainer.data.num_clients)
+        self._rounds.append(trainer.server.round)
+        if trainer.run_dir is not None:
+            self._save(trainer.run_dir / "spectra.npz")
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None or not self._rounds:
+            return
+        for what in ("classifier", "representation"):
+            figure = draw(what, self._rounds, self._spectra[what])
+            folder = trainer.run_dir / "figures"
+            folder.mkdir(exist_ok=True)
+            figure.savefig(folder / f"spectrum_{what}.png", dpi=120)
+            for writer in trainer.summary_writers:
+                writer.add_figure(f"spectrum/{what}", figure, self._rounds[-1])
+
+    def _due(self, round_: int) -> bool:
+        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+
+    def _find_classifier(self, trainer: FederatedTrainer) -> torch.nn.Module:
+        path = trainer.client.tap_paths["logits"]
+        layer = trainer.client.module.get_submodule(path)
+        if not (isinstance(getattr(layer, "weight", None), Tensor) and layer.weight.ndim == 2):
+            raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
+        return layer
+
+    def _measure(self) -> dict[str, Tensor]:
+        """The spectra of what is loaded in the resident module and was just evaluated."""
+        weight: Tensor = self._classifier.weight  # type: ignore[assignment]
+        return {"classifier": singular_values(weight.detach().double()), "representation": self._covariance.spectrum()}
+
+    def _log(self, trainer: FederatedTrainer, what: str, values: Tensor) -> None:
+        chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
+        digits = max(2, len(str(len(values) - 1)))
+        for index in chosen:
+            trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
+        trainer.log(f"rank/{what}/effective", float(effective_rank(values)))
+        trainer.log(f"rank/{what}/stable", float(stable_rank(values)))
+        if not values.any():
+            trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
+
+    def _keep_local(self, num_clients: int) -> None:
+        for what, found in self._local.items():
+            table = np.full((num_clients, len(next(iter(found.values())))), np.nan)
+            table[list(found)] = list(found.values())
+            self._spectra.setdefault(f"local_{what}", []).append(table)
+
+    def _save(self, path: Path) -> None:
+        partial = path.with_suffix(".partial.npz")
+        found: dict[str, Any] = {what: np.stack(values) for what, values in self._spectra.items()}
+        np.savez(partial, rounds=self._rounds, **found)
+        os.replace(partial, path)
+
+
+def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
+    """A figure of all rounds' singular values over their index, logarithmic, early rounds dark and late ones light."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
+    for round_, values in zip(rounds, spectra, strict=True):
+        shown = np.where(values > 0, values, np.nan)
+        axes.semilogy(np.arange(len(values)), shown, color=shade.to_rgba(np.array(round_)), linewidth=1)
+    axes.set(xlabel="index", ylabel="singular value", title=TITLES[what])
+    figure.colorbar(shade, ax=axes, label="round")
+    return figure
+
+
+TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}

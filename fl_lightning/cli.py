@@ -1,0 +1,118 @@
+"""The command line: LightningCLI with a federated trainer and a list of methods."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+# imported for their short names in a config
+import fl_lightning.callbacks
+import fl_lightning.data
+import fl_lightning.methods
+import fl_lightning.models  # noqa: F401
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.trainer import FederatedTrainer
+
+COMMANDS = ("fit", "validate", "test")
+
+
+class Parser(LightningArgumentParser):
+    """A parser whose errors are one line instead of the whole usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        # nested parsers raise instead of exiting, and add the key's path on the way up
+        if not self.exit_on_error or self.error_handler is not None:
+            return super().error(message, ex)
+        raise UsageError(" ".join(str(message).split()))
+
+
+class SaveConfig(Callback):
+    """Saves the resolved config into the run's folder."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
+        self.parser, self.config = parser, config
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is not None:
+            self.parser.save(self.config, trainer.run_dir / "config.yaml", skip_none=False, overwrite=False)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI for a :class:`FederatedTrainer`: keys ``seed_everything, model, data, method, trainer``.
+
+    Args:
+        args: command line, None for ``sys.argv``.
+    """
+
+    def __init__(self, args: Any = None) -> None:
+        strict = {"allow_abbrev": False}
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            trainer_class=FederatedTrainer,  # type: ignore[arg-type]
+            save_config_callback=None,
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={**strict, **{command: dict(strict) for command in COMMANDS}},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {command: {"model", "datamodule"} for command in COMMANDS}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        # LightningCLI takes only a Trainer of Lightning's own here
+        parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
+        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
+        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        if self.subcommand == "fit":
+            config = self.config[self.subcommand]
+            trainer.callbacks.append(SaveConfig(self._parser(self.subcommand), config))
+        return trainer
+
+    def after_fit(self) -> None:
+        """The last metrics and where everything lies, on one line."""
+        trainer: Any = self.trainer
+        found = {name: trainer.metrics[name] for name in ("test/accuracy", "test/loss") if name in trainer.metrics}
+        where = trainer.run_dir or "no folder (fast_dev_run)"
+        print(", ".join([f"{trainer.max_rounds} rounds", *(f"{n} {v:.4f}" for n, v in found.items()), f"in {where}"]))
+
+    def validate(self, **kwargs: Any) -> None:
+        self._print(self.trainer.validate(**kwargs))
+
+    def test(self, **kwargs: Any) -> None:
+        self._print(self.trainer.test(**kwargs))
+
+    def _print(self, metrics: Any) -> None:
+        print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command; bad input ends it with one line and exit status 2."""
+    try:
+        FederatedCLI(args)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ClientError as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, ClientError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Augmentations of a whole batch at once, each image with a draw of its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fl_lightning.errors import require
+
+
+class Augmentation:
+    """Changes a batch of images ``(B, C, H, W)``, uint8, before it is normalised. Subclasses implement the call."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The changed batch; all randomness comes from ``generator``."""
+        raise NotImplementedError("an Augmentation implements __call__()")
+
+
+class RandomCrop(Augmentation):
+    """Pads every image on all sides and cuts its size out at a random place.
+
+    Args:
+        padding: pixels, at least 1.
+        mode: what is padded: ``zeros``, or the image's ``reflect``-ion.
+    """
+
+    def __init__(self, padding: int = 4, mode: Literal["zeros", "reflect"] = "zeros") -> None:
+        require(padding >= 1, "RandomCrop.padding", padding, "give 1 or more")
+        require(mode in ("zeros", "reflect"), "RandomCrop.mode", mode, "choose zeros or reflect")
+        self.padding, self.mode = padding, "constant" if mode == "zeros" else mode
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        size, height, width = len(images), *images.shape[-2:]
+        padded = pad(images, [self.padding] * 4, mode=self.mode)
+        top, left = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
+        rows = (top + torch.arange(height))[:, :, None]
+        columns = (left + torch.arange(width))[:, None, :]
+        channels_behind = padded[torch.arange(size)[:, None, None], :, rows, columns]
+        return channels_behind.permute(0, 3, 1, 2)
+
+
+class RandomFlip(Augmentation):
+    """Mirrors every image left to right with probability ``p``.
+
+    Args:
+        p: in [0, 1].
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        require(0 <= p <= 1, "RandomFlip.p", p, "give a probability in [0, 1]")
+        self.p = p
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        flips = torch.rand(len(images), generator=generator) < self.p
+        return torch.where(flips[:, None, None, None], images.flip(-1), images)

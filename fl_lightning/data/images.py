@@ -1,0 +1,137 @@
+"""The image data sets of the house."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_lightning.data.datamodule import ImageDataModule, Images
+from fl_lightning.errors import UsageError, require
+from fl_lightning.seeding import numpy_rng
+
+
+class Digits(ImageDataModule):
+    """scikit-learn's 1,797 handwritten digits, which come with the package: 10 classes, 8 x 8 pixels.
+
+    One fifth of each class is the test set, the same for every seed.
+
+    Args:
+        image_size: resize the images to this height and width; None leaves 8.
+        channels: 1, or 3 to repeat the grey channel.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    mean, std = (0.305,), (0.376,)
+
+    def __init__(self, image_size: int | None = None, channels: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require(image_size is None or image_size >= 1, "data.image_size", image_size, "give 1 or more, or null")
+        require(channels in (1, 3), "data.channels", channels, "give 1 or 3")
+        self.image_size, self.channels = image_size, channels
+
+    def load(self) -> Images:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        found = load_digits()
+        split = train_test_split(
+            self._prepare(found.images), found.target, test_size=0.2, stratify=found.target, random_state=0
+        )
+        return Images(split[0], split[2], split[1], split[3])
+
+    def _prepare(self, images: np.ndarray) -> np.ndarray:
+        """Values 0 to 16 as 0 to 255, in the size and channels asked for."""
+        x = torch.from_numpy(images)[:, None] * (255 / 16)
+        if self.image_size is not None:
+            x = torch.nn.functional.interpolate(x, size=self.image_size, mode="bilinear", align_corners=False)
+        return x.round().to(torch.uint8).permute(0, 2, 3, 1).repeat(1, 1, 1, self.channels).numpy()
+
+
+class NpyImages(ImageDataModule):
+    """A folder with ``train_images.npy``, ``train_labels.npy``, ``test_images.npy`` and ``test_labels.npy``.
+
+    Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``, labels integers ``(N,)`` from 0. They are memory-mapped.
+
+    Args:
+        root: the folder.
+        mean: mean of each channel, of values in [0, 1]; None measures it on 10,000 training images.
+        std: deviation of each channel; None measures it.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    def __init__(
+        self, root: str, mean: list[float] | None = None, std: list[float] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.root, self._given = Path(root), (mean, std)
+
+    def load(self) -> Images:
+        names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
+        missing = [name for name in names if not (self.root / name).is_file()]
+        mend = f"{', '.join(missing)} not found there; give a folder with {', '.join(names)}"
+        require(not missing, "data.root", str(self.root), mend)
+        images, labels, test_images, test_labels = (open_array(self.root / name) for name in names)
+        found = Images(_with_channels(images), labels, _with_channels(test_images), test_labels)
+        self.num_classes = int(max(part.max(initial=0) for part in (labels, test_labels))) + 1
+        self.mean, self.std = self._statistics(found.train_images)
+        return found
+
+    def _statistics(self, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        mean, std = self._given
+        if mean is None or std is None:
+            number = min(len(images), 10_000)
+            rows = np.sort(numpy_rng(0, "statistics").choice(len(images), number, replace=False))
+            measured = channel_statistics(images[rows])
+            mean, std = mean or measured[0], std or measured[1]
+        return tuple(mean), tuple(std)
+
+
+class CIFAR10(ImageDataModule):
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes.
+
+    Args:
+        root: folder of torchvision's copy.
+        download: fetch it into ``root`` where it is not there.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
+
+    def __init__(self, root: str, download: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root, self.download = root, download
+
+    def load(self) -> Images:
+        from torchvision.datasets import CIFAR10 as Source
+
+        try:
+            train, test = (Source(self.root, train=flag, download=self.download) for flag in (True, False))
+        except RuntimeError as error:
+            mend = "cifar-10-batches-py not found there; give its folder, or set data.download: true"
+            raise UsageError(f"data.root={self.root!r}: {mend}") from error
+        return Images(train.data, np.array(train.targets), test.data, np.array(test.targets))
+
+
+def open_array(path: Path) -> np.ndarray:
+    """A memory-mapped array, copied on write; an array of objects is refused, never unpickled.
+
+    Raises:
+        UsageError: no readable .npy file of numbers.
+    """
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"data.root={str(path.parent)!r}: {path.name} is no .npy file of numbers: {error}") from error
+
+
+def _with_channels(images: np.ndarray) -> np.ndarray:
+    return images[..., None] if images.ndim == 3 else images
+
+
+def channel_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel of uint8 images ``(N, H, W, C)``, of values in [0, 1]."""
+    flat = images.reshape(-1, images.shape[-1])
+    return (flat.mean(0) / 255).tolist(), (flat.std(0) / 255).clip(1e-3).tolist()

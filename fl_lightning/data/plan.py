@@ -1,0 +1,96 @@
+"""The plan of a run: who holds what, saved with the run and identified by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.errors import require
+
+
+@dataclass
+class Plan:
+    """Sample indices of each client.
+
+    Args:
+        parts: K arrays that hold each of N samples exactly once.
+        labels: label of each sample ``(N,)``, None where there are none.
+        num_classes: C.
+        moved: samples that the partitioner's repair moved.
+
+    Raises:
+        UsageError: a sample is lost or given twice.
+    """
+
+    parts: list[np.ndarray]
+    labels: np.ndarray | None = None
+    num_classes: int = 0
+    moved: int = 0
+
+    def __post_init__(self) -> None:
+        held = np.sort(np.concatenate(self.parts))
+        number = len(held) if self.labels is None else len(self.labels)
+        whole = np.array_equal(held, np.arange(number))
+        require(whole, "data.partitioner", len(held), f"it must give each of the {number} samples to one client")
+
+    @cached_property
+    def label_counts(self) -> np.ndarray | None:
+        """Samples of each class at each client, ``(K, C)``."""
+        if self.labels is None:
+            return None
+        return np.stack([np.bincount(self.labels[part], minlength=self.num_classes) for part in self.parts])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Samples of each client ``(K,)``."""
+        return np.array([len(part) for part in self.parts])
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over sizes and indices: equal for equal plans on every machine."""
+        flat = np.concatenate([self.sizes, *self.parts]).astype("<i8")
+        return hashlib.sha256(flat.tobytes()).hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write an npz of ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C) and ``hash``."""
+        counts = self.label_counts if self.label_counts is not None else np.zeros((len(self.parts), 0), np.int64)
+        partial = Path(path).with_suffix(".partial.npz")
+        np.savez(partial, indices=np.concatenate(self.parts), sizes=self.sizes, label_counts=counts, hash=self.hash)
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read what :meth:`save` wrote; the labels are not in it."""
+        with np.load(path, allow_pickle=False) as found:
+            return cls(np.split(found["indices"], np.cumsum(found["sizes"])[:-1]))
+
+    def skew(self) -> float:
+        """Mean over clients of the Jensen-Shannon distance to the global label distribution: 0 for IID, at most 1."""
+        if self.label_counts is None:
+            return 0.0
+        counts = self.label_counts[self.sizes > 0]
+        local = counts / counts.sum(1, keepdims=True)
+        overall = self.label_counts.sum(0) / self.label_counts.sum()
+        middle = (local + overall) / 2
+        divergence = (_relative_entropy(local, middle) + _relative_entropy(overall, middle)) / 2
+        return float(np.sqrt(divergence.clip(0)).mean())
+
+    def report(self) -> str:
+        """What was realised: sizes, classes per client, skew, samples moved; one line."""
+        sizes = self.sizes
+        text = f"{len(sizes)} clients of {sizes.min()} to {sizes.max()} samples (median {int(np.median(sizes))})"
+        if self.label_counts is not None:
+            text += f", {(self.label_counts > 0).sum(1).mean():.1f} of {self.num_classes} classes each"
+            text += f", Jensen-Shannon distance {self.skew():.2f} to the global labels"
+        return text + (f", {self.moved} samples moved to reach min_size" if self.moved else "")
+
+
+def _relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Relative entropy in bits over the last axis."""
+    ratio = np.divide(p, q, out=np.ones_like(q), where=(p > 0) & (q > 0))
+    return (p * np.log2(ratio)).sum(-1)

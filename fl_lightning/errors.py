@@ -1,0 +1,17 @@
+"""The errors a user may see: one line that names the key, the value and the mend."""
+
+from __future__ import annotations
+
+
+class UsageError(ValueError):
+    """Bad input, found before anything ran. The command line prints it as one line, without a traceback."""
+
+
+class ClientError(RuntimeError):
+    """A failure inside a run. Names the client, the round and, where known, the loss term."""
+
+
+def require(condition: bool, key: str, value: object, mend: str) -> None:
+    """Raise ``UsageError("key=value: mend")`` unless ``condition`` holds."""
+    if not condition:
+        raise UsageError(f"{key}={value!r}: {mend}")

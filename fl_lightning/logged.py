@@ -1,0 +1,95 @@
+"""What a module logs: collected, averaged by examples and written once a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import require
+from fl_lightning.state import Sums, Weighted
+
+
+class _Mean:
+    """A running mean by examples which also counts how long it stayed finite, without waiting for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.finite = torch.zeros((), dtype=torch.int64, device=device)
+        self.weight = 0
+        self.count = 0
+
+    def add(self, value: Tensor, weight: int) -> None:
+        self.total.add_(value, alpha=weight)
+        self.finite.add_(torch.isfinite(self.total))
+        self.weight += weight
+        self.count += 1
+
+
+class Logged:
+    """Collects the values of ``self.log`` and the terms of the loss in one pass over some data.
+
+    Attributes:
+        batch_size: number of examples of the present batch, the weight of what is logged without a ``batch_size``.
+    """
+
+    def __init__(self) -> None:
+        self.batch_size = 1
+        self._means: dict[str, _Mean] = {}
+        self._metrics: dict[str, tuple[Metric, int]] = {}
+        self._terms: dict[str, None] = {}
+        self._named_by_module: set[str] = set()
+
+    def clear(self) -> None:
+        self._means, self._metrics, self._terms, self._named_by_module = {}, {}, {}, set()
+
+    def add(self, name: str, value: Any, batch_size: int | None = None) -> None:
+        """What the module logged itself; it takes precedence over a term of the same name."""
+        weight = batch_size or self.batch_size
+        if isinstance(value, Metric):
+            _, seen = self._metrics.get(name, (value, 0))
+            self._metrics[name] = (value, seen + weight)
+            return
+        self._named_by_module.add(name)
+        self._mean(name, value, weight)
+
+    def add_term(self, name: str, value: Tensor) -> None:
+        """A term of the loss, watched for being finite."""
+        self._terms[name] = None
+        if name not in self._named_by_module:
+            self._mean(name, value, self.batch_size)
+
+    def _mean(self, name: str, value: Any, weight: int) -> None:
+        scalar = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        if name not in self._means:
+            self._means[name] = _Mean(scalar.device)
+        self._means[name].add(scalar.squeeze(), weight)
+
+    def first_bad_term(self) -> tuple[str, int] | None:
+        """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
+        finite = {name: int(self._means[name].finite) for name in self._terms}
+        bad = {name: steps for name, steps in finite.items() if steps < self._means[name].count}
+        return min(bad.items(), key=lambda item: item[1]) if bad else None
+
+    def current(self, name: str | None) -> float:
+        """The mean so far of what is logged as ``name``, for a scheduler that watches it."""
+        require(name in self._means, "monitor", name, f"it is not logged; choose one of {sorted(self._means)}")
+        mean = self._means[str(name)]
+        return float(mean.total) / mean.weight
+
+    def sums(self) -> Sums:
+        """The totals by name; a torchmetrics object gives its value, weighted by its examples, and is reset."""
+        found = Sums()
+        for name, mean in self._means.items():
+            found.add(name, Weighted(mean.total, torch.tensor(float(mean.weight), dtype=torch.float64)))
+        for name, (metric, weight) in self._metrics.items():
+            found.add(name, Weighted.of(metric.compute(), weight))
+            metric.reset()
+        return found
+
+
+def tagged(phase: str, name: str) -> str:
+    """``phase/name``; a name that already begins with its phase is kept as it is."""
+    return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"

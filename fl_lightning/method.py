@@ -1,0 +1,179 @@
+"""A method is one idea of a paper, written as optional hooks around a round; FedAvg is the empty list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.errors import UsageError
+from fl_lightning.state import State, Sums, Weighted
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.server import Server
+
+
+@dataclass
+class Step:
+    """What a penalty sees of one local step.
+
+    Args:
+        batch: the batch as the loader gave it.
+        targets: labels ``(B,)``, None where the batch has none.
+        taps: the outputs asked for in :attr:`Method.requires`, ``(B, ...)`` each, with their graph. ``logits`` are raw.
+    """
+
+    batch: Any
+    targets: Tensor | None
+    taps: dict[str, Tensor]
+
+
+class Method:
+    """The hooks of a method; each does nothing until it is overridden.
+
+    Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
+    ``client.memory(self)``, what it keeps on the server in its own attributes and :meth:`state_dict`.
+
+    Attributes:
+        requires: names of the taps it reads, checked before round 0.
+    """
+
+    requires: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name under which it logs and keeps: the class name in lower case."""
+        return type(self).__name__.lower()
+
+    def exchanges(self, key: str) -> bool:
+        """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
+        return True
+
+    def on_client_start(self, client: Client) -> None:
+        """After the client has received the global state, before its first step."""
+
+    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+        """Training only: the logits ``(B, C)`` which the module's own loss sees."""
+        return logits
+
+    def penalty(self, client: Client, step: Step) -> Tensor | None:
+        """A scalar that is added to the loss and logged as ``train/<name>``."""
+        return None
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        """Gradients are final and unscaled: correct them in place."""
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        """After the last local step; reads ``client.change`` and returns what it sends beside the weights."""
+        return None
+
+    def transform_client_update(self, client: Client, delta: State) -> State:
+        """The change of the parameters, on its way up."""
+        return delta
+
+    def client_weight(self, client: Client) -> float | None:
+        """The client's weight in the mean, None to leave it to ``trainer.weighting``."""
+        return None
+
+    def on_fit_start(self, server: Server) -> None:
+        """Once, before the first round."""
+
+    def on_round_start(self, server: Server) -> None:
+        """Before the clients of a round."""
+
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+        """The mean change of the parameters, before the server optimizer."""
+        return delta
+
+    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
+        """After the server's step; ``payload`` is the sum of what the clients returned from :meth:`on_client_end`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Server-side state: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+
+
+class MethodList:
+    """The algebra of composition: what a list of methods does at each hook.
+
+    Penalties and gradient corrections add, transforms compose in list order, ``exchanges`` is a logical and, and two
+    different client weights are an error.
+    """
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        self.methods = list(methods)
+        names = [method.name for method in self.methods]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"method={names}: {name} stands twice in the list; keep one of them")
+
+    def wanted_taps(self) -> dict[str, str]:
+        return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
+
+    def exchanges(self, key: str) -> bool:
+        return all(method.exchanges(key) for method in self.methods)
+
+    def on_client_start(self, client: Client) -> None:
+        for method in self.methods:
+            method.on_client_start(client)
+
+    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+        for method in self.methods:
+            logits = method.transform_logits(client, logits)
+        return logits
+
+    def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
+        found = {method.name: method.penalty(client, step) for method in self.methods}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        for method in self.methods:
+            method.on_before_optimizer_step(client, optimizer)
+
+    def on_client_end(self, client: Client) -> Sums:
+        payload = Sums()
+        for method in self.methods:
+            for key, value in (method.on_client_end(client) or {}).items():
+                payload.add(f"{method.name}/{key}", value)
+        return payload
+
+    def transform_client_update(self, client: Client, delta: State) -> State:
+        for method in self.methods:
+            delta = method.transform_client_update(client, delta)
+        return delta
+
+    def client_weight(self, client: Client) -> float | None:
+        said = {m.name: w for m in self.methods if (w := m.client_weight(client)) is not None}
+        if len(set(said.values())) > 1:
+            raise UsageError(f"method={list(said)}: they ask for different client weights {said}; keep one of them")
+        return next(iter(said.values()), None)
+
+    def on_fit_start(self, server: Server) -> None:
+        for method in self.methods:
+            method.on_fit_start(server)
+
+    def on_round_start(self, server: Server) -> None:
+        for method in self.methods:
+            method.on_round_start(server)
+
+    def transform_update(self, server: Server, delta: State, payload: Sums) -> State:
+        for method in self.methods:
+            delta = method.transform_update(server, delta, _part(payload, method))
+        return delta
+
+    def on_round_end(self, server: Server, payload: Sums) -> None:
+        for method in self.methods:
+            method.on_round_end(server, _part(payload, method))
+
+
+def _part(payload: Sums, method: Method) -> dict[str, Weighted]:
+    """The entries of ``payload`` that ``method`` sent, under its own keys."""
+    prefix = f"{method.name}/"
+    return {key.removeprefix(prefix): value for key, value in payload.totals.items() if key.startswith(prefix)}

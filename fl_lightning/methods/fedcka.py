@@ -1,0 +1,81 @@
+r"""FedCKA: Son et al., Comparisons of Layer Similarity for Federated Learning, 2021 (arXiv 2112.00407), Eq. 5.
+
+.. math::
+    \ell = \frac{1}{M} \sum_{m=1}^{M} -\log
+        \frac{e^{\mathrm{CKA}(a_m, a_m^{glob})}}{e^{\mathrm{CKA}(a_m, a_m^{glob})} + e^{\mathrm{CKA}(a_m, a_m^{prev})}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.functional import (
+    cosine_similarity,
+    frobenius_similarity,
+    linear_cka,
+    rbf_cka,
+    representation_contrast,
+)
+from fl_lightning.method import Method, Step
+from fl_lightning.state import Weighted
+
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": linear_cka,
+    "debiased": partial(linear_cka, debiased=True),
+    "rbf": rbf_cka,
+    "frobenius": frobenius_similarity,
+    "frobenius_raw": lambda x, y: frobenius_similarity(x, y) * x.numel(),
+    "cosine": cosine_similarity,
+}
+
+
+class FedCKA(Method):
+    r"""Keeps the early layers closer to the global model's than to those of the client's own last visit.
+
+    Global and previous model are frozen, in eval mode, and run only as far as the last layer that is compared. In a
+    client's first visit there is no previous model and no term.
+
+    Args:
+        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper takes 3 to 10.
+        layers: M, how many layers are compared, from the input on, at least 1; the paper takes 2.
+        similarity: ``linear`` CKA, its ``debiased`` form, ``rbf`` CKA, or those of Table 3: minus the squared
+            ``frobenius`` distance per element or as it is (``frobenius_raw``), and ``cosine``.
+    """
+
+    def __init__(
+        self,
+        mu: float = 3.0,
+        layers: int = 2,
+        similarity: Literal["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "cosine"] = "linear",
+    ) -> None:
+        require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
+        require(layers >= 1, "FedCKA.layers", layers, "give 1 or more")
+        self.mu, self.similarity = mu, SIMILARITIES[similarity]
+        self.requires = tuple(f"early.{m}" for m in range(layers))
+
+    def on_client_start(self, client: Client) -> None:
+        previous = client.memory(self).get("previous")
+        if previous is not None:
+            client.freeze("global", client.received, self.requires)
+            client.freeze("previous", previous, self.requires)
+
+    def penalty(self, client: Client, step: Step) -> Tensor | None:
+        if "previous" not in client.memory(self):
+            return None
+        to_global, to_previous = client.observe("global"), client.observe("previous")
+        terms = [
+            representation_contrast(self.similarity(a, to_global[tap]), self.similarity(a, to_previous[tap]))
+            for tap, a in ((tap, step.taps[tap]) for tap in self.requires)
+        ]
+        return self.mu * torch.stack(terms).mean()
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        client.memory(self)["previous"] = client.state()
+        return None

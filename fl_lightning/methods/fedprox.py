@@ -1,0 +1,41 @@
+r"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+
+.. math:: \min_y f_k(y) + \frac{\mu}{2} \lVert y - w^t \rVert^2
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+from fl_lightning.state import Weighted
+
+
+class FedProx(Method):
+    r"""Draws a client towards the state it received.
+
+    The term's gradient :math:`\mu (y - w^t)` is added in place to the gradients of the trained parameters, which costs
+    no autograd through the weights. ``train/fedprox`` is the term's value after the last local step.
+
+    Args:
+        mu: :math:`\mu \ge 0`; 0 gives FedAvg.
+    """
+
+    def __init__(self, mu: float = 0.01) -> None:
+        require(mu >= 0, "FedProx.mu", mu, "give 0 or more")
+        self.mu = mu
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        pairs = zip(client.parameters_trained, client.parameters_received, strict=True)
+        live, received = zip(*[(y, w) for y, w in pairs if y.grad is not None], strict=True)
+        drift = torch._foreach_sub(live, received)
+        torch._foreach_add_([y.grad for y in live], drift, alpha=self.mu)
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        squares = sum(float(change.square().sum()) for change in client.change.values())
+        client.logged.add(self.name, 0.5 * self.mu * squares, client.info.num_examples)
+        return None

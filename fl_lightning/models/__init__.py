@@ -1,0 +1,7 @@
+"""Networks, and the house LightningModule around them."""
+
+from fl_lightning.models.classifier import ImageClassifier
+from fl_lightning.models.encoders import MLP, Encoder, FedCKACNN, FedUVCNN
+from fl_lightning.models.projector import Projector
+
+__all__ = ["MLP", "Encoder", "FedCKACNN", "FedUVCNN", "ImageClassifier", "Projector"]

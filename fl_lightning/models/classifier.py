@@ -1,0 +1,80 @@
+"""The house LightningModule: an encoder, a projector and a linear classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Optimizer
+
+from fl_lightning.client import has_batch_norm
+from fl_lightning.errors import require
+from fl_lightning.models.encoders import Encoder
+from fl_lightning.models.projector import Projector
+
+
+class ImageClassifier(LightningModule):
+    """``logits = classifier(projector(encoder(x)))``, trained by cross-entropy; logs ``loss`` and ``accuracy``.
+
+    Its taps are ``early.0``, ``early.1``, ... (the encoder's early layers), ``representation`` (what the classifier
+    reads, ``(B, d)``) and ``logits`` ``(B, C)``.
+
+    Args:
+        encoder: the network up to the projector.
+        projector: what stands between encoder and classifier; None for nothing.
+        num_classes: C, at least 2.
+        optimizer: builds a client's optimizer; None is SGD with lr 0.01.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        projector: Projector | None = None,
+        num_classes: int = 10,
+        optimizer: OptimizerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        require(num_classes >= 2, "model.num_classes", num_classes, "give 2 or more")
+        self.encoder = encoder
+        self.projector = projector
+        self.num_classes = num_classes
+        self.optimizer = optimizer
+        if projector is not None:
+            with torch.no_grad():
+                projector.eval()(torch.zeros(1, encoder.out_features))
+            projector.train()
+        self.classifier = nn.Linear((projector or encoder).out_features, num_classes)
+        self.taps = {f"early.{i}": f"encoder.{path}" for i, path in enumerate(encoder.early)}
+        self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
+        self._needs_two = has_batch_norm(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.encoder(x)
+        return self.classifier(z if self.projector is None else self.projector(z))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        # BatchNorm has no variance over one example: a last batch of one is skipped
+        if self._needs_two and len(batch[0]) < 2:
+            return None
+        return self._step(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._step(batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._step(batch)
+
+    def configure_optimizers(self) -> Optimizer:
+        return self.optimizer(self.parameters()) if self.optimizer else SGD(self.parameters(), lr=0.01)
+
+    def _step(self, batch: Any) -> Tensor:
+        x, targets = batch
+        logits = self(x)
+        loss = cross_entropy(logits, targets)
+        self.log("loss", loss)
+        self.log("accuracy", (logits.argmax(1) == targets).float().mean())
+        return loss

@@ -1,0 +1,106 @@
+"""Encoders: networks from an input to a representation, which name their early layers."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import require
+
+
+class Encoder(nn.Module):
+    """A network from inputs ``(B, ...)`` to representations ``(B, out_features)``.
+
+    Attributes:
+        out_features: d.
+        early: paths of the submodules whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
+    """
+
+    out_features: int
+    early: tuple[str, ...] = ()
+
+
+class FedUVCNN(Encoder):
+    """The small CNN of FedUV (Son et al., CVPR 2024, supplement): eight bias-free, unpadded convolutions.
+
+    3x3/16w, 1x1/16w, 3x3 stride 2/32w, 3x3/32w, 1x1/32w, 3x3 stride 2/64w, 3x3/64w, 1x1/64w, each with BatchNorm and
+    ReLU, then global average pooling: ``(B, in_channels, H, W)`` to ``(B, 64 * width)``, H and W at least 21. With
+    ``Projector(256)`` and 10 classes it has 1,331,402 parameters at width 4 and 161,594 at width 1.
+
+    Args:
+        width: w, at least 1; 4 is the paper's, 1 the default of the authors' code.
+        in_channels: channels of the images.
+    """
+
+    def __init__(self, width: int = 4, in_channels: int = 3) -> None:
+        super().__init__()
+        require(width >= 1, "width", width, "give 1 or more")
+        a, b, c = 16 * width, 32 * width, 64 * width
+        layers = [(a, 3, 1), (a, 1, 1), (b, 3, 2), (b, 3, 1), (b, 1, 1), (c, 3, 2), (c, 3, 1), (c, 1, 1)]
+        self.layers = nn.Sequential()
+        for out_channels, kernel, stride in layers:
+            convolution = nn.Conv2d(in_channels, out_channels, kernel, stride, bias=False)
+            self.layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU()))
+            in_channels = out_channels
+        self.out_features = c
+        self.early = tuple(f"layers.{i}" for i in range(len(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(dim=(2, 3))
+
+
+class FedCKACNN(Encoder):
+    """The seven-layer CNN of FedCKA (Son et al., 2021), less its output layer.
+
+    5x5/16, ReLU, 2x2 max-pool, 5x5/32, ReLU, 2x2 max-pool, then 120, 84, 84 with ReLU and 256 without activation:
+    ``(B, in_channels, S, S)`` to ``(B, 256)``. The last two layers are the projection head of MOON. With 10 classes on
+    32 px it has 151,802 parameters. Its taps are the convolutions after ReLU, before pooling, then the linear layers.
+
+    Args:
+        in_channels: channels of the images.
+        image_size: S, height and width of the images, at least 16.
+    """
+
+    def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
+        super().__init__()
+        require(image_size >= 16, "image_size", image_size, "give 16 or more")
+        side = ((image_size - 4) // 2 - 4) // 2
+        self.layers = nn.Sequential(
+            nn.Sequential(nn.Conv2d(in_channels, 16, 5), nn.ReLU()),
+            nn.MaxPool2d(2),
+            nn.Sequential(nn.Conv2d(16, 32, 5), nn.ReLU()),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Sequential(nn.Linear(32 * side * side, 120), nn.ReLU()),
+            nn.Sequential(nn.Linear(120, 84), nn.ReLU()),
+            nn.Sequential(nn.Linear(84, 84), nn.ReLU()),
+            nn.Linear(84, 256),
+        )
+        self.out_features = 256
+        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6, 7, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class MLP(Encoder):
+    """Fully connected layers with ReLU: ``(B, ...)``, flattened to ``in_features``, to ``(B, hidden[-1])``.
+
+    Args:
+        in_features: numbers of an input.
+        hidden: widths of the layers.
+    """
+
+    def __init__(self, in_features: int = 64, hidden: list[int] | None = None) -> None:
+        super().__init__()
+        widths = [in_features, *(hidden or [64])]
+        require(min(widths) >= 1, "hidden", hidden, "give widths of 1 or more")
+        self.layers = nn.Sequential(
+            nn.Flatten(), *(nn.Sequential(nn.Linear(m, n), nn.ReLU()) for m, n in itertools.pairwise(widths))
+        )
+        self.out_features = widths[-1]
+        self.early = tuple(f"layers.{i + 1}" for i in range(len(widths) - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
