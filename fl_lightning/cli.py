@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -26,12 +26,12 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # nested parsers raise instead of exiting, and add the key's path on the way up
-        if not self.exit_on_error or self.error_handler is not None:
+        if not self.exit_on_error:
             return super().error(message, ex)
-        raise UsageError(" ".join(str(message).split()))
+        raise usage_error(ex) or UsageError(" ".join(str(message).split()))
 
 
-class SaveConfig(Callback):
+class _SaveConfig(Callback):
     """Saves the resolved config into the run's folder."""
 
     def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
@@ -39,7 +39,7 @@ class SaveConfig(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is not None:
-            self.parser.save(self.config, trainer.run_dir / "config.yaml", skip_none=False, overwrite=False)
+            self.parser.save(self.config, trainer.run_dir / "config.yaml", skip_unset=False, overwrite=False)
 
 
 class FederatedCLI(LightningCLI):
@@ -80,7 +80,7 @@ class FederatedCLI(LightningCLI):
         trainer: Any = super().instantiate_trainer(**kwargs)
         if self.subcommand == "fit":
             config = self.config[self.subcommand]
-            trainer.callbacks.append(SaveConfig(self._parser(self.subcommand), config))
+            trainer.callbacks.append(_SaveConfig(self._parser(self.subcommand), config))
         return trainer
 
     def after_fit(self) -> None:
@@ -100,18 +100,37 @@ class FederatedCLI(LightningCLI):
         print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
+def usage_error(error: BaseException | None) -> UsageError | None:
+    """The error of ours among the causes of ``error``: jsonargparse wraps what a constructor raises."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and not isinstance(error, UsageError):
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return error if isinstance(error, UsageError) else None
+
+
+def stop(error: Exception, status: int) -> NoReturn:
+    """End the program with one line."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
 def main(args: list[str] | None = None) -> None:
-    """Run a command; bad input ends it with one line and exit status 2."""
+    """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
+
+    An exception from a user's code keeps its traceback.
+    """
     try:
         FederatedCLI(args)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except ClientError as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, ClientError):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        stop(error, 1)
+    except Exception as error:
+        found = usage_error(error)
+        if found is None:
+            raise
+        stop(found, 2)
 
 
 if __name__ == "__main__":

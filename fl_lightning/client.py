@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.errors import ClientError
 from fl_lightning.logged import Logged
 from fl_lightning.method import Method, MethodList, Step
-from fl_lightning.state import State, clone, copy_into, difference, select, tensors
+from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
 from fl_lightning.taps import Taps
 
 
@@ -35,6 +36,7 @@ class Client(LightningModule):
         received: the global state w^t that the server sent, by name; do not change it.
         info: number of examples, label counts ``(C,)``, domain and id of the client.
         num_steps: local steps taken in this visit so far.
+        drift: Euclidean norm of :attr:`change`, after the visit.
         lr: learning rate of the first parameter group, as of the last local step.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
@@ -51,6 +53,7 @@ class Client(LightningModule):
         self.received: State = {}
         self.info = ClientInfo(0, 0, None)
         self.num_steps = 0
+        self.drift = 0.0
         self.lr = 0.0
         self._memories: dict[int, dict[str, dict[str, Any]]] = {}
         self._references: dict[str, tuple[LightningModule, Taps]] = {}
@@ -195,8 +198,8 @@ class Client(LightningModule):
         term = self.logged.first_bad_term()
         if term is not None:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
-        norms = torch._foreach_norm(list(self.change.values())) if self.change else []
-        if norms and not torch.isfinite(torch.stack(list(norms))).all():
+        self.drift = float(norm(self.change))
+        if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
 

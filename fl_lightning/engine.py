@@ -18,7 +18,7 @@ from fl_lightning.client import Client
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.seeding import address, ambient
-from fl_lightning.state import State, StateSum, Sums, select
+from fl_lightning.state import State, StateSum, Sums, Weighted, select
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Update:
         weight: p_k, before it is normalised over the cohort.
         payload: what the methods send, under ``<method>/<key>``.
         logged: what was logged in this visit.
-        num_steps: local steps taken.
+        drift: norm of the change of the trained parameters.
     """
 
     delta: State
@@ -39,7 +39,7 @@ class Update:
     weight: float
     payload: Sums
     logged: Sums
-    num_steps: int
+    drift: float
 
 
 class Totals:
@@ -48,6 +48,7 @@ class Totals:
     def __init__(self) -> None:
         self.delta, self.others = StateSum(), StateSum()
         self.payload, self.logged = Sums(), Sums()
+        self.drift = Weighted.of(0.0, 0.0)
         self.num_clients = 0
 
     def add(self, update: Update) -> None:
@@ -55,6 +56,7 @@ class Totals:
         self.others.add(update.others, update.weight)
         self.payload.merge(update.payload)
         self.logged.merge(update.logged)
+        self.drift += Weighted.of(update.drift, update.weight)
         self.num_clients += 1
 
 
@@ -136,9 +138,12 @@ class Worker:
     def _train(self, loader: Iterable) -> None:
         module = self.client.module
         optimizer, schedulers = configure_optimizer(self.client, self.lr_factor)
+        watched = any(config.reduce_on_plateau for config in schedulers)
         module.on_train_start()
         for epoch, batches in enumerate(self._epochs(loader)):
             module.on_train_epoch_start()
+            if watched:
+                self.client.logged.mark()
             for index, batch in enumerate(batches):
                 if self._step(self.to_device(batch), index, optimizer):
                     self._step_schedulers(schedulers, "step", self.client.num_steps)
@@ -197,7 +202,7 @@ class Worker:
         examples = float(client.info.num_examples) if self.weighting == "examples" else 1.0
         others = select(client.live, self.sent_others)
         weight = examples if asked is None else asked
-        return Update(delta, others, weight, payload, client.logged.sums(), client.num_steps)
+        return Update(delta, others, weight, payload, client.logged.sums(), client.drift)
 
 
 def configure_optimizer(client: Client, lr_factor: float) -> tuple[Optimizer, list[LRSchedulerConfig]]:

@@ -38,12 +38,14 @@ class Logged:
     def __init__(self) -> None:
         self.batch_size = 1
         self._means: dict[str, _Mean] = {}
+        self._marks: dict[str, tuple[float, int]] = {}
         self._metrics: dict[str, tuple[Metric, int]] = {}
         self._terms: dict[str, None] = {}
         self._named_by_module: set[str] = set()
 
     def clear(self) -> None:
-        self._means, self._metrics, self._terms, self._named_by_module = {}, {}, {}, set()
+        self._means, self._marks, self._metrics = {}, {}, {}
+        self._terms, self._named_by_module = {}, set()
 
     def add(self, name: str, value: Any, batch_size: int | None = None) -> None:
         """What the module logged itself; it takes precedence over a term of the same name."""
@@ -73,11 +75,15 @@ class Logged:
         bad = {name: steps for name, steps in finite.items() if steps < self._means[name].count}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
+    def mark(self) -> None:
+        """Begin an epoch, for :meth:`current`."""
+        self._marks = {name: (float(mean.total), mean.weight) for name, mean in self._means.items()}
+
     def current(self, name: str | None) -> float:
-        """The mean so far of what is logged as ``name``, for a scheduler that watches it."""
+        """The mean of what was logged as ``name`` since the last mark, for a scheduler that watches it."""
         require(name in self._means, "monitor", name, f"it is not logged; choose one of {sorted(self._means)}")
-        mean = self._means[str(name)]
-        return float(mean.total) / mean.weight
+        mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0))
+        return (float(mean.total) - total) / max(mean.weight - weight, 1)
 
     def sums(self) -> Sums:
         """The totals by name; a torchmetrics object gives its value, weighted by its examples, and is reset."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import numpy as np
 
 from fl_lightning.seeding import numpy_rng
 
 
-class Sampler:
+class Sampler(ABC):
     """Chooses the clients of a round. Subclasses implement :meth:`choose`."""
 
     def __call__(self, seed: int, round_: int, num_clients: int, cohort_size: int) -> list[int]:
@@ -17,9 +18,9 @@ class Sampler:
         chosen = self.choose(numpy_rng(seed, "cohort", round_), round_, num_clients, cohort_size)
         return sorted(int(k) for k in chosen)
 
+    @abstractmethod
     def choose(self, rng: np.random.Generator, round_: int, num_clients: int, cohort_size: int) -> np.ndarray:
         """``cohort_size`` different clients of ``range(num_clients)``, drawn from ``rng`` only."""
-        raise NotImplementedError("a Sampler implements choose()")
 
 
 class UniformSampler(Sampler):

@@ -118,6 +118,12 @@ def difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> State:
     return dict(zip(new, torch._foreach_sub(wide_new, wide_old), strict=True)) if new else {}
 
 
+def norm(state: Mapping[str, Tensor]) -> Tensor:
+    """Euclidean norm over all entries; 0 for none."""
+    norms = torch._foreach_norm(list(state.values())) if state else [torch.zeros(1)]
+    return torch.linalg.vector_norm(torch.stack(list(norms)))
+
+
 def num_bytes(state: Mapping[str, Tensor]) -> int:
     """Bytes of the entries of a state."""
     return sum(value.numel() * value.element_size() for value in state.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from fl_lightning.method import Method, MethodList
 from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
 from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
-from fl_lightning.state import num_bytes, select
+from fl_lightning.state import norm, num_bytes, select
 from fl_lightning.taps import resolve_taps
 
 
@@ -135,8 +135,7 @@ class FederatedTrainer:
         if threads_per_worker is not None:
             torch.set_num_threads(threads_per_worker)
         own = [ProgressBar()] if enable_progress_bar else []
-        given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        self.callbacks: list[Any] = [*given, RunRecord(), *own]
+        self.callbacks: list[Any] = [*as_list(callbacks), RunRecord(), *own]
         self.fabric = self._build_fabric(accelerator, precision)
         self.run_dir: Path | None = None
         self.metrics: dict[str, float] = {}
@@ -164,7 +163,7 @@ class FederatedTrainer:
             UsageError: something does not fit together; found before round 0, with nothing written.
             ClientError: a client failed in a round.
         """
-        methods = MethodList([method] if isinstance(method, Method) else method or [])
+        methods = MethodList(as_list(method))
         self._prepare(model, datamodule, methods)
         self._start_run(methods)
         try:
@@ -180,7 +179,11 @@ class FederatedTrainer:
             self.client.release()
 
     def validate(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: _PATH | None = None
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: _PATH | None = None,
+        method: list[Method] | Method | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
@@ -188,11 +191,16 @@ class FederatedTrainer:
             model: the model.
             datamodule: the data.
             ckpt_path: checkpoint of a run, whose global model is loaded first.
+            method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._evaluate_once("val", model, datamodule, ckpt_path)
+        return self._evaluate_once("val", model, datamodule, ckpt_path, as_list(method))
 
     def test(
-        self, model: LightningModule, datamodule: LightningDataModule, ckpt_path: _PATH | None = None
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: _PATH | None = None,
+        method: list[Method] | Method | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
@@ -200,8 +208,9 @@ class FederatedTrainer:
             model: the model.
             datamodule: the data.
             ckpt_path: checkpoint of a run, whose global model is loaded first.
+            method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._evaluate_once("test", model, datamodule, ckpt_path)
+        return self._evaluate_once("test", model, datamodule, ckpt_path, as_list(method))
 
     # ------------------------------------------------------------------ one round
     def _round(self, round_: int) -> None:
@@ -256,6 +265,8 @@ class FederatedTrainer:
         self.methods.on_round_end(self.server, totals.payload)
         for name, mean in totals.logged.means().items():
             self.metrics[tagged("train", name)] = float(mean)
+        self.metrics["drift/client"] = float(totals.drift.mean())
+        self.metrics["drift/global"] = float(norm(delta))
         self._count(totals)
 
     def _count(self, totals: Totals) -> None:
@@ -327,8 +338,10 @@ class FederatedTrainer:
         found = self.data.val_dataloader() if phase == "val" else self.data.test_dataloader()
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
-    def _evaluate_once(self, phase: str, model: LightningModule, datamodule: Any, ckpt_path: Any) -> dict[str, float]:
-        self._prepare(model, datamodule, MethodList([]))
+    def _evaluate_once(
+        self, phase: str, model: LightningModule, datamodule: Any, ckpt_path: Any, methods: list[Method]
+    ) -> dict[str, float]:
+        self._prepare(model, datamodule, MethodList(methods))
         require(bool(self._loaders(phase)), "data", type(datamodule).__name__, f"it has no {phase} data")
         if ckpt_path is not None:
             load_checkpoint(model, ckpt_path)
@@ -388,7 +401,7 @@ class FederatedTrainer:
     def _given_loggers(self, name: str, version: int | str) -> list[Logger]:
         if isinstance(self.logger, bool):
             return [TensorBoardLogger(self.default_root_dir, name, version)] if self.logger else []
-        return list(self.logger) if isinstance(self.logger, Sequence) else [self.logger]
+        return as_list(self.logger)
 
     def _finalize_loggers(self) -> None:
         for logger in self.loggers:
@@ -407,6 +420,11 @@ class FederatedTrainer:
     def warn(self, message: str) -> None:
         """A warning of one line."""
         self.fabric.print(f"warning: {message}")
+
+
+def as_list(given: Any) -> list:
+    """A list of what may be a list, one thing or None."""
+    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
 def check_module(model: LightningModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -11,12 +12,12 @@ from torch.nn.functional import pad
 from fl_lightning.errors import require
 
 
-class Augmentation:
+class Augmentation(ABC):
     """Changes a batch of images ``(B, C, H, W)``, uint8, before it is normalised. Subclasses implement the call."""
 
+    @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The changed batch; all randomness comes from ``generator``."""
-        raise NotImplementedError("an Augmentation implements __call__()")
 
 
 class RandomCrop(Augmentation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class ClientInfo:
     domain: str | None = None
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, ABC):
     """Data of several clients. Subclasses set up :attr:`plan` and give the loaders.
 
     Args:
@@ -66,9 +67,9 @@ class FederatedDataModule(LightningDataModule):
         counts = self.plan.label_counts
         return ClientInfo(k, len(self.plan.parts[k]), None if counts is None else torch.from_numpy(counts[k]))
 
+    @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
         """The training batches of client ``k``, of a length; with a ``generator`` that the trainer seeds."""
-        raise NotImplementedError("a FederatedDataModule implements train_dataloader(k)")
 
     def val_dataloader(self) -> Any:
         """Validation data: none here."""
@@ -132,9 +133,9 @@ class ImageDataModule(FederatedDataModule):
         self.augment, self.normalize, self.drop_last = augment or [], normalize, drop_last
         self._ready_for: int | None = None
 
+    @abstractmethod
     def load(self) -> Images:
         """The data set. Subclasses implement it."""
-        raise NotImplementedError("an ImageDataModule implements load()")
 
     def setup(self, stage: str | None = None) -> None:
         """Load, draw the subsets and partition; a second call with the same base seed does nothing."""

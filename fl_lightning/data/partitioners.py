@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from fl_lightning.errors import UsageError, require
@@ -9,7 +11,7 @@ from fl_lightning.errors import UsageError, require
 Parts = list[np.ndarray]
 
 
-class Partitioner:
+class Partitioner(ABC):
     """Deals samples out to clients. Subclasses implement the call.
 
     Attributes:
@@ -18,6 +20,7 @@ class Partitioner:
 
     moved = 0
 
+    @abstractmethod
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         """Sample indices of each client; all randomness comes from ``rng``.
 
@@ -29,7 +32,6 @@ class Partitioner:
         Returns:
             K index arrays, which hold every sample exactly once.
         """
-        raise NotImplementedError("a Partitioner implements __call__()")
 
 
 class IID(Partitioner):

@@ -1,7 +1,7 @@
 r"""Similarities of two layers' activations on the same examples.
 
-Centered kernel alignment: Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019. The
-other two are the alternatives of FedCKA (Son et al., 2021), Table 3.
+Centered kernel alignment: Kornblith et al., Similarity of Neural Network Representations Revisited, ICML
+2019. The other two are the alternatives of FedCKA (Son et al., 2021), Table 3.
 """
 
 from __future__ import annotations
@@ -10,36 +10,51 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import in_full_precision
+from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, unit_scale
 
 EPS = 1e-12
 
 
 @in_full_precision
 def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
-    r"""Linear CKA, the cosine :math:`\langle K, L \rangle / (\lVert K \rVert \lVert L \rVert)` of two Gram matrices.
+    r"""Linear CKA, :math:`\langle K, L \rangle / (\lVert K \rVert \lVert L \rVert)`.
 
-    :math:`K = X X^T` and :math:`L = Y Y^T`, of x and y with centered columns.
-
-    Invariant to rotation, isotropic scaling and shift of either argument. With few examples in many dimensions the
-    plain form lies near 1 for unrelated activations; the debiased one, an unbiased estimate of its parts, does not.
+    :math:`K = XX^T, L = YY^T` with centered X and Y. Invariant to rotation, isotropic scaling and shift of
+    either argument. With few examples in many dimensions the plain form lies near 1 for unrelated
+    activations; the debiased one, whose parts are estimated without bias, does not.
 
     Args:
         x: ``(n, ...)``, flattened to ``(n, p)``.
         y: ``(n, ...)``, flattened to ``(n, q)``.
-        debiased: use the U-statistic, which may be negative and needs n > 3.
+        debiased: use the U-statistic.
 
     Returns:
-        A scalar in [0, 1] (at most 1 when debiased); 0, without gradient, for too few examples.
+        A scalar in [0, 1], 1 for n = 2, or in [-1, 1] when debiased; 0, with gradient 0, for n < 2 (n < 4
+        when debiased) and where all rows are equal.
 
-    Source: Kornblith et al. 2019, Eq. 1 to 3; debiased as in Song et al. 2012.
+    Raises:
+        UsageError: x and y have different numbers of rows.
+
+    Source: Kornblith et al. 2019, Eq. 1 to 3; debiased as in Song et al., JMLR 2012. Ours is the 1e-12 in the
+    denominator.
     """
-    return _alignment(_gram(x), _gram(y), debiased)
+    _require_same_rows(x, y)
+    if len(x) < (4 if debiased else 2):
+        return linked_zero(x, y)
+    a, b = _standard(x), _standard(y)
+    if debiased:
+        return _alignment(_u_center(a @ a.T), _u_center(b @ b.T))
+    if len(a) <= max(a.shape[1], b.shape[1]):
+        return _alignment(a @ a.T, b @ b.T)
+    # the same number from the smaller matrices of columns
+    return (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm() + EPS)
 
 
 @in_full_precision
 def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = 0.5) -> Tensor:
-    r"""CKA with the kernel :math:`e^{-q / (2 t^2 m)}`, q the squared distance, m the median of all n^2 of them.
+    r"""CKA with the kernel :math:`e^{-q / (2 t^2 m)}`, q the squared distance of rows.
+
+    m is the median of all n^2 distances, the n zeros from a row to itself among them.
 
     Args:
         x: ``(n, ...)``, flattened.
@@ -47,31 +62,38 @@ def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = 0.5) -> Tensor:
         bandwidth: t > 0; the median is a constant to the gradient.
 
     Returns:
-        A scalar in [0, 1]; 0 for fewer than 2 examples.
+        A scalar in [0, 1], 1 for n = 2; 0, with gradient 0, for n < 2 and where all rows are equal.
 
-    Source: Kornblith et al. 2019, section 3.
+    Raises:
+        UsageError: ``bandwidth`` is not above 0, or x and y have different numbers of rows.
+
+    Source: Kornblith et al. 2019, section 3, and the authors' notebook. Where most rows are equal, so that m
+    is 0, the mean stands in for it.
     """
     require(bandwidth > 0, "bandwidth", bandwidth, "give a number above 0")
-    return _alignment(_rbf(x, bandwidth), _rbf(y, bandwidth), False)
+    _require_same_rows(x, y)
+    if len(x) < 2:
+        return linked_zero(x, y)
+    return _alignment(_center(_rbf(_standard(x), bandwidth)), _center(_rbf(_standard(y), bandwidth)))
 
 
 @in_full_precision
 def frobenius_similarity(x: Tensor, y: Tensor) -> Tensor:
-    r"""Minus the mean squared difference, :math:`-\lVert x - y \rVert_F^2 / \text{numel}`: at most 0, 0 for equal ones.
+    r"""Minus the mean squared difference, :math:`-\lVert x - y \rVert_F^2 / \text{numel}`: at most 0.
 
     Args:
         x: any shape.
         y: the same shape.
 
-    Source: FedCKA, Table 3. The paper's squared norm is a distance; negated and per element it is a similarity that
-    does not overflow.
+    Source: FedCKA, Table 3. The paper's squared norm is a distance; negated and per element it is a
+    similarity that does not overflow.
     """
     return -(x - y).square().mean()
 
 
 @in_full_precision
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
-    """Cosine of the angle between two whole tensors as vectors, in [-1, 1].
+    """Cosine of the angle between two whole tensors as vectors, in [-1, 1]; 0 if one of them is 0.
 
     Args:
         x: any shape.
@@ -82,35 +104,37 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     return torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0)
 
 
-def _gram(x: Tensor) -> Tensor:
-    """Inner products ``(n, n)`` of centered rows; centering first keeps the digits of activations far from 0."""
-    rows = x.flatten(1)
-    rows = rows - rows.mean(0)
-    return rows @ rows.T
+def _require_same_rows(x: Tensor, y: Tensor) -> None:
+    require(len(x) == len(y), "rows", (len(x), len(y)), "give x and y on the same examples")
 
 
-def _rbf(x: Tensor, bandwidth: float) -> Tensor:
-    products = _gram(x)
-    squares = products.diagonal()
-    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
-    width = 2 * bandwidth**2 * distances.detach().median()
-    return torch.exp(-distances / width.clamp_min(torch.finfo(width.dtype).tiny))
+def _standard(x: Tensor) -> Tensor:
+    """Centered rows ``(n, p)`` with largest entry 1: alignment has no scale, products overflow."""
+    return unit_scale(centered(x.flatten(1)))[0]
 
 
-def _alignment(k: Tensor, l: Tensor, debiased: bool) -> Tensor:  # noqa: E741
-    if len(k) < (4 if debiased else 2):
-        return k.new_zeros(())
-    k, l = (_center_debiased(k), _center_debiased(l)) if debiased else (_center(k), _center(l))  # noqa: E741
-    # each divided by its own norm, so that no product of four activations can overflow
-    return (k / k.norm().clamp_min(EPS) * (l / l.norm().clamp_min(EPS))).sum()
+def _rbf(rows: Tensor, bandwidth: float) -> Tensor:
+    # by products of matrices, the distance of equal rows would not be 0
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.exp(-distances / (2 * bandwidth**2 * _typical(distances.detach())))
+
+
+def _typical(distances: Tensor) -> Tensor:
+    median = (distances.median() - (-distances).median()) / 2
+    median = torch.where(median > 0, median, distances.mean())
+    return torch.where(median > 0, median, 1)
+
+
+def _alignment(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741 - K and L, as in the paper
+    return (k * l).sum() / (k.norm() * l.norm() + EPS)
 
 
 def _center(k: Tensor) -> Tensor:
     return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
 
 
-def _center_debiased(k: Tensor) -> Tensor:
-    """U-centering: with a zero diagonal, every row and column sums to 0."""
+def _u_center(k: Tensor) -> Tensor:
+    """With a zero diagonal, every row and column sums to 0."""
     n = len(k)
     k = k - torch.diag(k.diagonal())
     means = k.sum(0) / (n - 2)

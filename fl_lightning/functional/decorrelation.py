@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import in_full_precision
+from fl_lightning.functional._precision import centered, in_full_precision, linked_zero
 
 EPS = 1e-8
 
@@ -17,16 +17,18 @@ EPS = 1e-8
 def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "official") -> Tensor:
     r"""The squared Frobenius norm of the correlation matrix K of the columns of z.
 
-    Columns are centered and divided by :math:`\sqrt{10^{-8} + \text{variance}}` (unbiased), and :math:`K = Z^T Z / B`.
-    ``paper`` is :math:`\lVert K \rVert_F^2 / d^2`. ``official``, the authors' code, is :math:`B` times the mean of the
-    squared off-diagonal entries: it grows with the batch, and the published coefficients belong to it.
+    Columns are centered and divided by :math:`\sqrt{10^{-8} + \text{variance}}` (unbiased), and
+    :math:`K = Z^T Z / B`. ``paper`` is :math:`\lVert K \rVert_F^2 / d^2`. ``official``, the authors' code, is
+    :math:`B` times the mean of the squared off-diagonal entries: it grows with the batch, and the published
+    coefficients belong to it. The diagonal is constant up to the 1e-8 and has no part in the gradient.
 
     Args:
         z: representations ``(B, d)``.
         form: ``official`` or ``paper``.
 
     Returns:
-        A scalar, at least 0; 0.5 for B = 2 when ``official``; 0, without gradient, for B = 1. A constant column adds 0.
+        A scalar, at least 0; when ``official``, 0.5 for B = 2 and 0 for d = 1; 0, with gradient 0, for B < 2.
+        A constant column adds 0 and has gradient 0.
 
     Raises:
         UsageError: another ``form``.
@@ -36,12 +38,25 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
     require(form in ("official", "paper"), "form", form, "choose official or paper")
     batch, d = z.shape
     if batch < 2:
-        return (z * 0).sum()
-    normal = (z - z.mean(0)) / torch.sqrt(EPS + z.var(0))
-    # the smaller of the two Gram matrices has the same Frobenius norm
-    gram = normal.T @ normal if d <= batch else normal @ normal.T
-    total = gram.square().sum()
+        return linked_zero(z)
+    normal = centered(z)
+    normal = normal / torch.sqrt(EPS + normal.square().sum(0) / (batch - 1))
     if form == "paper":
-        return total / (batch * d) ** 2
-    diagonal = normal.square().sum(0).square().sum()
-    return (total - diagonal) / (batch * max(d * (d - 1), 1))
+        return _products(normal).square().sum() / (batch * d) ** 2
+    return _off_diagonal(normal) / (batch * max(d * (d - 1), 1))
+
+
+def _products(normal: Tensor) -> Tensor:
+    """The smaller of the two matrices of inner products, of columns or of rows: their norms are equal."""
+    batch, d = normal.shape
+    return normal.T @ normal if d <= batch else normal @ normal.T
+
+
+def _off_diagonal(normal: Tensor) -> Tensor:
+    """Sum of the squared inner products of different columns."""
+    batch, d = normal.shape
+    products = _products(normal)
+    if d <= batch:
+        return (products - torch.diag(products.diagonal())).square().sum()
+    # more columns than rows are never uncorrelated, so that this difference keeps its digits
+    return products.square().sum() - normal.square().sum(0).square().sum()

@@ -1,0 +1,98 @@
+"""A user's own data module, federated unchanged."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from fl_lightning import Partitioned
+from fl_lightning.data import Dirichlet
+from fl_lightning.data.partitioned import labels_of
+from fl_lightning.errors import UsageError
+
+X, Y = torch.randn(90, 3), torch.arange(90) % 3
+
+
+class Theirs(LightningDataModule):
+    def __init__(self, dataset=None):
+        super().__init__()
+        self.dataset = dataset or TensorDataset(X, Y)
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=8, shuffle=True, drop_last=True)
+
+    def test_dataloader(self):
+        return DataLoader(TensorDataset(X[:10], Y[:10]), batch_size=4)
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def test_every_sample_goes_to_one_client_in_the_users_own_batches():
+    data = ready(Partitioned(Theirs(), Dirichlet(0.5, 9), num_clients=4))
+    loaders = [data.train_dataloader(k) for k in range(4)]
+    assert sum(len(loader.dataset) for loader in loaders) == 90
+    assert all(len(y) == 8 for _, y in loaders[0])
+    assert data.info(2).label_counts.tolist() == torch.bincount(Y[data.plan.parts[2]], minlength=3).tolist()
+    assert len(data.test_dataloader().dataset) == 10
+    assert data.val_dataloader() == []
+
+
+def test_the_order_is_that_of_the_loaders_generator():
+    loader = ready(Partitioned(Theirs(), num_clients=2)).train_dataloader(0)
+
+    def order(seed):
+        loader.generator.manual_seed(seed)
+        return torch.cat([x[:, 0] for x, _ in loader]).tolist()
+
+    assert order(1) == order(1) != order(2)
+
+
+class Named(Items):
+    targets = (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "labels"),
+    [
+        (Named([None] * 3), [2, 0, 1]),
+        (Subset(TensorDataset(X, Y), [4, 2]), [1, 2]),
+        (Items([(X[0], 1), (X[1], 0)]), [1, 0]),
+        (Items([(X[0], torch.tensor(1)), (X[1], torch.tensor(2))]), [1, 2]),
+        (Items([X[0], X[1]]), None),
+        (TensorDataset(X, torch.randn(90)), None),
+    ],
+)
+def test_labels_are_found_where_they_are(dataset, labels):
+    found = labels_of(dataset)
+    assert (None if found is None else found.tolist()) == labels
+
+
+def test_without_labels_only_iid_is_possible():
+    unlabelled = Theirs(TensorDataset(X))
+    data = ready(Partitioned(unlabelled, num_clients=3))
+    assert data.info(0).label_counts is None
+    assert data.info(0).num_examples == 30
+    with pytest.raises(UsageError, match=r"data.partitioner='Dirichlet'"):
+        ready(Partitioned(unlabelled, Dirichlet(1.0), num_clients=3))
+
+
+def test_a_training_loader_that_is_no_dataloader_is_refused():
+    theirs = Theirs()
+    theirs.train_dataloader = lambda: [1, 2]
+    with pytest.raises(UsageError, match=r"data.datamodule='Theirs'"):
+        ready(Partitioned(theirs))

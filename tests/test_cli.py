@@ -1,0 +1,149 @@
+"""The command line: composition, one-line errors, start-up."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from fl_lightning.cli import main
+
+FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
+QUICK = [
+    "--trainer.max_rounds",
+    "1",
+    "--trainer.callbacks",
+    "null",
+    "--data.train_size",
+    "200",
+    "--data.test_size",
+    "50",
+]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, request):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def printed(capsys, *args):
+    with pytest.raises(SystemExit) as ended:
+        main([*args, "--print_config"])
+    assert ended.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def refused(capsys, *args):
+    """The one line with which bad input ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(args))
+    assert ended.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_the_printed_config_has_the_top_level_keys(capsys):
+    assert list(printed(capsys, *FIT)) == ["seed_everything", "trainer", "model", "data", "method"]
+
+
+def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):
+    fragments = [f"experiments/methods/{name}.yaml" for name in ("feduv", "feddecorr")]
+    args = [arg for path in fragments for arg in ("--config", path)]
+    found = printed(capsys, *FIT, *args, "--method+=FedProx", "--method.mu", "0.5")["method"]
+    assert [entry["class_path"].rsplit(".", 1)[1] for entry in found] == ["FedUV", "FedDecorr", "FedProx"]
+    assert found[2]["init_args"]["mu"] == 0.5
+
+
+def test_data_model_and_method_fragments_compose(capsys):
+    parts = ["data/digits", "models/fedckacnn", "protocols/short", "methods/fedcka"]
+    args = [arg for part in parts for arg in ("--config", f"experiments/{part}.yaml")]
+    found = printed(capsys, "fit", *args)
+    assert found["data"]["class_path"].endswith("Digits")
+    assert found["trainer"]["max_rounds"] == 10
+
+
+def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp_path):
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    main([*FIT, *QUICK, *where, "--method+=FedProx"])
+    said = capsys.readouterr().out
+    run = tmp_path / "fedprox" / "version_0"
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["data"]["init_args"]["train_size"] == 200
+    assert saved["method"][0]["init_args"] == {"mu": 0.01}
+    assert "1 rounds, test/accuracy 0." in said
+    main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
+    accuracy = next(part for part in said.split(", ") if part.startswith("test/accuracy"))
+    assert accuracy in capsys.readouterr().out
+
+
+def test_the_saved_config_runs_again_to_the_same_bits(tmp_path):
+    import torch
+
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    main([*FIT, *QUICK, *where])
+    run = tmp_path / "fedavg"
+    main(["fit", "--config", str(run / "version_0" / "config.yaml")])
+    first, second = (
+        torch.load(run / f"version_{v}" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for v in (0, 1)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+BAD = {
+    "unknown method": (["--method+=FedNothing"], "FedNothing"),
+    "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "mue"),
+    "unknown key": (["--trainer.max_epochs", "3"], "max_epochs"),
+    "abbreviated key": (["--trainer.max_round", "3"], "max_round"),
+    "wrong type": (["--trainer.max_rounds", "many"], "trainer.max_rounds"),
+    "negative rounds": (["--trainer.max_rounds", "-1"], "trainer.max_rounds=-1: give 0 or more"),
+    "participation of 0": (["--trainer.participation", "0"], "trainer.participation=0.0: give a share in (0, 1]"),
+    "alpha of 0": (["--data.partitioner.alpha", "0"], "Dirichlet.alpha=0.0: give a number above 0"),
+    "more clients than samples": (["--data.num_clients", "9999", "--data.partitioner", "IID"], "data.num_clients=9999"),
+    "no folder": (["--data", "NpyImages", "--data.root", "nowhere"], "data.root='nowhere'"),
+    "negative coefficient": (["--method+=FedProx", "--method.mu", "-1"], "FedProx.mu=-1.0: give 0 or more"),
+    "no config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_that_names_the_key_before_anything_is_written(capsys, tmp_path, case):
+    args, message = BAD[case]
+    line = refused(capsys, *FIT, "--trainer.default_root_dir", str(tmp_path), *args)
+    assert message in line
+    assert "Traceback" not in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_misspelt_coefficient_in_a_file_is_refused(capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text("method+:\n  - {class_path: FedUV, init_args: {lamda: 1.0}}\n")
+    assert "lamda" in refused(capsys, *FIT, "--config", str(tmp_path / "bad.yaml"))
+
+
+def test_help_lists_our_networks_and_not_all_there_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    text = capsys.readouterr().out
+    assert "ImageClassifier" in text
+    assert "ResNet" not in text
+    assert "_SaveConfig" not in text
+
+
+def test_start_up_imports_nothing_heavy_beyond_lightning():
+    code = (
+        "import sys, lightning.pytorch.cli; before = set(sys.modules); import fl_lightning.cli; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "fl_lightning" in found
+    for heavy in ("sklearn", "tensorboard", "pandas", "scipy"):
+        assert f"'{heavy}'" not in found
+
+
+def test_an_error_inside_a_client_keeps_its_traceback_and_a_nan_is_one_line(capsys, tmp_path):
+    where = ["--trainer.default_root_dir", str(tmp_path), "--model.optimizer.lr", "1e30"]
+    with pytest.raises(SystemExit) as ended:
+        main([*FIT, *QUICK, *where])
+    assert ended.value.code == 1
+    assert "error: client 0, round 0: " in capsys.readouterr().err

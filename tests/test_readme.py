@@ -1,0 +1,66 @@
+"""The README's commands and program run."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+LINES = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    """Run in an empty folder that sees the repository's configs."""
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
+
+
+def command(text):
+    """The arguments of ``cli.py`` in the README's line that holds ``text``."""
+    (line,) = (line for line in LINES if text in line)
+    return shlex.split(line[line.index("cli.py") :])[1:]
+
+
+def test_every_command_is_known_to_a_test():
+    known = ("smoke/feduv.yaml", ".[test]", "tensorboard", "fedavg.yaml", "digits.yaml", "cifar10.yaml", "cli.py test")
+    assert [line for line in LINES if not any(text in line for text in known)] == []
+
+
+def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
+    main(command("pip install -r"))
+    said = capsys.readouterr().out
+    assert "test/accuracy" in said
+    main(command("cli.py test"))
+    assert said.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["fedavg.yaml", "digits.yaml"])
+def test_composed_commands_run(text, capsys):
+    main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
+    assert "1 rounds, test/accuracy" in capsys.readouterr().out
+
+
+def test_the_cifar10_command_is_parsed():
+    with pytest.raises(SystemExit) as ended:
+        main([*command("cifar10.yaml"), "--print_config"])
+    assert ended.value.code == 0
+
+
+def test_the_program_runs(capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    loss, penalty = map(float, capsys.readouterr().out.split()[-2:])
+    assert loss > penalty > 0
+
+
+def test_the_files_and_the_picture_it_names_are_there():
+    for path in re.findall(r"\]\(((?!http)[^)]+)\)", README):
+        assert (ROOT / path).is_file(), path
+    assert (ROOT / "experiments" / "speed" / "overhead.py").is_file()

@@ -1,0 +1,118 @@
+"""The spectra are those of the model, and every panel has what it shows."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_data, small_model, small_trainer
+
+from fl_lightning.callbacks import SpectrumMonitor
+from fl_lightning.callbacks.spectrum import Covariance
+from fl_lightning.errors import UsageError
+from fl_lightning.functional import covariance_spectrum
+from fl_lightning.models import MLP, ImageClassifier
+
+
+def fit(tmp_path, **kwargs):
+    monitor = SpectrumMonitor(**kwargs.pop("monitor", {}))
+    trainer = small_trainer(tmp_path, callbacks=[monitor], logger=True, **kwargs)
+    model, data = small_model(), small_data()
+    trainer.fit(model, data)
+    return trainer, model, data, np.load(trainer.run_dir / "spectra.npz")
+
+
+def representations(model, data):
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([model.projector(model.encoder(x)) for x, _ in data.test_dataloader()])
+
+
+def test_spectra_are_those_of_the_final_global_model(tmp_path):
+    trainer, model, data, spectra = fit(tmp_path, max_rounds=3)
+    assert spectra["rounds"].tolist() == [0, 1, 2]
+    weight = np.linalg.svd(model.classifier.weight.detach().double().numpy(), compute_uv=False)
+    np.testing.assert_allclose(spectra["classifier"][-1], weight, rtol=1e-9)
+    z = representations(model, data).double().numpy()
+    covariance = np.linalg.svd(np.cov(z.T, bias=True), compute_uv=False)
+    np.testing.assert_allclose(spectra["representation"][-1], covariance, rtol=1e-4, atol=1e-6)
+    p = covariance / covariance.sum()
+    rank = np.exp(-np.sum(p[p > 0] * np.log(p[p > 0])))
+    assert trainer.metrics["rank/representation/effective"] == pytest.approx(rank, rel=1e-4)
+    assert trainer.metrics["spectrum/classifier/00"] == pytest.approx(weight[0])
+    assert trainer.metrics["spectrum/classifier/09"] == pytest.approx(weight[9])
+
+
+def test_covariance_by_batches_is_that_of_all_rows():
+    z = torch.randn(50, 7) * 3 + 100
+    covariance = Covariance()
+    for part in z.split(9):
+        covariance.add(part)
+    torch.testing.assert_close(covariance.spectrum(), covariance_spectrum(z), rtol=1e-8, atol=1e-9)
+
+
+def test_every_k_rounds_and_the_last_also_where_nothing_else_is_evaluated(tmp_path):
+    trainer, _, _, spectra = fit(tmp_path, max_rounds=6, eval_every_n_rounds=6, monitor={"every_n_rounds": 3})
+    assert spectra["rounds"].tolist() == [0, 3, 5]
+    assert ["rank/classifier/stable" in row for row in trainer.history] == [True, False, False, True, False, True]
+
+
+def test_tags_figures_and_panels(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer, *_ = fit(tmp_path, monitor={"max_scalars": 5})
+    events = EventAccumulator(str(trainer.run_dir)).Reload()
+    tags = events.Tags()
+    assert [t for t in tags["scalars"] if t.startswith("spectrum/classifier/")] == [
+        f"spectrum/classifier/{i:02d}" for i in (0, 2, 4, 7, 9)
+    ]
+    assert {"rank/classifier/effective", "rank/representation/stable", "drift/client"} <= set(tags["scalars"])
+    assert set(tags["images"]) == {"spectrum/classifier", "spectrum/representation"}
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert sorted(c.title for c in layout.category) == ["Accuracy", "Drift", "Ranks", "Spectra", "Time"]
+    assert sorted(path.name for path in (trainer.run_dir / "figures").iterdir()) == [
+        "spectrum_classifier.png",
+        "spectrum_representation.png",
+    ]
+
+
+def test_local_models_are_measured_before_aggregation_and_change_nothing(tmp_path):
+    trainer, _, _, spectra = fit(
+        tmp_path, participation=0.5, monitor={"local_models": True}, buffers="average", max_rounds=2
+    )
+    assert spectra["local_classifier"].shape == (2, 4, 10)
+    assert spectra["local_representation"].shape == (2, 4, 16)
+    present = ~np.isnan(spectra["local_classifier"]).any(2)
+    assert present.sum(1).tolist() == [2, 2]
+    assert np.flatnonzero(present[1]).tolist() == trainer.server.cohort
+    local = spectra["local_classifier"][1][present[1]]
+    assert not np.allclose(local[0], local[1])
+    plain = small_trainer(tmp_path, participation=0.5)
+    plain.fit(small_model(), small_data())
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.server.state.values(), trainer.server.state.values(), strict=True)
+    )
+    assert "test/accuracy" in trainer.metrics
+
+
+def test_a_collapsed_representation_is_said(tmp_path, capsys):
+    model = ImageClassifier(MLP(64, [8]))
+    with torch.no_grad():
+        model.encoder.layers[1][0].weight.zero_()
+        model.encoder.layers[1][0].bias.fill_(-1)
+    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], max_rounds=1)
+    trainer.fit(model, small_data())
+    assert "round 0: the representation has collapsed" in capsys.readouterr().out
+    assert trainer.metrics["rank/representation/effective"] == 0
+
+
+def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
+    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], taps={"logits": "projector"})
+    with pytest.raises(UsageError, match="logits='projector' has no weight matrix"):
+        trainer.fit(small_model(), small_data())
+
+
+@pytest.mark.parametrize("options", [{"every_n_rounds": 0}, {"max_scalars": 1}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(UsageError, match=r"SpectrumMonitor\."):
+        SpectrumMonitor(**options)

@@ -1,0 +1,646 @@
+"""The loop: users' own modules, logging, buffers, cohorts, failures, and what a run leaves behind."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_bits, differs, small_data, small_model, small_trainer
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from fl_lightning import FederatedTrainer, Method, Partitioned, Weighted
+from fl_lightning.callbacks import Callback
+from fl_lightning.data import Dirichlet, Plan
+from fl_lightning.errors import ClientError, UsageError
+
+
+class Theirs(LightningModule):
+    """A user's own module, in ten lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self.net(batch["x"]), batch["label"])
+        self.log("train_loss", loss)
+        return {"loss": loss}
+
+    def test_step(self, batch):
+        self.log("hits", (self.net(batch["x"]).argmax(1) == batch["label"]).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class TheirData(LightningDataModule):
+    """A user's own data module, in ten lines."""
+
+    def setup(self, stage):
+        x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+        self.items = [{"x": row, "label": int(row[:3].argmax())} for row in x]
+
+    def train_dataloader(self):
+        return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True)
+
+    def test_dataloader(self):
+        return DataLoader(self.items[240:], batch_size=25)
+
+
+class Labelled(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items, self.labels = items, [item["label"] for item in items]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Quadratic(LightningModule):
+    """f_k(y) = mean (y - b)^2 / 2 over the client's numbers b."""
+
+    def __init__(self, start=0.0, lr=0.1):
+        super().__init__()
+        self.y, self.lr = nn.Parameter(torch.tensor([start])), lr
+
+    def training_step(self, batch, batch_idx):
+        return 0.5 * (self.y - batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class _Numbers(LightningDataModule):
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = torch.tensor(numbers)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.numbers, torch.arange(len(self.numbers))), batch_size=99)
+
+
+def quadratic_data(numbers):
+    """A client for each number."""
+    return Partitioned(_Numbers(numbers), num_clients=len(numbers))
+
+
+# ---------------------------------------------------------------- users' own modules and data
+def test_a_users_module_and_data_module_federate_unchanged(run):
+    state, trainer = run(model=Theirs(), data=Partitioned(TheirData(), Dirichlet(0.5), 4), max_rounds=12)
+    assert trainer.history[-1]["test/hits"] > 0.75
+    assert trainer.history[-1]["train_loss"] < trainer.history[0]["train_loss"]
+    assert state["net.1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_after_fit_the_module_holds_the_global_model_and_is_as_it_came(run):
+    model = Theirs()
+    state, _ = run(model=model, data=Partitioned(TheirData(), num_clients=3))
+    assert_same_bits(dict(model.state_dict()), state)
+    assert "log" not in vars(model)
+    assert not model.net[-1]._forward_hooks
+
+
+def test_the_same_run_twice_gives_the_same_bits_also_with_dropout(run):
+    def once():
+        torch.manual_seed(1)
+        return run(model=Theirs(), data=Partitioned(TheirData(), num_clients=3))[0]
+
+    first = once()
+    torch.rand(5)
+    assert_same_bits(first, once())
+
+
+def test_another_seed_gives_another_run(run, monkeypatch):
+    first, _ = run()
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    assert differs(first, run()[0])
+
+
+def rates(run, configure, **kwargs):
+    found = []
+
+    class Rates(Method):
+        def on_before_optimizer_step(self, client, optimizer):
+            found.append(round(optimizer.param_groups[0]["lr"], 6))
+
+    model = Quadratic()
+    model.configure_optimizers = lambda: configure(torch.optim.SGD(model.parameters(), lr=0.1))
+    run([Rates()], model=model, data=quadratic_data([1.0]), **kwargs)
+    return found
+
+
+def step_lr(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        lambda o: [[o], [step_lr(o)]],
+        lambda o: {"optimizer": o, "lr_scheduler": step_lr(o)},
+        lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": step_lr(o), "interval": "step"}},
+    ],
+)
+def test_the_modules_own_scheduler_works_within_a_visit_and_starts_anew(run, configure):
+    assert rates(run, configure, local_epochs=3) == [0.1, 0.01, 0.001] * 2
+
+
+def test_a_plateau_scheduler_watches_what_is_logged(run):
+    def configure(optimizer):
+        # only the first epoch is an improvement of so much
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, threshold_mode="abs")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
+
+    assert rates(run, configure, local_epochs=3, max_rounds=1) == [0.1, 0.1, 0.01]
+
+
+def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    assert rates(run, lambda o: o, max_rounds=3, local_epochs=2, client_lr_scheduler=halve) == [
+        *(0.1, 0.1, 0.05, 0.05, 0.025, 0.025)
+    ]
+    assert rates(run, lambda o: [[o], [step_lr(o)]], max_rounds=2, local_epochs=2, client_lr_scheduler=halve) == [
+        *(0.1, 0.01, 0.05, 0.005)
+    ]
+
+
+def test_a_fresh_optimizer_every_visit_lets_no_momentum_leak(run):
+    buffers = []
+
+    class Watch(Method):
+        def on_before_optimizer_step(self, client, optimizer):
+            buffers.append(len(optimizer.state))
+
+    run([Watch()], local_steps=2)
+    assert buffers[::2] == [0] * 8
+    assert min(buffers[1::2]) > 0
+
+
+@pytest.mark.parametrize(("options", "steps"), [({"local_steps": 7}, 7), ({"local_epochs": 2}, 2), ({}, 1)])
+def test_local_steps_go_on_over_several_passes(run, options, steps):
+    found = []
+
+    class Count(Callback):
+        def on_client_end(self, trainer, client):
+            found.append(client.num_steps)
+
+    run(model=Quadratic(), data=quadratic_data([1.0, 2.0]), max_rounds=1, callbacks=[Count()], **options)
+    assert found == [steps, steps]
+
+
+def test_a_client_with_no_whole_batch_takes_no_step_and_counts_with_its_weight(run):
+    data = small_data(batch_size=150, drop_last=True)
+    state, trainer = run(data=data, max_rounds=1)
+    assert any(len(part) < 150 for part in data.plan.parts)
+    assert trainer.metrics["clients"] == 4
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+# ---------------------------------------------------------------- logging
+class Logs(Theirs):
+    def __init__(self):
+        super().__init__()
+        self.metric = MulticlassAccuracy(3, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        self.log("size", float(len(batch["x"])))
+        self.log_dict({"index": batch_idx})
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        self.metric(self.net(batch["x"]), batch["label"])
+        self.log("metric", self.metric)
+        super().test_step(batch)
+
+    def on_test_epoch_end(self):
+        self.log("ended", 1.0)
+
+
+def test_logged_values_are_averaged_by_examples_and_keep_their_names(run):
+    _, trainer = run(model=Logs(), data=Partitioned(TheirData(), num_clients=3), max_rounds=2)
+    row = trainer.history[-1]
+    # 80 examples a client are five batches of 16
+    assert row["train/size"] == 16
+    assert row["train/index"] == 2
+    assert row["test/metric"] == pytest.approx(row["test/hits"])
+    assert row["test/ended"] == 1
+    assert "train_loss" in row
+    assert row["train/loss"] == pytest.approx(row["train_loss"])
+
+
+def test_an_uneven_last_batch_counts_by_its_examples(run):
+    data = Partitioned(TheirData(), num_clients=2)
+    _, trainer = run(model=Logs(), data=data, max_rounds=1)
+    # 120 examples: seven batches of 16 and one of 8
+    assert trainer.metrics["train/size"] == pytest.approx((7 * 16 * 16 + 8 * 8) / 120)
+
+
+def test_validation_data_gives_val_tags(run):
+    class WithVal(TheirData):
+        def val_dataloader(self):
+            return [DataLoader(self.items[:50], batch_size=25)]
+
+    class Validates(Theirs):
+        test_step = None
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("index", float(dataloader_idx))
+
+    del Validates.test_step
+    Validates.test_step = LightningModule.test_step
+    _, trainer = run(model=Validates(), data=Partitioned(WithVal(), num_clients=2), max_rounds=1)
+    assert trainer.metrics["val/index"] == trainer.metrics["test/index"] == 0
+
+
+def test_events_and_table_have_a_point_a_round(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = small_trainer(tmp_path, max_rounds=3, logger=True, eval_every_n_rounds=2)
+    trainer.fit(small_model(), small_data())
+    with open(trainer.run_dir / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    assert [row["test/accuracy"] != "" for row in rows] == [False, True, True]
+    assert all(float(row["time/train"]) > 0 and int(row["bytes/up"]) > 0 for row in rows)
+    events = EventAccumulator(str(trainer.run_dir)).Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == [0, 1, 2]
+    assert [point.step for point in events.Scalars("test/accuracy")] == [1, 2]
+
+
+# ---------------------------------------------------------------- server
+class Drift(Quadratic):
+    """Has buffers that each client sets to its own number."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def training_step(self, batch, batch_idx):
+        self.mean.copy_(batch[0].mean())
+        self.count += int(batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
+
+def test_buffers_take_the_plain_mean_also_under_a_server_optimizer(run):
+    def adam(parameters):
+        return torch.optim.Adam(parameters, lr=0.5)
+
+    state, _ = run(model=Drift(), data=quadratic_data([1.0, 4.0]), max_rounds=1, server_optimizer=adam)
+    assert state["mean"].item() == 2.5
+    assert state["count"].item() == 2 and state["count"].dtype == torch.int64
+    assert state["y"].item() == pytest.approx(0.5, abs=1e-4)
+
+
+def test_buffers_can_stay_with_the_server_or_with_the_client(run):
+    kept, _ = run(model=Drift(), data=quadratic_data([1.0, 4.0]), buffers="keep")
+    assert kept["mean"].item() == kept["count"].item() == 0
+    _, trainer = run(model=Drift(), data=quadratic_data([1.0, 4.0]), buffers="local", max_rounds=3)
+    memories = trainer.client.memories()
+    assert sorted(memories[k]["state"]["count"].item() for k in range(2)) == [3, 12]
+    assert trainer.server.state["count"].item() == 0
+
+
+def test_running_variance_stays_positive_under_a_server_adam(run):
+    state, _ = run(server_optimizer=lambda p: torch.optim.Adam(p, lr=0.1), max_rounds=8)
+    assert min(value.min() for name, value in state.items() if name.endswith("running_var")) > 0
+
+
+@pytest.mark.parametrize(("weighting", "value"), [("examples", (3 * 0.1 + 1 * 0.4) / 4), ("uniform", 0.25)])
+def test_clients_are_weighted_by_examples_or_alike(run, weighting, value):
+    data = Partitioned(_Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)
+    data.partitioner = lambda labels, k, rng: [np.arange(3), np.array([3])]
+    data.partitioner.moved = 0
+    state, _ = run(model=Quadratic(), data=data, max_rounds=1, weighting=weighting)
+    assert state["y"].item() == pytest.approx(value)
+
+
+def test_server_momentum_is_fedavgm(run):
+    def momentum(parameters):
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+    model, x, v = Quadratic(), 0.0, 0.0
+    run(model=model, data=quadratic_data([1.0, 4.0]), max_rounds=4, server_optimizer=momentum)
+    for _ in range(4):
+        v = 0.5 * v + 0.1 * (2.5 - x)
+        x = x + v
+    assert model.y.item() == pytest.approx(x, rel=1e-6)
+
+
+def test_frozen_parameters_do_not_move(run):
+    model = small_model()
+    model.classifier.requires_grad_(False)
+    before = model.classifier.weight.clone()
+    state, _ = run(model=model, server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, weight_decay=0.1))
+    assert torch.equal(state["classifier.weight"], before)
+
+
+def test_tied_weights_stay_tied(run):
+    class Tied(Theirs):
+        def __init__(self):
+            super().__init__()
+            self.again = self.net[0]
+
+    model = Tied()
+    run(model=model, data=Partitioned(TheirData(), num_clients=2))
+    assert model.again.weight is model.net[0].weight
+
+
+# ---------------------------------------------------------------- cohorts and composition
+def test_a_cohort_is_a_function_of_seed_and_round(run):
+    cohorts = []
+
+    class Watch(Callback):
+        def on_round_start(self, trainer):
+            cohorts.append(trainer.server.cohort)
+
+    for rounds in (4, 6):
+        run(max_rounds=rounds, participation=0.5, callbacks=[Watch()])
+    assert cohorts[:4] == cohorts[4:8]
+    assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+
+
+def test_what_a_client_sends_arrives_as_a_sum(run):
+    seen = {}
+
+    class Sends(Method):
+        def on_client_end(self, client):
+            return {"id": Weighted.of(client.info.id, 2.0), "counts": Weighted.of(client.info.label_counts)}
+
+        def transform_update(self, server, delta, payload):
+            seen.update(cohort=server.cohort, n=server.num_clients, mean=payload["id"].mean().item())
+            return delta
+
+        def on_round_end(self, server, payload):
+            seen.update(total=payload["counts"].total.sum().item(), weight=payload["id"].weight.item())
+
+    run([Sends()], max_rounds=1)
+    assert seen == {"cohort": [0, 1, 2, 3], "n": 4, "mean": 1.5, "total": 400, "weight": 8}
+
+
+class Scale(Method):
+    def transform_client_update(self, client, delta):
+        return {name: 2 * value for name, value in delta.items()}
+
+
+class Shift(Method):
+    def transform_client_update(self, client, delta):
+        return {name: value + 1 for name, value in delta.items()}
+
+
+@pytest.mark.parametrize(("methods", "value"), [([Scale(), Shift()], 1.2), ([Shift(), Scale()], 2.2)])
+def test_update_transforms_compose_in_list_order_on_the_untouched_change(run, methods, value):
+    state, _ = run(methods, model=Quadratic(), data=quadratic_data([1.0]), max_rounds=1)
+    assert state["y"].item() == pytest.approx(value)
+
+
+class HeadStays(Method):
+    def exchanges(self, key):
+        return not key.startswith("classifier")
+
+
+def test_entries_that_do_not_travel_stay_with_the_client(run):
+    model = small_model()
+    before = model.classifier.weight.clone()
+    state, trainer = run([HeadStays()], model=model)
+    assert torch.equal(state["classifier.weight"], before)
+    kept = [memory["state"]["classifier.weight"] for memory in trainer.client.memories().values()]
+    assert len(kept) == 4
+    assert not torch.equal(kept[0], kept[1])
+    whole = run()[1].metrics["bytes/up"]
+    assert trainer.metrics["bytes/up"] == whole - 4 * 4 * (16 * 10 + 10)
+
+
+def test_penalties_see_raw_logits_and_only_the_loss_sees_calibrated_ones(run):
+    seen = []
+
+    class Lower(Method):
+        def transform_logits(self, client, logits):
+            return logits - 1000.0
+
+    class Raw(Method):
+        requires = ("logits",)
+
+        def penalty(self, client, step):
+            seen.append(step.taps["logits"].abs().max().item())
+
+    run([Lower(), Raw()], max_rounds=1)
+    assert max(seen) < 900
+
+
+def weight_of(value):
+    kind = type(f"Weight{value}", (Method,), {"client_weight": lambda self, client: float(value)})
+    return kind()
+
+
+def test_two_different_client_weights_are_refused_by_both_names(run):
+    with pytest.raises(UsageError, match=r"weight1.*weight2.*different client weights"):
+        run([weight_of(1), weight_of(2)])
+
+
+def test_the_same_method_twice_is_refused(run):
+    with pytest.raises(UsageError, match="headstays stands twice"):
+        run([HeadStays(), HeadStays()])
+
+
+# ---------------------------------------------------------------- refusals before round 0
+def test_a_missing_tap_lists_the_submodules_and_leaves_no_folder(tmp_path):
+    from fl_lightning.methods import FedUV
+
+    with pytest.raises(UsageError, match=r"trainer.taps: FedUV needs the tap 'representation'.*net.0, net.1"):
+        small_trainer(tmp_path).fit(Theirs(), Partitioned(TheirData(), num_clients=2), FedUV())
+    assert not list(tmp_path.iterdir())
+
+
+def test_taps_can_be_bound_in_the_trainer(run):
+    from fl_lightning.methods import FedUV
+
+    taps = {"representation": "net.3", "logits": "net.4"}
+    data = Partitioned(TheirData(), num_clients=2)
+    assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
+    with pytest.raises(UsageError, match="bound to 'nothing', no submodule"):
+        run([FedUV()], model=Theirs(), data=data, taps={**taps, "logits": "nothing"})
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"max_rounds": -1}, "max_rounds=-1"),
+        ({"participation": 0.0}, "participation=0.0"),
+        ({"participation": 1.5}, "participation=1.5"),
+        ({"local_epochs": 0}, "local_epochs=0"),
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"cohort_size": 0}, "cohort_size=0"),
+        ({"eval_every_n_rounds": 0}, "eval_every_n_rounds=0"),
+        ({"devices": 2}, "devices=2"),
+        ({"precision": "7-bit"}, "precision='7-bit'"),
+        ({"accelerator": "abacus"}, "accelerator='abacus'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(options, key):
+    with pytest.raises(UsageError, match=f"trainer.{key}"):
+        FederatedTrainer(**options)
+
+
+def test_a_cohort_larger_than_the_clients_is_refused(run):
+    with pytest.raises(UsageError, match=r"trainer.cohort_size=5: there are 4 clients"):
+        run(cohort_size=5)
+
+
+class Manual(Theirs):
+    automatic_optimization = False
+
+
+class TwoOptimizers(Theirs):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+class NoStep(LightningModule):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Manual(), "manual optimization"), (TwoOptimizers(), "gives 2 optimizers"), (NoStep(), "no training_step")],
+)
+def test_modules_the_loop_cannot_drive_are_refused(run, model, message):
+    with pytest.raises(UsageError, match=message):
+        run(model=model, data=Partitioned(TheirData(), num_clients=2))
+
+
+def test_data_without_clients_is_refused_with_the_mend(run):
+    with pytest.raises(UsageError, match=r"data='TheirData'.*Partitioned"):
+        run(model=Theirs(), data=TheirData())
+
+
+def test_a_model_with_too_few_classes_is_refused(run):
+    from fl_lightning.models import MLP, ImageClassifier
+
+    with pytest.raises(UsageError, match=r"model.num_classes=3: the data has 10 classes"):
+        run(model=ImageClassifier(MLP(64), num_classes=3))
+
+
+# ---------------------------------------------------------------- failures inside a run
+
+
+class NanAt(Method):
+    def __init__(self, client, step):
+        self.client, self.step = client, step
+
+    def penalty(self, client, step):
+        bad = client.info.id == self.client and client.num_steps == self.step
+        return torch.tensor(float("nan") if bad else 0.0)
+
+
+def test_a_nan_names_client_round_term_and_step(run):
+    with pytest.raises(ClientError, match=r"client 2, round 0: nanat became nan or infinite at local step 1"):
+        run([NanAt(2, 1)])
+
+
+def test_an_exception_names_client_and_round_and_keeps_its_cause(run):
+    class Breaks(Method):
+        def on_client_start(self, client):
+            if client.info.id == 1:
+                raise ValueError("their own mistake")
+
+    with pytest.raises(ClientError, match="client 1, round 0: their own mistake") as caught:
+        run([Breaks()])
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_failing_client_can_be_skipped_and_is_counted(run):
+    _, trainer = run([NanAt(2, 0)], on_client_error="skip", max_rounds=1)
+    assert trainer.metrics["clients/failed"] == 1
+    assert trainer.metrics["clients"] == 3
+    with pytest.raises(ClientError, match="min_clients=4"):
+        run([NanAt(2, 0)], on_client_error="skip", min_clients=4)
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+def test_a_run_leaves_its_record(tmp_path):
+    data = small_data()
+    trainer = small_trainer(tmp_path, logger=True)
+    trainer.fit(small_model(), data)
+    assert trainer.run_dir == tmp_path / "fedavg" / "version_0"
+    found = json.loads((trainer.run_dir / "environment.json").read_text())
+    assert found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"]["torch"]
+    assert found["plan_hash"] == data.plan.hash == Plan.load(trainer.run_dir / "plan.npz").hash
+    checkpoint = torch.load(trainer.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert_same_bits(checkpoint["state_dict"], trainer.server.state)
+    assert checkpoint["round"] == 2
+
+
+def test_a_second_run_writes_nothing_over(tmp_path):
+    for version in range(2):
+        trainer = small_trainer(tmp_path, max_rounds=1)
+        trainer.fit(small_model(), small_data())
+        assert trainer.run_dir.name == f"version_{version}"
+
+
+def test_a_checkpoint_evaluates_as_the_run_did(tmp_path):
+    trainer = small_trainer(tmp_path)
+    trainer.fit(small_model(), small_data())
+    torch.manual_seed(9)
+    again = small_trainer(tmp_path).test(small_model(), small_data(), trainer.run_dir / "checkpoints" / "last.ckpt")
+    assert again == {name: trainer.metrics[name] for name in again}
+    with pytest.raises(UsageError, match="it has no val data"):
+        small_trainer(tmp_path).validate(small_model(), small_data())
+
+
+def test_a_pickle_for_a_checkpoint_is_refused(tmp_path):
+    torch.save({"state_dict": Theirs}, tmp_path / "bad.ckpt")
+    with pytest.raises(UsageError, match="not a checkpoint of this model"):
+        small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "bad.ckpt")
+    with pytest.raises(UsageError, match="no such file"):
+        small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "none.ckpt")
+
+
+def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):
+    steps = []
+
+    class Count(Callback):
+        def on_client_end(self, trainer, client):
+            steps.append(client.num_steps)
+
+    small_trainer(tmp_path, fast_dev_run=True, max_rounds=9, callbacks=[Count()]).fit(small_model(), small_data())
+    assert steps == [1] * 4
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true", "bf16-true"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_precisions_and_memory_formats_train(run, precision, channels_last):
+    dtypes = []
+
+    class Watch(Method):
+        requires = ("logits",)
+
+        def penalty(self, client, step):
+            dtypes.append(step.taps["logits"].dtype)
+            assert step.batch[0].is_contiguous(
+                memory_format=torch.channels_last if channels_last else torch.contiguous_format
+            )
+
+    data = small_data("cnn", train_size=200)
+    state, _ = run([Watch()], "cnn", data=data, precision=precision, channels_last=channels_last, max_rounds=1)
+    expected = {"32-true": torch.float32, "64-true": torch.float64}.get(precision, torch.bfloat16)
+    assert set(dtypes) == {expected}
+    assert all(torch.isfinite(value).all() for value in state.values())
+    stored = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
+    assert {value.dtype for name, value in state.items() if name.endswith("weight")} == {stored}
+
+
+def test_gradient_clipping_bounds_every_step(run):
+    state, _ = run(model=Quadratic(lr=1.0), data=quadratic_data([100.0]), max_rounds=1, gradient_clip_val=0.5)
+    assert state["y"].item() == pytest.approx(0.5)
