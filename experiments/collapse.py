@@ -28,10 +28,11 @@ RUNS |= {"FedUV": ("digits", "feduv"), "FedDecorr": ("digits", "feddecorr")}
 def train(data: str, method: str | None, folder: Path, rounds: int, seed: int) -> Path:
     """Run one experiment through the command line; returns its folder."""
     parts = [f"data/{data}", "models/feduvcnn_small", "protocols/short", *([f"methods/{method}"] if method else [])]
-    configs = [f"--config={ROOT / part}.yaml" for part in parts]
-    main(["fit", *configs, f"--seed_everything={seed}", f"--trainer.max_rounds={rounds}"]
-         + [f"--trainer.default_root_dir={folder}", f"--trainer.name={data}-{method or 'fedavg'}"])  # fmt: skip
-    return max((folder / f"{data}-{method or 'fedavg'}").iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    name = f"{data}-{method or 'fedavg'}"
+    options = [f"--trainer.max_rounds={rounds}", f"--trainer.default_root_dir={folder}", f"--trainer.name={name}"]
+    sys.argv = sys.argv[:1]  # LightningCLI warns of arguments from two places
+    main(["fit", *(f"--config={ROOT / part}.yaml" for part in parts), f"--seed_everything={seed}", *options])
+    return max((folder / name).iterdir(), key=lambda path: int(path.name.split("_")[1]))
 
 
 def last_row(run: Path) -> dict[str, float]:
@@ -44,7 +45,7 @@ def draw(runs: dict[str, Path], path: Path) -> None:
     axes = figure.add_subplot()
     for label, run in runs.items():
         values = np.load(run / "spectra.npz")["representation"][-1]
-        axes.semilogy(np.where(values > 0, values / values[0], np.nan), label=label)
+        axes.semilogy(np.where(values > 1e-12 * values[0], values / values[0], np.nan), label=label)
     axes.set(xlabel="index", ylabel="singular value / the first", title="covariance of the test representations")
     axes.legend()
     figure.savefig(path, dpi=120)

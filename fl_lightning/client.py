@@ -157,8 +157,10 @@ class Client(LightningModule):
     def release(self) -> None:
         """Give the module back as it came: without hooks, without our ``log``."""
         self._taps.remove()
+        module: Any = self.module
         for name in ("log", "log_dict"):
-            self.module.__dict__.pop(name, None)
+            module.__dict__.pop(name, None)
+        module.fabric = None
 
     @property
     def tapped(self) -> dict[str, Tensor]:

@@ -40,9 +40,11 @@ class Method:
 
     Attributes:
         requires: names of the taps it reads, checked before round 0.
+        needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
     """
 
     requires: tuple[str, ...] = ()
+    needs_label_counts = False
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -166,15 +167,18 @@ class FederatedTrainer:
         methods = MethodList(as_list(method))
         self._prepare(model, datamodule, methods)
         self._start_run(methods)
+        status = "failed"
         try:
             methods.on_fit_start(self.server)
             self.fabric.call("on_fit_start", trainer=self)
             for round_ in range(self.max_rounds):
                 self._round(round_)
             self.fabric.call("on_fit_end", trainer=self)
+            status = "success"
         finally:
             self.fabric.call("teardown", trainer=self)
-            self._finalize_loggers()
+            for logger in self.loggers:
+                logger.finalize(status)
             self.client.load(self.server.state)
             self.client.release()
 
@@ -243,13 +247,13 @@ class FederatedTrainer:
             try:
                 update = self.worker.visit(k, round_, self.server.state)
             except ClientError as error:
-                self._failed(error, totals)
+                self._failed(error)
                 continue
             self.fabric.call("on_client_end", trainer=self, client=self.client)
             totals.add(update)
         return totals
 
-    def _failed(self, error: ClientError, totals: Totals) -> None:
+    def _failed(self, error: ClientError) -> None:
         if self.on_client_error == "raise":
             raise error
         self.metrics["clients/failed"] = self.metrics.get("clients/failed", 0) + 1
@@ -299,10 +303,11 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ evaluation
     @torch.no_grad()
-    def evaluate(self, phase: str) -> dict[str, float]:
+    def evaluate(self, phase: str, observed: bool = True) -> dict[str, float]:
         """Evaluate what is loaded in the resident module on the ``val`` or ``test`` data, in eval mode.
 
-        Callbacks see each batch's taps in ``on_evaluation_batch_end``. Returns the metrics by tag, none without data.
+        If ``observed``, callbacks see each batch's taps in ``on_evaluation_batch_end``. Returns the metrics by tag,
+        none without data.
         """
         loaders = self._loaders(phase)
         module, name = self.client.module, self._step_name(phase)
@@ -314,11 +319,11 @@ class FederatedTrainer:
         with ambient(self.seed, phase):
             getattr(module, f"on_{stage}_epoch_start")()
             for index, loader in enumerate(loaders):
-                self._evaluate_loader(loader, index, name)
+                self._evaluate_loader(loader, index, name, phase if observed else None)
             getattr(module, f"on_{stage}_epoch_end")()
         return {tagged(phase, key): float(value) for key, value in self.client.logged.sums().means().items()}
 
-    def _evaluate_loader(self, loader: Iterable, index: int, name: str) -> None:
+    def _evaluate_loader(self, loader: Iterable, index: int, name: str, phase: str | None) -> None:
         step = getattr(self.client.module, name)
         extra = {"dataloader_idx": index} if is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else {}
         takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
@@ -327,7 +332,8 @@ class FederatedTrainer:
             self.client.logged.batch_size = count_examples(moved)
             with self.fabric.autocast():
                 step(moved, batch_idx, **extra) if takes_index else step(moved, **extra)
-            self.fabric.call("on_evaluation_batch_end", trainer=self, taps=self.client.tapped)
+            if phase is not None:
+                self.fabric.call("on_evaluation_batch_end", trainer=self, phase=phase, taps=self.client.tapped)
 
     def _step_name(self, phase: str) -> str | None:
         """The step of the module that evaluates ``phase``: its own, or for test the validation step."""
@@ -346,7 +352,7 @@ class FederatedTrainer:
         if ckpt_path is not None:
             load_checkpoint(model, ckpt_path)
         try:
-            return self.evaluate(phase)
+            return self.evaluate(phase, observed=False)
         finally:
             self.client.release()
 
@@ -364,6 +370,7 @@ class FederatedTrainer:
         datamodule.setup("fit")
         self._check_cohort(datamodule.num_clients)
         check_classes(model, datamodule)
+        check_label_counts(methods, datamodule)
         self._assemble(model, paths)
 
     def _check_cohort(self, num_clients: int) -> None:
@@ -403,10 +410,6 @@ class FederatedTrainer:
             return [TensorBoardLogger(self.default_root_dir, name, version)] if self.logger else []
         return as_list(self.logger)
 
-    def _finalize_loggers(self) -> None:
-        for logger in self.loggers:
-            logger.finalize("success")
-
     # ------------------------------------------------------------------ for callbacks
     @property
     def summary_writers(self) -> list[Any]:
@@ -419,7 +422,8 @@ class FederatedTrainer:
 
     def warn(self, message: str) -> None:
         """A warning of one line."""
-        self.fabric.print(f"warning: {message}")
+        if self.fabric.is_global_zero:
+            print(f"warning: {message}", file=sys.stderr)
 
 
 def as_list(given: Any) -> list:
@@ -459,6 +463,18 @@ def check_classes(model: LightningModule, datamodule: Any) -> None:
     ours, theirs = getattr(model, "num_classes", None), getattr(datamodule, "num_classes", None)
     if isinstance(ours, int) and isinstance(theirs, int):
         require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
+
+
+def check_label_counts(methods: MethodList, datamodule: Any) -> None:
+    """Refuse a method that counts labels where there are none.
+
+    Raises:
+        UsageError: the clients' label counts are not known.
+    """
+    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
+    known = not needing or datamodule.info(0).label_counts is not None
+    mend = "the clients' label counts are not known; give a training set with integer labels"
+    require(known, "method", ", ".join(needing), mend)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from conftest import assert_same_bits, differs, small_data, small_model
 from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Method
 from fl_lightning.data import IID, Dirichlet
+from fl_lightning.errors import UsageError
 from fl_lightning.functional import calibrated_logits, correlation_frobenius, linear_cka, rbf_uniformity
 from fl_lightning.functional import probability_variance_hinge as hinge
 from fl_lightning.methods import FedCKA, FedDecorr, FedLC, FedProx, FedUV
@@ -98,6 +100,16 @@ def test_fedlc_margins_differ_between_clients_and_are_larger_for_rare_classes():
     second = calibrated_logits(logits, torch.tensor([1, 100, 10]))
     assert not torch.equal(first, second)
     assert first[0, 0] > first[0, 2] > first[0, 1]
+
+
+def test_fedlc_without_labels_is_refused_before_round_0(run):
+    from test_trainer import Quadratic, quadratic_data
+
+    data, model = quadratic_data([1.0, 2.0]), Quadratic()
+    model.head = torch.nn.Identity()
+    data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
+    with pytest.raises(UsageError, match="method='FedLC': the clients' label counts are not known"):
+        run([FedLC()], model=model, data=data, taps={"logits": "head"})
 
 
 def test_fedlc_is_not_applied_in_evaluation(run):

@@ -104,6 +104,7 @@ def test_after_fit_the_module_holds_the_global_model_and_is_as_it_came(run):
     state, _ = run(model=model, data=Partitioned(TheirData(), num_clients=3))
     assert_same_bits(dict(model.state_dict()), state)
     assert "log" not in vars(model)
+    assert model._fabric is None
     assert not model.net[-1]._forward_hooks
 
 

@@ -2,8 +2,8 @@
 
 python experiments/speed/overhead.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--threads 1]
 
-FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images. The two sides are run
-in turn, A B A B; both read the same batches, and after each pair the two global models are compared.
+FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images. The two sides are
+run in turn, A B A B; both read the same batches, and after each pair the two global models are compared.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Callback:
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         """A client has trained; its local model is still in ``client.module``."""
 
-    def on_evaluation_batch_end(self, trainer: FederatedTrainer, taps: dict[str, Tensor]) -> None:
-        """A batch has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
+    def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
+        """A batch of the ``val`` or ``test`` data has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         """The server has stepped and the global model is evaluated where that is due; ``trainer.log`` still counts."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
 
@@ -41,7 +42,9 @@ class RunRecord(Callback):
         if trainer.run_dir is None:
             return
         trainer.data.plan.save(trainer.run_dir / "plan.npz")
-        found = {**environment(), "seed": trainer.seed, "plan_hash": trainer.data.plan.hash}
+        plan = trainer.data.plan
+        rank_zero_info(plan.report())
+        found = {**environment(), "seed": trainer.seed, "plan_hash": plan.hash, "partition": plan.report()}
         (trainer.run_dir / "environment.json").write_text(json.dumps(found, indent=2) + "\n")
         for writer in trainer.summary_writers:
             writer.add_custom_scalars(LAYOUT)

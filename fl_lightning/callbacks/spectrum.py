@@ -60,6 +60,8 @@ class SpectrumMonitor(Callback):
             were not in the cohort). Each costs a pass over the test data.
         max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
 
+    Without test data there is the classifier alone.
+
     Raises:
         UsageError: the module's ``logits`` tap is no layer with a weight matrix.
     """
@@ -94,8 +96,8 @@ class SpectrumMonitor(Callback):
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
         self._covariance = Covariance()
 
-    def on_evaluation_batch_end(self, trainer: FederatedTrainer, taps: dict[str, Tensor]) -> None:
-        if self._due(trainer.server.round) and "representation" in taps:
+    def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
+        if phase == "test" and self._due(trainer.server.round):
             self._covariance.add(taps["representation"])
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
@@ -112,10 +114,10 @@ class SpectrumMonitor(Callback):
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or not self._rounds:
             return
-        for what in ("classifier", "representation"):
+        folder = trainer.run_dir / "figures"
+        folder.mkdir(exist_ok=True)
+        for what in [name for name in TITLES if name in self._spectra]:
             figure = draw(what, self._rounds, self._spectra[what])
-            folder = trainer.run_dir / "figures"
-            folder.mkdir(exist_ok=True)
             figure.savefig(folder / f"spectrum_{what}.png", dpi=120)
             for writer in trainer.summary_writers:
                 writer.add_figure(f"spectrum/{what}", figure, self._rounds[-1])
@@ -133,7 +135,8 @@ class SpectrumMonitor(Callback):
     def _measure(self) -> dict[str, Tensor]:
         """The spectra of what is loaded in the resident module and was just evaluated."""
         weight: Tensor = self._classifier.weight  # type: ignore[assignment]
-        return {"classifier": singular_values(weight.detach().double()), "representation": self._covariance.spectrum()}
+        found = {"classifier": singular_values(weight)}
+        return found | ({"representation": self._covariance.spectrum()} if self._covariance.count else {})
 
     def _log(self, trainer: FederatedTrainer, what: str, values: Tensor) -> None:
         chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
@@ -169,11 +172,13 @@ def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
     axes = figure.add_subplot()
     shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
     for round_, values in zip(rounds, spectra, strict=True):
-        shown = np.where(values > 0, values, np.nan)
+        # below rounding of the largest a value says nothing, and 1e-100 would flatten the rest
+        shown = np.where(values > VISIBLE * max(map(np.max, spectra)), values, np.nan)
         axes.semilogy(np.arange(len(values)), shown, color=shade.to_rgba(np.array(round_)), linewidth=1)
     axes.set(xlabel="index", ylabel="singular value", title=TITLES[what])
     figure.colorbar(shade, ax=axes, label="round")
     return figure
 
 
+VISIBLE = 1e-12
 TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}

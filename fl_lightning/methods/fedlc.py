@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Method, Step
 
@@ -32,6 +32,7 @@ class FedLC(Method):
     """
 
     requires = ("logits",)
+    needs_label_counts = True
 
     def __init__(
         self,
@@ -43,9 +44,7 @@ class FedLC(Method):
         self.tau, self.missing, self.denominator = tau, missing, denominator
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
-        counts = client.info.label_counts
-        if counts is None:
-            raise UsageError("data: FedLC needs the clients' label counts, but the labels could not be read")
+        counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         return calibrated_logits(logits, counts.to(logits.device), self.tau, self.missing)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
