@@ -1,7 +1,7 @@
 """Pure functions of tensors, in float32 at least also under autocast: the mathematics of the methods."""
 
 from fl_lightning.functional.calibration import calibrated_logits
-from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, rbf_cka
+from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, linear_ckas, rbf_cka
 from fl_lightning.functional.contrastive import representation_contrast
 from fl_lightning.functional.decorrelation import correlation_frobenius
 from fl_lightning.functional.spectrum import (
@@ -23,6 +23,7 @@ __all__ = [
     "eigenvalues",
     "frobenius_similarity",
     "linear_cka",
+    "linear_ckas",
     "probability_variance_hinge",
     "rbf_cka",
     "rbf_uniformity",

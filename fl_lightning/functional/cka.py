@@ -6,8 +6,12 @@ Centered kernel alignment: Kornblith et al., Similarity of Neural Network Repres
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
 from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, unit_scale
@@ -15,7 +19,6 @@ from fl_lightning.functional._precision import centered, in_full_precision, link
 EPS = 1e-12
 
 
-@in_full_precision
 def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     r"""Linear CKA, :math:`\langle K, L \rangle / (\lVert K \rVert \lVert L \rVert)`.
 
@@ -38,16 +41,20 @@ def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     Source: Kornblith et al. 2019, Eq. 1 to 3; debiased as in Song et al., JMLR 2012. Ours is the 1e-12 in the
     denominator.
     """
-    _require_same_rows(x, y)
+    return linear_ckas(x, y, debiased=debiased)[0]
+
+
+@in_full_precision
+def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
+    """:func:`linear_cka` of x with each of several y, ``(number of ys,)``; what belongs to x is computed once."""
+    for y in ys:
+        _require_same_rows(x, y)
     if len(x) < (4 if debiased else 2):
-        return linked_zero(x, y)
-    a, b = _standard(x), _standard(y)
-    if debiased:
-        return _alignment(_u_center(a @ a.T), _u_center(b @ b.T))
-    if len(a) <= max(a.shape[1], b.shape[1]):
-        return _alignment(a @ a.T, b @ b.T)
-    # the same number from the smaller matrices of columns
-    return (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm() + EPS)
+        return torch.stack([linked_zero(x, y) for y in ys])
+    if not debiased and len(x) > max(math.prod(a.shape[1:]) for a in (x, *ys)):
+        return torch.stack([_by_columns(_standard(x), _standard(y)) for y in ys])
+    k, *ls = (_u_center(gram) if debiased else gram for gram in map(_centered_gram, (x, *ys)))
+    return torch.stack([_alignment(k, other) for other in ls])
 
 
 @in_full_precision
@@ -102,6 +109,42 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     Source: FedCKA, Table 3.
     """
     return torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0)
+
+
+class _Gram(torch.autograd.Function):
+    """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n.
+
+    The wide matrix is read as often as must be: autograd would multiply it twice and center its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        # the first row is taken off before the mean, so that equal rows give exactly 0
+        rows = rows - rows[0]
+        rows = rows.sub_(rows.mean(0))
+        ctx.save_for_backward(rows)
+        return rows @ rows.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        both = gradient + gradient.T
+        return (both - both.mean(0)) @ rows
+
+
+def _centered_gram(x: Tensor) -> Tensor:
+    """``(n, n)`` with largest entry 1: alignment has no scale, products of norms overflow."""
+    # the order of columns has no part in it, and this one costs no copy
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    gram: Tensor = _Gram.apply((x.permute(0, 2, 3, 1) if last else x).flatten(1))
+    largest = gram.detach().abs().amax()
+    return gram / torch.where(largest > torch.finfo(gram.dtype).tiny, largest, 1)
+
+
+def _by_columns(x: Tensor, y: Tensor) -> Tensor:
+    """The same number from matrices of columns, smaller where there are many rows."""
+    return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + EPS)
 
 
 def _require_same_rows(x: Tensor, y: Tensor) -> None:

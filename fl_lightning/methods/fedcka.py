@@ -19,20 +19,25 @@ from fl_lightning.errors import require
 from fl_lightning.functional import (
     cosine_similarity,
     frobenius_similarity,
-    linear_cka,
+    linear_ckas,
     rbf_cka,
     representation_contrast,
 )
 from fl_lightning.method import Method, Step
 from fl_lightning.state import Weighted
 
-SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "linear": linear_cka,
-    "debiased": partial(linear_cka, debiased=True),
-    "rbf": rbf_cka,
-    "frobenius": frobenius_similarity,
-    "frobenius_raw": lambda x, y: frobenius_similarity(x, y) * x.numel(),
-    "cosine": cosine_similarity,
+
+def _each(similarity: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *ys: torch.stack([similarity(x, y) for y in ys])
+
+
+SIMILARITIES: dict[str, Callable[..., Tensor]] = {
+    "linear": linear_ckas,
+    "debiased": partial(linear_ckas, debiased=True),
+    "rbf": _each(rbf_cka),
+    "frobenius": _each(frobenius_similarity),
+    "frobenius_raw": _each(lambda x, y: frobenius_similarity(x, y) * x.numel()),
+    "cosine": _each(cosine_similarity),
 }
 
 
@@ -71,8 +76,8 @@ class FedCKA(Method):
             return None
         to_global, to_previous = client.observe("global"), client.observe("previous")
         terms = [
-            representation_contrast(self.similarity(a, to_global[tap]), self.similarity(a, to_previous[tap]))
-            for tap, a in ((tap, step.taps[tap]) for tap in self.requires)
+            representation_contrast(*self.similarity(step.taps[tap], to_global[tap], to_previous[tap]))
+            for tap in self.requires
         ]
         return self.mu * torch.stack(terms).mean()
 
