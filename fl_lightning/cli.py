@@ -16,6 +16,7 @@ import fl_lightning.methods
 import fl_lightning.models  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.messages import shorten
 from fl_lightning.trainer import FederatedTrainer
 
 COMMANDS = ("fit", "validate", "test")
@@ -28,7 +29,7 @@ class Parser(LightningArgumentParser):
         # nested parsers raise instead of exiting, and add the key's path on the way up
         if not self.exit_on_error:
             return super().error(message, ex)
-        raise usage_error(ex) or UsageError(" ".join(str(message).split()))
+        raise usage_error(ex) or UsageError(shorten(str(message)))
 
 
 class _SaveConfig(Callback):
@@ -51,6 +52,7 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: Any = None) -> None:
         strict = {"allow_abbrev": False}
+        about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -58,7 +60,7 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={**strict, **{command: dict(strict) for command in COMMANDS}},
+            parser_kwargs={**strict, "description": about, **{command: dict(strict) for command in COMMANDS}},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,

@@ -92,8 +92,13 @@ def test_the_saved_config_runs_again_to_the_same_bits(tmp_path):
 
 
 BAD = {
-    "unknown method": (["--method+=FedNothing"], "FedNothing"),
-    "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "mue"),
+    "unknown method": (["--method+=FedNothing"], "method='FedNothing': no such class; give one of FedCKA, FedD"),
+    "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "method: FedProx has no 'mue'; it takes mu"),
+    "unknown encoder": (
+        ["--model.encoder", "ResNet"],
+        "encoder='ResNet': no such class; give one of FedCKACNN",
+    ),
+    "misspelt data option": (["--data.batchsize", "3"], "batchsize"),
     "unknown key": (["--trainer.max_epochs", "3"], "max_epochs"),
     "abbreviated key": (["--trainer.max_round", "3"], "max_round"),
     "wrong type": (["--trainer.max_rounds", "many"], "trainer.max_rounds"),

@@ -35,12 +35,14 @@ class RandomCrop(Augmentation):
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         size, height, width = len(images), *images.shape[-2:]
+        fits = self.mode != "reflect" or self.padding < min(height, width)
+        require(
+            fits, "RandomCrop.padding", self.padding, f"reflection of {height} x {width} pixels needs less than that"
+        )
         padded = pad(images, [self.padding] * 4, mode=self.mode)
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, size, 1), generator=generator)
-        rows = (top + torch.arange(height))[:, :, None]
-        columns = (left + torch.arange(width))[:, None, :]
-        channels_behind = padded[torch.arange(size)[:, None, None], :, rows, columns]
-        return channels_behind.permute(0, 3, 1, 2)
+        top, left = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, tops, lefts, H, W)
+        return windows[torch.arange(size), :, top, left]
 
 
 class RandomFlip(Augmentation):
@@ -56,4 +58,6 @@ class RandomFlip(Augmentation):
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         flips = torch.rand(len(images), generator=generator) < self.p
-        return torch.where(flips[:, None, None, None], images.flip(-1), images)
+        flipped = images.clone()
+        flipped[flips] = images[flips].flip(-1)
+        return flipped

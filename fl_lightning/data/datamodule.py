@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,6 +142,7 @@ class ImageDataModule(FederatedDataModule):
         if self._ready_for == base_seed():
             return
         found = check_images(self.load())
+        check_scale(self.mean, self.std, found.train_images.shape[-1])
         train = balanced_subset(found.train_labels, self.train_size, "train_size")
         test = balanced_subset(found.test_labels, self.test_size, "test_size")
         self._train = (torch.from_numpy(found.train_images), torch.from_numpy(found.train_labels.astype(np.int64)))
@@ -227,15 +228,29 @@ def check_images(found: Images) -> Images:
         UsageError: another dtype or shape, different lengths, or a negative label.
     """
     for split, images, labels in (("train", *found[:2]), ("test", *found[2:])):
-        usable = images.dtype == np.uint8 and images.ndim == 4
+        usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
         require(usable, f"data: {split}_images", f"{images.dtype} {images.shape}", "give uint8 (N, H, W, C)")
-        numbers = f"{len(images)} images, {len(labels)} labels"
-        require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label an image")
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
         require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
+        numbers = f"{len(images)} images, {len(labels)} labels"
+        require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label an image")
         require(len(labels) > 0, f"data: {split}_labels", 0, "there is not one example")
         require(labels.min() >= 0, f"data: {split}_labels", int(labels.min()), "labels count from 0")
+    channels, others = found.train_images.shape[-1], found.test_images.shape[-1]
+    require(channels == others, "data: test_images", f"{others} channels", f"the training images have {channels}")
     return found
+
+
+def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+    """Refuse statistics that do not fit the images.
+
+    Raises:
+        UsageError: neither one number nor one a channel, or a deviation that is not above 0.
+    """
+    for key, values in (("data.mean", mean), ("data.std", std)):
+        mend = f"give {channels} numbers, one a channel" if channels > 1 else "give one number"
+        require(len(values) in (1, channels), key, list(values), mend)
+    require(all(value > 0 for value in std), "data.std", list(std), "give numbers above 0")
 
 
 def balanced_subset(labels: np.ndarray, size: int | None, key: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.data.datamodule import ImageDataModule, Images
+from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
@@ -74,8 +74,8 @@ class NpyImages(ImageDataModule):
         mend = f"{', '.join(missing)} not found there; give a folder with {', '.join(names)}"
         require(not missing, "data.root", str(self.root), mend)
         images, labels, test_images, test_labels = (open_array(self.root / name) for name in names)
-        found = Images(_with_channels(images), labels, _with_channels(test_images), test_labels)
-        self.num_classes = int(max(part.max(initial=0) for part in (labels, test_labels))) + 1
+        found = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
+        self.num_classes = int(max(labels.max(), test_labels.max())) + 1
         self.mean, self.std = self._statistics(found.train_images)
         return found
 
@@ -104,11 +104,18 @@ class CIFAR10(ImageDataModule):
         super().__init__(**kwargs)
         self.root, self.download = root, download
 
+    def prepare_data(self) -> None:
+        """Download, where that was asked for."""
+        if self.download:
+            from torchvision.datasets import CIFAR10 as Source
+
+            Source(self.root, download=True)
+
     def load(self) -> Images:
         from torchvision.datasets import CIFAR10 as Source
 
         try:
-            train, test = (Source(self.root, train=flag, download=self.download) for flag in (True, False))
+            train, test = (Source(self.root, train=flag) for flag in (True, False))
         except RuntimeError as error:
             mend = "cifar-10-batches-py not found there; give its folder, or set data.download: true"
             raise UsageError(f"data.root={self.root!r}: {mend}") from error

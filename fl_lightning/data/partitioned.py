@@ -73,7 +73,9 @@ class Partitioned(FederatedDataModule):
 
     def _plan(self, labels: np.ndarray | None) -> Any:
         if labels is not None:
-            return self.partition(labels, int(labels.max()) + 1)
+            mend = f"labels count from 0, its smallest is {labels.min(initial=0)}"
+            require(labels.min(initial=0) >= 0, "data.datamodule", type(self.datamodule).__name__, mend)
+            return self.partition(labels, int(labels.max(initial=-1)) + 1)
         kind = type(self.partitioner).__name__
         if not isinstance(self.partitioner, IID):
             raise UsageError(f"data.partitioner={kind!r}: it needs integer labels, the data set has none; take IID")
@@ -89,15 +91,29 @@ def labels_of(dataset: Dataset) -> np.ndarray | None:
     if isinstance(dataset, Subset):
         inner = labels_of(dataset.dataset)
         return None if inner is None else inner[np.asarray(dataset.indices)]
+    number = len(dataset)  # type: ignore[arg-type]
     for name in ("targets", "labels"):
-        if hasattr(dataset, name):
-            return _integers(getattr(dataset, name))
+        found = _integers(getattr(dataset, name, None))
+        # an attribute of this name may be something else, such as the names of the classes
+        if found is not None and len(found) == number:
+            return found
     if isinstance(dataset, TensorDataset):
         return _integers(dataset.tensors[1]) if len(dataset.tensors) > 1 else None
+    return _labels_of_items(dataset, number)
+
+
+def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
+    """The second entries of the items; the first that is no integer ends the search."""
+    found = []
     try:
-        return _integers([dataset[i][1] for i in range(len(dataset))])  # type: ignore[arg-type]
+        for index in range(number):
+            label = np.asarray(dataset[index][1])
+            if label.ndim != 0 or not np.issubdtype(label.dtype, np.integer):
+                return None
+            found.append(int(label))
     except (TypeError, IndexError, KeyError, ValueError):
         return None
+    return np.array(found, np.int64)
 
 
 def _integers(values: Any) -> np.ndarray | None:

@@ -1,0 +1,63 @@
+"""One line from the pages in which a config parser explains what did not fit."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
+from fl_lightning.method import Method
+from fl_lightning.models import Encoder
+
+BASES: dict[str, type] = {
+    "method": Method,
+    "callbacks": Callback,
+    "data": FederatedDataModule,
+    "partitioner": Partitioner,
+    "augment": Augmentation,
+    "encoder": Encoder,
+}
+
+
+def shorten(message: str) -> str:
+    """The key, the value and the mend of a parser's message, where they can be told; else the message on one line."""
+    text = " ".join(message.split())
+    key = ".".join(re.findall(r'Parser key "([^"]+)"', text))
+    option = re.search(r"class_path '([\w.]+)': Option '([^']+)' is not accepted", text)
+    if option:
+        path, name = option.groups()
+        return f"{key}: {path.rsplit('.', 1)[1]} has no {name!r}; it takes {', '.join(parameters(path))}"
+    unknown = re.search(r"Expected a dot import path string: ([^\s-]+)", text)
+    if unknown:
+        return f"{key}={unknown[1]!r}: no such class; give {known_for(key)}MODULE.CLASS of your own"
+    return text.replace("unrecognized arguments:", "no such key (--help lists them):")
+
+
+def parameters(path: str) -> list[str]:
+    """What the constructor of the class at ``path`` takes, its bases' share of ``**kwargs`` included."""
+    module, name = path.rsplit(".", 1)
+    found: dict[str, None] = {}
+    for kind in getattr(import_module(module), name).__mro__:
+        if "__init__" in vars(kind) and kind is not object:
+            taken = inspect.signature(kind.__init__).parameters.values()
+            found |= {p.name: None for p in taken if p.name != "self" and p.kind is not p.VAR_KEYWORD}
+            if all(p.kind is not p.VAR_KEYWORD for p in taken):
+                break
+    return list(found)
+
+
+def known_for(key: str) -> str:
+    """The names of our classes for a key, as ``one of A, B, or``; nothing where there is no such list."""
+    base = BASES.get(key.rsplit(".", 1)[-1])
+    names = sorted({kind.__name__ for kind in subclasses(base)}) if base else []
+    return f"one of {', '.join(names)}, or " if names else ""
+
+
+def subclasses(base: type) -> list[type]:
+    """The concrete subclasses of ours, of any depth."""
+    children: list[type] = base.__subclasses__()
+    found = [kind for child in children for kind in (child, *subclasses(child))]
+    ours = [kind for kind in found if kind.__module__.startswith("fl_lightning")]
+    return [kind for kind in ours if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]
