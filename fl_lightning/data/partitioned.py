@@ -67,9 +67,7 @@ class Partitioned(FederatedDataModule):
         return self._loaders("val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """The user's test data, or its validation data where it has none."""
-        found = self._loaders("test_dataloader")
-        return self.val_dataloader() if isinstance(found, list) and not found else found
+        return self._loaders("test_dataloader")
 
     def _plan(self, labels: np.ndarray | None) -> Any:
         if labels is not None:
@@ -107,7 +105,9 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
     found = []
     try:
         for index in range(number):
-            label = np.asarray(dataset[index][1])
+            item = dataset[index]
+            # one tensor of token numbers is an input, not an (input, label)
+            label = np.asarray(item[1] if isinstance(item, (tuple, list)) else None)
             if label.ndim != 0 or not np.issubdtype(label.dtype, np.integer):
                 return None
             found.append(int(label))
@@ -117,5 +117,8 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
 
 
 def _integers(values: Any) -> np.ndarray | None:
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        return None
     return found.astype(np.int64) if found.ndim == 1 and np.issubdtype(found.dtype, np.integer) else None

@@ -1,5 +1,9 @@
 """Data sets, their batches and their refusals."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -117,9 +121,39 @@ def test_a_crop_is_one_of_the_possible_crops_and_each_image_has_its_own():
     assert reflected.min() > 0 == cropped.min()
 
 
+def test_a_crop_that_reflects_more_than_the_image_is_refused():
+    with pytest.raises(UsageError, match=r"RandomCrop.padding=6: reflection of 6 x 8 pixels"):
+        RandomCrop(6, "reflect")(torch.zeros(2, 1, 6, 8, dtype=torch.uint8), torch.Generator())
+
+
+def test_augmented_batches_are_a_function_of_the_loaders_generator():
+    loader = batches(shuffle=True, augment=[RandomCrop(1), RandomFlip()])
+
+    def values(seed):
+        loader.generator.manual_seed(seed)
+        return torch.cat([x for x, _ in loader])
+
+    first = values(1)
+    torch.manual_seed(5)
+    assert torch.equal(values(1), first)
+    assert not torch.equal(values(2), first)
+    assert first.shape == (10, 3, 2, 2)
+
+
+def test_a_batch_is_no_longer_touched_once_it_is_given():
+    loader = batches()
+    given = list(loader)
+    for (x, _), (y, _) in zip(given, loader, strict=True):
+        assert torch.equal(x, y)
+    given[0][0].zero_()
+    assert torch.equal(next(iter(loader))[0], next(iter(batches()))[0])
+
+
 def test_flips_are_exact_and_as_frequent_as_asked_for():
     images = torch.randint(0, 255, (400, 1, 4, 4), dtype=torch.uint8)
+    before = images.clone()
     flipped = RandomFlip(0.3)(images, torch.Generator().manual_seed(0))
+    assert torch.equal(images, before)
     turned = (flipped != images).flatten(1).any(1)
     assert torch.equal(flipped[turned], images[turned].flip(-1))
     assert 0.2 < turned.float().mean() < 0.4
@@ -153,6 +187,12 @@ BAD = {
     "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), "give uint8"),
     "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), "give uint8"),
     "negative": ("train_labels.npy", np.arange(60) - 1, "labels count from 0"),
+    "number": ("train_images.npy", np.uint8(3), "give uint8"),
+    "empty pixels": ("train_images.npy", np.zeros((60, 0, 6, 3), np.uint8), "give uint8"),
+    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "1 channels.*training images have 3"),
+    "one label": ("train_labels.npy", np.int64(1), "give integers"),
+    "words": ("train_labels.npy", np.array(["cat"] * 60), "give integers"),
+    "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), "0 images, 60 labels"),
     "floats": ("test_labels.npy", np.zeros(20), "give integers"),
     "objects": ("train_labels.npy", np.array([{}] * 60), "no .npy file of numbers"),
 }
@@ -164,6 +204,73 @@ def test_bad_arrays_are_refused_with_the_mend(folder, case):
     spoil(folder, name, array)
     with pytest.raises(UsageError, match=message):
         ready(NpyImages(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": [0.5, 0.5]}, r"data.mean=\[0.5, 0.5\]: give 3 numbers"),
+        ({"std": [0.5, 0.5]}, r"data.std=\[0.5, 0.5\]: give 3 numbers"),
+        ({"std": [0.5, 0.0, 0.5]}, r"data.std=.*give numbers above 0"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(folder, options, message):
+    with pytest.raises(UsageError, match=message):
+        ready(NpyImages(str(folder), **options))
+
+
+def test_given_statistics_are_used_and_the_other_is_measured(folder):
+    data = ready(NpyImages(str(folder), mean=[0.1, 0.2, 0.3]))
+    assert data.mean == (0.1, 0.2, 0.3)
+    images = np.load(folder / "train_images.npy") / 255
+    np.testing.assert_allclose(data.std, images.std((0, 1, 2)), rtol=1e-6)
+
+
+def test_objects_are_never_unpickled(folder):
+    class Opened:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "opened"),)
+
+    spoil(folder, "train_labels.npy", np.array([Opened()]))
+    with pytest.raises(UsageError, match=r"data.root=.*train_labels.npy"):
+        ready(NpyImages(str(folder)))
+    assert not (folder / "opened").exists()
+    np.load(folder / "train_labels.npy", allow_pickle=True)
+    assert (folder / "opened").exists()
+
+
+class _FakeCIFAR10:
+    calls: list = []  # noqa: RUF012
+
+    def __init__(self, root, train=True, download=False):
+        self.calls.append((train, download))
+        number = 40 if train else 10
+        self.data, self.targets = np.zeros((number, 32, 32, 3), np.uint8), [i % 10 for i in range(number)]
+
+
+def test_cifar10_is_downloaded_by_prepare_data_only(monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", _FakeCIFAR10)
+    monkeypatch.setattr(_FakeCIFAR10, "calls", [])
+    CIFAR10("there").prepare_data()
+    assert _FakeCIFAR10.calls == []
+    data = CIFAR10("there", download=True, num_clients=2)
+    data.prepare_data()
+    assert _FakeCIFAR10.calls == [(True, True)]
+    ready(data)
+    assert _FakeCIFAR10.calls[1:] == [(True, False), (False, False)]
+    black, _ = next(iter(data.train_dataloader(0)))
+    expected = torch.tensor([-125.3 / 63.0, -123.0 / 62.1, -113.9 / 66.7])
+    torch.testing.assert_close(black.amax((0, 2, 3)), expected)
+
+
+def test_no_library_is_imported_before_a_data_set_needs_it():
+    """But for what Lightning imports by itself."""
+    code = (
+        "import sys, lightning.pytorch; before = set(sys.modules); import fl_lightning.data;"
+        "print(sorted({'sklearn', 'torchvision'} & (set(sys.modules) - before)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_a_file_that_is_no_npy_is_refused(folder):
@@ -185,6 +292,9 @@ def test_missing_folders_name_the_key_and_the_files(tmp_path):
         ({"num_clients": 0}, "data.num_clients=0"),
         ({"num_clients": 1438}, r"data.num_clients=1438: there are 1437 training samples"),
         ({"batch_size": 0}, "data.batch_size=0"),
+        ({"eval_batch_size": 0}, "data.eval_batch_size=0"),
+        ({"image_size": 0}, "data.image_size=0"),
+        ({"num_clients": 20, "train_size": 10}, r"data.num_clients=20: there are 10 training samples"),
         ({"train_size": 2000}, "data.train_size=2000"),
         ({"test_size": 0}, "data.test_size=0"),
         ({"channels": 2}, "data.channels=2"),

@@ -66,6 +66,18 @@ class Named(Items):
     targets = (2, 0, 1)
 
 
+class Nothing(Items):
+    targets, labels = None, ("cat", "dog")
+
+
+class Uneven(Items):
+    targets = ([1], [2, 3])
+
+
+class Classes(Items):
+    labels = (0, 1)
+
+
 @pytest.mark.parametrize(
     ("dataset", "labels"),
     [
@@ -75,6 +87,14 @@ class Named(Items):
         (Items([(X[0], torch.tensor(1)), (X[1], torch.tensor(2))]), [1, 2]),
         (Items([X[0], X[1]]), None),
         (TensorDataset(X, torch.randn(90)), None),
+        (TensorDataset(X), None),
+        (Subset(Subset(TensorDataset(X, Y), [5, 4, 2]), [2, 0]), [2, 2]),
+        (Nothing([(X[0], 1), (X[1], 0)]), [1, 0]),
+        (Classes([(X[0], 1), (X[1], 0), (X[2], 0)]), [1, 0, 0]),
+        (Uneven([(X[0], 1), (X[1], 0)]), [1, 0]),
+        (Items([torch.arange(3), torch.arange(3)]), None),
+        (Items([{"x": 1}]), None),
+        (Items([(X[0], [1, 2])]), None),
     ],
 )
 def test_labels_are_found_where_they_are(dataset, labels):
@@ -89,6 +109,40 @@ def test_without_labels_only_iid_is_possible():
     assert data.info(0).num_examples == 30
     with pytest.raises(UsageError, match=r"data.partitioner='Dirichlet'"):
         ready(Partitioned(unlabelled, Dirichlet(1.0), num_clients=3))
+
+
+def test_the_search_for_labels_stops_at_the_first_that_is_none():
+    class Counted(Items):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    dataset = Counted([(X[0], 0.5)] * 20)
+    assert labels_of(dataset) is None
+    assert dataset.read == 1
+
+
+def test_negative_labels_are_refused():
+    with pytest.raises(UsageError, match=r"data.datamodule='Theirs': labels count from 0, its smallest is -1"):
+        ready(Partitioned(Theirs(TensorDataset(X, Y - 1)), num_clients=3))
+
+
+def test_validation_data_stands_in_for_test_data_only_where_there_is_none():
+    class Validated(LightningDataModule):
+        train_dataloader = Theirs.train_dataloader
+        dataset = TensorDataset(X, Y)
+
+        def val_dataloader(self):
+            return DataLoader(TensorDataset(X[:7], Y[:7]))
+
+    class Both(Validated):
+        test_dataloader = Theirs.test_dataloader
+
+    assert len(ready(Partitioned(Validated())).test_dataloader().dataset) == 7
+    both = ready(Partitioned(Both()))
+    assert (len(both.val_dataloader().dataset), len(both.test_dataloader().dataset)) == (7, 10)
 
 
 def test_a_training_loader_that_is_no_dataloader_is_refused():

@@ -91,6 +91,15 @@ def test_a_draw_that_needs_no_repair_is_the_references(alpha):
     assert unrepaired > 15
 
 
+def test_clients_are_as_large_as_the_references():
+    """The published law on 50,000 samples, alpha 0.5: sizes from about 2,900 to 6,800, and 8.7 classes, on average."""
+    labels = np.repeat(np.arange(10), 5000)
+    plans = [Plan(Dirichlet(0.5)(labels, 10, rng(seed)), labels, 10) for seed in range(60)]
+    assert np.mean([plan.sizes.min() for plan in plans]) == pytest.approx(2900, rel=0.12)
+    assert np.mean([plan.sizes.max() for plan in plans]) == pytest.approx(6800, rel=0.05)
+    assert np.mean([(plan.label_counts > 0).sum(1).mean() for plan in plans]) == pytest.approx(8.7, abs=0.2)
+
+
 def test_a_client_with_its_share_gets_no_later_class():
     labels = np.repeat(np.arange(10), 100)
     for seed in range(20):
@@ -135,6 +144,27 @@ def test_a_plan_is_saved_loaded_and_hashed(tmp_path):
     assert again.hash == plan.hash != Plan(IID()(labels, 4, rng(1)), labels, 3).hash
     assert all(np.array_equal(a, b) for a, b in zip(again.parts, plan.parts, strict=True))
     assert "4 clients of 15 to 15 samples" in plan.report()
+    with np.load(tmp_path / "plan.npz", allow_pickle=False) as found:
+        assert found["label_counts"].tolist() == plan.label_counts.tolist()
+    assert plan.label_counts.sum(0).tolist() == [20, 20, 20]
+
+
+def test_a_report_says_what_was_realised():
+    labels = np.repeat([0, 1], [4, 4])
+    apart = Plan([np.arange(4), np.arange(4, 8)], labels, 2, moved=3)
+    # all of one class against half and half: the root of (log2(4/3) + log2(2/3)/2 + 1/2) / 2
+    assert apart.skew() == pytest.approx(0.5579, abs=1e-4)
+    assert "1.0 of 2 classes each" in apart.report() and "3 samples moved" in apart.report()
+    alike = Plan([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])], labels, 2)
+    assert alike.skew() == 0
+    assert "moved" not in alike.report()
+    assert Plan([np.arange(3), np.arange(3, 5)]).label_counts is None
+
+
+def test_the_hash_tells_apart_who_holds_the_same_samples():
+    first, second = (Plan([np.arange(cut), np.arange(cut, 6)]) for cut in (2, 3))
+    assert first.hash != second.hash
+    assert first.hash == Plan([np.arange(2, dtype=np.int32), np.arange(2, 6, dtype=">i8")]).hash
 
 
 @pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0], [1]], [[0, 1, 2, 3]]])
