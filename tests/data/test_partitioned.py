@@ -129,7 +129,7 @@ def test_negative_labels_are_refused():
         ready(Partitioned(Theirs(TensorDataset(X, Y - 1)), num_clients=3))
 
 
-def test_validation_data_stands_in_for_test_data_only_where_there_is_none():
+def test_validation_data_never_stands_in_for_test_data():
     class Validated(LightningDataModule):
         train_dataloader = Theirs.train_dataloader
         dataset = TensorDataset(X, Y)
@@ -140,7 +140,8 @@ def test_validation_data_stands_in_for_test_data_only_where_there_is_none():
     class Both(Validated):
         test_dataloader = Theirs.test_dataloader
 
-    assert len(ready(Partitioned(Validated())).test_dataloader().dataset) == 7
+    validated = ready(Partitioned(Validated()))
+    assert (len(validated.val_dataloader().dataset), validated.test_dataloader()) == (7, [])
     both = ready(Partitioned(Both()))
     assert (len(both.val_dataloader().dataset), len(both.test_dataloader().dataset)) == (7, 10)
 
