@@ -92,6 +92,7 @@ def test_an_epoch_holds_every_row_once_and_drop_last_drops_the_rest():
     labels = [y for _, y in batches(shuffle=True)]
     assert [len(y) for y in labels] == [4, 4, 2] and len(batches()) == 3
     assert torch.cat(labels).sort().values.tolist() == list(range(10))
+    assert [[len(y) for _, y in batches(n)] for n in (3, 8, 9)] == [[3], [4, 4], [4, 4, 1]]
     assert [len(y) for _, y in batches(drop_last=True)] == [4, 4] and len(batches(drop_last=True)) == 2
 
 

@@ -46,7 +46,8 @@ def test_every_sample_goes_to_one_client_in_the_users_own_batches():
     data = ready(Partitioned(Theirs(), Dirichlet(0.5, 9), num_clients=4))
     loaders = [data.train_dataloader(k) for k in range(4)]
     assert sum(len(loader.dataset) for loader in loaders) == 90
-    assert all(len(y) == 8 for _, y in loaders[0])
+    thirds = ready(Partitioned(Theirs(), num_clients=3))
+    assert [[len(y) for _, y in thirds.train_dataloader(k)] for k in range(3)] == [[8] * 3] * 3
     assert data.info(2).label_counts.tolist() == torch.bincount(Y[data.plan.parts[2]], minlength=3).tolist()
     assert len(data.test_dataloader().dataset) == 10
     assert data.val_dataloader() == []

@@ -1,5 +1,7 @@
 """Partitioners end, lose nothing, and have the law they claim."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -164,6 +166,9 @@ def test_a_report_says_what_was_realised():
 def test_the_hash_tells_apart_who_holds_the_same_samples():
     first, second = (Plan([np.arange(cut), np.arange(cut, 6)]) for cut in (2, 3))
     assert first.hash != second.hash
+    # sizes 2 and 4, then the indices, each as eight bytes with the lowest first
+    written = b"".join(number.to_bytes(8, "little") for number in (2, 4, 0, 1, 2, 3, 4, 5))
+    assert first.hash == hashlib.sha256(written).hexdigest()
     assert first.hash == Plan([np.arange(2, dtype=np.int32), np.arange(2, 6, dtype=">i8")]).hash
 
 
