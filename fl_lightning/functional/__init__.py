@@ -1,9 +1,14 @@
 """Pure functions of tensors, in float32 at least also under autocast: the mathematics of the methods."""
 
-from fl_lightning.functional.calibration import calibrated_logits
+from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
 from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, linear_ckas, rbf_cka
-from fl_lightning.functional.contrastive import representation_contrast
-from fl_lightning.functional.decorrelation import correlation_frobenius
+from fl_lightning.functional.contrastive import model_contrastive_loss, representation_contrast
+from fl_lightning.functional.decorrelation import (
+    correlation_frobenius,
+    covariance_decorrelation,
+    structured_covariance_decorrelation,
+)
+from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.spectrum import (
     covariance_spectrum,
     effective_rank,
@@ -16,18 +21,24 @@ from fl_lightning.functional.variance import probability_variance_hinge
 
 __all__ = [
     "calibrated_logits",
+    "class_sums",
     "correlation_frobenius",
     "cosine_similarity",
+    "covariance_decorrelation",
     "covariance_spectrum",
     "effective_rank",
     "eigenvalues",
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "model_contrastive_loss",
     "probability_variance_hinge",
+    "prototype_distance",
     "rbf_cka",
     "rbf_uniformity",
     "representation_contrast",
+    "restricted_logits",
     "singular_values",
     "stable_rank",
+    "structured_covariance_decorrelation",
 ]

@@ -44,5 +44,7 @@ def unit_scale(rows: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def _widen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_widen(part) for part in value]
     narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if narrow else value

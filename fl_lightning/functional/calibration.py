@@ -1,4 +1,4 @@
-"""Logits calibrated by label counts: FedLC, Zhang et al., ICML 2022, Eq. 5."""
+"""Logits changed by label counts: FedLC, Zhang et al., ICML 2022, Eq. 5; FedRS, Li and Zhan, KDD 2021."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ def calibrated_logits(
     margin = tau * counts.clamp_min(FLOOR if missing == "floor" else 1).pow(-0.25)
     lowered = logits - margin
     return lowered.masked_fill(counts == 0, -torch.inf) if missing == "mask" else lowered
+
+
+@in_full_precision
+def restricted_logits(
+    logits: Tensor, class_counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "frequency"] = "binary"
+) -> Tensor:
+    r"""Scale the logits of classes that the client lacks: :math:`a_c o_c`.
+
+    ``binary``: :math:`a_c = \alpha` for :math:`n_c = 0`, else 1. ``frequency``:
+    :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, which also restricts rare classes.
+
+    Args:
+        logits: raw logits ``(B, C)``.
+        class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
+        alpha: in [0, 1]; 1 leaves the logits as they are.
+        mode: ``binary``, the paper's, or ``frequency``, of the first author's code.
+
+    Returns:
+        Logits ``(B, C)`` in float32 (float64 for float64).
+
+    Raises:
+        UsageError: ``alpha`` outside [0, 1], or another ``mode``.
+
+    Source: FedRS, section 4.
+    """
+    require(0 <= alpha <= 1, "alpha", alpha, "give a number in [0, 1]")
+    require(mode in ("binary", "frequency"), "mode", mode, "choose binary or frequency")
+    counts = class_counts.to(logits.dtype)
+    share = (counts > 0).to(logits.dtype) if mode == "binary" else counts / counts.max().clamp_min(1)
+    return logits * (alpha + (1 - alpha) * share)

@@ -1,4 +1,4 @@
-"""The correlation of a representation's dimensions: FedDecorr, Shi et al., ICLR 2023, Eq. 8."""
+"""The correlation and covariance of a representation's dimensions: FedDecorr, Shi et al., ICLR 2023, Eq. 8; DeCov."""
 
 from __future__ import annotations
 
@@ -60,3 +60,48 @@ def _off_diagonal(normal: Tensor) -> Tensor:
         return (products - torch.diag(products.diagonal())).square().sum()
     # more columns than rows are never uncorrelated, so that this difference keeps its digits
     return products.square().sum() - normal.square().sum(0).square().sum()
+
+
+def covariance_decorrelation(z: Tensor) -> Tensor:
+    r"""DeCov, :math:`\frac12 (\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2)`, C the covariance over the batch.
+
+    Args:
+        z: representations ``(B, d)``; the covariance is divided by B.
+
+    Returns:
+        A scalar, at least 0; 0 for B = 1 and d = 1. It grows with the fourth power of the scale of z.
+
+    Source: Cogswell et al., ICLR 2016, Eq. 3.
+    """
+    return structured_covariance_decorrelation(z, groups=z.shape[1])
+
+
+@in_full_precision
+def structured_covariance_decorrelation(z: Tensor, groups: int = 8, gamma: float = 0.0) -> Tensor:
+    r"""DeCov between groups of dimensions, less :math:`\gamma` times that inside them.
+
+    :math:`\frac12 \sum_{g(i) \ne g(j)} C_{ij}^2 - \frac\gamma2 \sum_{g(i) = g(j), i \ne j} C_{ij}^2`. Groups are
+    contiguous and of equal size, up to one where they do not divide d.
+
+    Args:
+        z: representations ``(B, d)``.
+        groups: from 1 to d; d gives DeCov.
+        gamma: at least 0; above 0 the value has no lower bound.
+
+    Returns:
+        A scalar, at least 0 for ``gamma=0``.
+
+    Raises:
+        UsageError: ``groups`` outside [1, d], or ``gamma`` below 0.
+
+    Source: after Xiong et al., 2016, whose constants are not public; this definition is ours.
+    """
+    batch, d = z.shape
+    require(1 <= groups <= d, "groups", groups, f"the representation has {d} dimensions, give 1 to {d}")
+    require(gamma >= 0, "gamma", gamma, "give 0 or more")
+    rows = centered(z)
+    squares = (rows.T @ rows / batch).square()
+    group = torch.arange(d, device=z.device) * groups // d
+    between = group[:, None] != group[None, :]
+    inside = ~between & ~torch.eye(d, dtype=torch.bool, device=z.device)
+    return 0.5 * squares[between].sum() - 0.5 * gamma * squares[inside].sum()
