@@ -63,7 +63,7 @@ def _off_diagonal(normal: Tensor) -> Tensor:
 
 
 def covariance_decorrelation(z: Tensor) -> Tensor:
-    r"""DeCov, :math:`\frac12 (\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2)`, C the covariance over the batch.
+    r"""DeCov, half of :math:`\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2`, C the covariance over the batch.
 
     Args:
         z: representations ``(B, d)``; the covariance is divided by B.

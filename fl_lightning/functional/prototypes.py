@@ -12,7 +12,8 @@ from fl_lightning.functional._precision import in_full_precision
 def prototype_distance(z: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     r"""Mean squared distance of representations to the prototypes of their classes, over all B * d entries.
 
-    :math:`\frac{1}{B d} \sum_b \lVert z_b - t_{y_b} \rVert^2`; an example of a class without prototype adds 0, and counts.
+    :math:`\frac{1}{B d} \sum_b \lVert z_b - t_{y_b} \rVert^2`; an example of a class without
+    prototype adds 0, and counts.
 
     Args:
         z: representations ``(B, ...)``, flattened to ``(B, d)``.
