@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.errors import ClientError
 from fl_lightning.logged import Logged
 from fl_lightning.method import Method, MethodList, Step
+from fl_lightning.references import References, Rows, frozen_copy
 from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
 from fl_lightning.taps import Taps
 
@@ -33,8 +34,11 @@ class Client(LightningModule):
         taps: tap name to submodule path of ``module``.
 
     Attributes:
-        received: the global state w^t that the server sent, by name; do not change it.
+        received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
+            own entries where they do not travel; do not change it.
         info: number of examples, label counts ``(C,)``, domain and id of the client.
+        weight: p_k, before it is normalised over the cohort; known in ``on_client_end``.
+        epoch: the present pass over the client's data, from 0.
         num_steps: local steps taken in this visit so far.
         drift: Euclidean norm of :attr:`change`, after the visit.
         lr: learning rate of the first parameter group, as of the last local step.
@@ -52,31 +56,25 @@ class Client(LightningModule):
         self.others = [name for name in self.live if name not in set(self.trainable)]
         self.received: State = {}
         self.info = ClientInfo(0, 0, None)
+        self.weight = 1.0
+        self.epoch = 0
         self.num_steps = 0
         self.drift = 0.0
         self.lr = 0.0
         self._memories: dict[int, dict[str, dict[str, Any]]] = {}
-        self._references: dict[str, tuple[LightningModule, Taps]] = {}
-        self._observed: dict[str, dict[str, Tensor]] = {}
-        self._wanted: dict[str, set[str]] = {}
         self._change: State | None = None
-        self._batch: tuple[Any, int] = (None, 0)
         self.tap_paths = dict(taps)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.references = References(self.tap_paths, self._takes_index)
         self._hook_taps()
         replaced: Any = module
         replaced.log, replaced.log_dict = self._log, self._log_dict
 
     # ------------------------------------------------------------------ what methods use
-    @property
-    def parameters_received(self) -> list[Tensor]:
-        """The received values of the trained parameters, in the order of :attr:`parameters_trained`."""
-        return [self.received[name] for name in self.trainable]
-
-    @property
-    def parameters_trained(self) -> list[Tensor]:
-        """The live parameters that are trained."""
-        return [self.live[name] for name in self.trainable]
+    @cached_property
+    def sent(self) -> list[str]:
+        """Names of the trained parameters that travel."""
+        return [name for name in self.trainable if self.methods.exchanges(name)]
 
     @property
     def change(self) -> Mapping[str, Tensor]:
@@ -93,45 +91,84 @@ class Client(LightningModule):
         """What ``method`` keeps for this client between rounds: tensors and plain values."""
         return self._memories.setdefault(self.info.id, {}).setdefault(method.name, {})
 
+    @torch.no_grad()
+    def add_to_gradients(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
+        """Add ``scale`` times ``values`` to the gradients of the parameters of these names, in place.
+
+        A parameter without gradient (unused, or frozen by another method) keeps none.
+        """
+        live = [(self.live[name], value) for name, value in values.items()]
+        found = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
+        if found:
+            gradients, addends = zip(*found, strict=True)
+            torch._foreach_add_(gradients, addends, alpha=scale)
+
+    @torch.no_grad()
+    def add_gradients_to(self, totals: Mapping[str, Tensor]) -> None:
+        """Add the gradients to ``totals``, in place, by name."""
+        for name, total in totals.items():
+            gradient = self.live[name].grad
+            if gradient is not None:
+                total.add_(gradient)
+
+    @torch.no_grad()
+    def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
+        """Add ``scale`` times ``values`` to the parameters of these names, in place."""
+        torch._foreach_add_([self.live[name] for name in values], list(values.values()), alpha=scale)
+
+    @torch.no_grad()
+    def drift_so_far(self, names: list[str]) -> State:
+        """y - w^t of the parameters called ``names`` at the present step, in their own precision."""
+        if not names:
+            return {}
+        gaps = torch._foreach_sub([self.live[name] for name in names], [self.received[name] for name in names])
+        return dict(zip(names, gaps, strict=True))
+
+    def parameters_under(self, tap: str) -> list[str]:
+        """Names of the trained parameters of the submodule that ``tap`` is bound to."""
+        return [name for name in self.trainable if name.startswith(f"{self.tap_paths[tap]}.")]
+
     def freeze(  # type: ignore[override]
         self, name: str, state: State, taps: Collection[str] | None = None
     ) -> None:
         """Keep a frozen copy of the module, in eval mode, with ``state``, to be observed at ``taps`` in this visit.
 
-        Without ``taps`` it is observed at every tap there is.
+        Without ``taps`` it is observed at every tap there is. Methods that use one name mean one model.
         """
-        if name not in self._references:
-            self._references[name] = self._twin()
-        copy_into(tensors(self._references[name][0]), state)
-        self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
+        if name not in self.references:
+            self.references.add(name, self.twin())
+        self.references.load(name, state, taps)
 
-    @torch.no_grad()
     def observe(self, name: str) -> dict[str, Tensor]:
         """The taps of the frozen model ``name`` on the current batch, run only as far as the last one asked for.
 
         It is run once per batch, however many methods observe it.
         """
-        if name not in self._observed:
-            twin, taps = self._references[name]
-            arguments = self._batch if self._takes_index else self._batch[:1]
-            self._observed[name] = taps.run_until(self._wanted[name], lambda: twin.training_step(*arguments))
-        return self._observed[name]
+        return self.references.observe(name)
+
+    def twin(self) -> LightningModule:
+        """A copy of the module, without hooks, logging and Fabric."""
+        self._taps.remove()
+        try:
+            return frozen_copy(self.module, [self, self.module._fabric])
+        finally:
+            self._hook_taps()
 
     # ------------------------------------------------------------------ what the engine uses
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of ``info.id``: load the received state and what the client kept, then ask the methods."""
-        self.info, self.received = info, received
-        self.num_steps, self._change = 0, None
+        self.info, self.received = info, {**received, **self.own_entries(info.id)}
+        self.epoch, self.num_steps, self._change = 0, 0, None
         self.logged.clear()
-        self._wanted.clear()
-        copy_into(self.live, {**received, **self._memories.get(info.id, {}).get("state", {})})
+        self.references.start()
+        copy_into(self.live, self.received)
         self.module.train()
         self.methods.on_client_start(self)
 
     def finish(self, kept: list[str]) -> None:
         """End the visit: check that the result is finite, and remember the entries that do not travel."""
         self._taps.values = {}
-        self._observed = {}
+        self.references.end_batch()
         self._check_finite()
         if kept:
             self._memories.setdefault(self.info.id, {})["state"] = clone(select(self.live, kept))
@@ -140,11 +177,14 @@ class Client(LightningModule):
         """Put a state into the module, for evaluation."""
         copy_into(self.live, state)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """The module's loss plus the penalties; None where the module asks to skip the batch."""
-        self._batch, self._observed = (batch, batch_idx), {}
+    def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
+        """The module's loss plus the penalties; None where the module asks to skip the batch.
+
+        ``rows`` says which of the client's examples the batch holds, where that is known.
+        """
+        self.references.begin_batch(batch, batch_idx, rows)
         self.logged.batch_size = count_examples(batch)
-        output = self.module.training_step(*(self._batch if self._takes_index else self._batch[:1]))
+        output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is None:
             return None
@@ -167,6 +207,10 @@ class Client(LightningModule):
         """The taps of the last forward."""
         return self._taps.values
 
+    def own_entries(self, k: int) -> State:
+        """The state entries of client ``k`` that do not travel, as it left them; none before its first visit."""
+        return self._memories.get(k, {}).get("state", {})
+
     def memories(self) -> dict[int, dict[str, dict[str, Any]]]:
         """All clients' memories by id and method."""
         return self._memories
@@ -184,17 +228,6 @@ class Client(LightningModule):
     def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             self._log(name, value, **kwargs)
-
-    def _twin(self) -> tuple[LightningModule, Taps]:
-        """A frozen copy with taps of its own; hooks and the bound ``log`` must not be copied with it."""
-        self._taps.remove()
-        try:
-            twin: Any = copy.deepcopy(self.module, {id(self): self, id(self.module._fabric): self.module._fabric})
-        finally:
-            self._hook_taps()
-        twin.eval().requires_grad_(False)
-        twin.log = twin.log_dict = lambda *args, **kwargs: None
-        return twin, Taps(twin, self.tap_paths)
 
     def _check_finite(self) -> None:
         term = self.logged.first_bad_term()

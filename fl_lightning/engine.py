@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from fl_lightning.client import Client
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.references import Rows
 from fl_lightning.seeding import address, ambient
 from fl_lightning.state import State, StateSum, Sums, Weighted, select
 
@@ -75,6 +76,7 @@ class Worker:
         gradient_clip_val: largest gradient norm, None for none.
         limit_batches: batches of a pass, None for all.
         channels_last: memory format of images.
+        cache_references: run frozen reference models once an example and visit.
     """
 
     def __init__(
@@ -90,17 +92,19 @@ class Worker:
         gradient_clip_val: float | None = None,
         limit_batches: int | None = None,
         channels_last: bool = False,
+        cache_references: bool = False,
     ) -> None:
         self.fabric, self.client, self.data, self.seed = fabric, client, data, seed
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.weighting, self.gradient_clip_val = weighting, gradient_clip_val
         self.limit_batches, self.channels_last = limit_batches, channels_last
         self.lr_factor = 1.0
-        exchanged = [name for name in client.live if client.methods.exchanges(name)]
-        self.sent = [name for name in client.trainable if name in exchanged]
+        client.references.caching = cache_references
+        exchanged = {name for name in client.live if client.methods.exchanges(name)}
+        self.sent = client.sent
         self.sent_others = [name for name in client.others if name in exchanged] if buffers == "average" else []
-        local = buffers == "local"
-        self.kept = [n for n in client.live if n not in exchanged or (local and n in client.others)]
+        local = set(client.others) if buffers == "local" else set()
+        self.kept = [name for name in client.live if name not in exchanged or name in local]
         self._precision = fabric.strategy.precision
         self._full = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
 
@@ -141,11 +145,12 @@ class Worker:
         watched = any(config.reduce_on_plateau for config in schedulers)
         module.on_train_start()
         for epoch, batches in enumerate(self._epochs(loader)):
+            self.client.epoch = epoch
             module.on_train_epoch_start()
             if watched:
                 self.client.logged.mark()
             for index, batch in enumerate(batches):
-                if self._step(self.to_device(batch), index, optimizer):
+                if self._step(self.to_device(batch), index, rows_of(loader), optimizer):
                     self._step_schedulers(schedulers, "step", self.client.num_steps)
             module.on_train_epoch_end()
             self._step_schedulers(schedulers, "epoch", epoch + 1)
@@ -160,12 +165,12 @@ class Worker:
             yield itertools.islice(loader, left)
             left -= batches
 
-    def _step(self, batch: Any, index: int, optimizer: Optimizer) -> bool:
+    def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> bool:
         """One local step; False where the module skipped the batch."""
         client, module = self.client, self.client.module
         module.on_train_batch_start(batch, index)
         with self.fabric.autocast():
-            loss = client.training_step(batch, index)
+            loss = client.training_step(batch, index, rows)
         if loss is None:
             return False
         module.on_before_zero_grad(optimizer)
@@ -185,7 +190,8 @@ class Worker:
 
     def _clip(self) -> None:
         if self.gradient_clip_val is not None:
-            torch.nn.utils.clip_grad_norm_(self.client.parameters_trained, self.gradient_clip_val)
+            parameters = [self.client.live[name] for name in self.client.trainable]
+            torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
 
     def _step_schedulers(self, schedulers: list[LRSchedulerConfig], interval: str, done: int) -> None:
         """Step the module's own schedulers as Lightning does within a fit: per local epoch or per local step."""
@@ -196,13 +202,13 @@ class Worker:
 
     def _collect(self) -> Update:
         client = self.client
-        payload = client.methods.on_client_end(client)
-        delta = client.methods.transform_client_update(client, select(dict(client.change), self.sent))
         asked = client.methods.client_weight(client)
         examples = float(client.info.num_examples) if self.weighting == "examples" else 1.0
+        client.weight = examples if asked is None else asked
+        payload = client.methods.on_client_end(client)
+        delta = client.methods.transform_client_update(client, select(client.change, self.sent))
         others = select(client.live, self.sent_others)
-        weight = examples if asked is None else asked
-        return Update(delta, others, weight, payload, client.logged.sums(), client.drift)
+        return Update(delta, others, client.weight, payload, client.logged.sums(), client.drift)
 
 
 def configure_optimizer(client: Client, lr_factor: float) -> tuple[Optimizer, list[LRSchedulerConfig]]:
@@ -234,6 +240,12 @@ def scale_learning_rates(optimizer: Optimizer, configs: list[LRSchedulerConfig],
     for config in configs:
         if hasattr(config.scheduler, "base_lrs"):
             config.scheduler.base_lrs = [rate * factor for rate in config.scheduler.base_lrs]
+
+
+def rows_of(loader: Any) -> Rows | None:
+    """Which of the client's examples the last batch of ``loader`` holds; None where it does not tell."""
+    index = getattr(loader, "current", None)
+    return None if index is None else Rows(index, len(loader.rows), loader.batch_size)
 
 
 def channels_last(batch: Any) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, require
 from fl_lightning.state import State, Sums, Weighted
 
 if TYPE_CHECKING:
@@ -41,15 +42,25 @@ class Method:
     Attributes:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
+        needs_exchange: whether it means nothing where no weights travel, checked before round 0.
+        keeps: names of its attributes that are server-side state: tensors, plain values and dictionaries of them.
     """
 
     requires: tuple[str, ...] = ()
     needs_label_counts = False
+    needs_exchange = False
+    keeps: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The name under which it logs and keeps: the class name in lower case."""
         return type(self).__name__.lower()
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
+
+        No client has been here: ``client.info`` is that of client 0.
+        """
 
     def exchanges(self, key: str) -> bool:
         """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
@@ -94,12 +105,40 @@ class Method:
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
         """After the server's step; ``payload`` is the sum of what the clients returned from :meth:`on_client_end`."""
 
+    def evaluated_state(self, server: Server, state: State) -> State:
+        """The global state that is evaluated and saved, where it is not the one that is sent."""
+        return state
+
     def state_dict(self) -> dict[str, Any]:
-        """Server-side state: tensors and plain values."""
-        return {}
+        """Server-side state: what :attr:`keeps` names."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave."""
+        for name in self.keeps:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+
+def require_sgd(who: str, optimizer: Optimizer, mend: str, momentum: bool = True) -> None:
+    """Refuse a client optimizer in which a step is not a sum of gradients times the learning rate.
+
+    Args:
+        who: the method that asks.
+        optimizer: the client's.
+        mend: what to do instead.
+        momentum: whether (plain) momentum may be there.
+
+    Raises:
+        UsageError: not SGD, Nesterov momentum or dampening, momentum where it may not be, or parameter groups that
+            differ.
+    """
+    require(isinstance(optimizer, SGD), f"{who} with the optimizer", type(optimizer).__name__, mend)
+    for key in ("nesterov", "dampening", *(() if momentum else ("momentum",))):
+        largest = max(group[key] for group in optimizer.param_groups)
+        require(not largest, f"{who} with the client optimizer's {key}", largest, mend)
+    for key in ("lr", "momentum"):
+        values = sorted({group[key] for group in optimizer.param_groups})
+        require(len(values) == 1, f"{who} with the client optimizer's {key}", values, "give all parameters the same")
 
 
 class MethodList:
@@ -118,6 +157,18 @@ class MethodList:
 
     def wanted_taps(self) -> dict[str, str]:
         return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        for method in self.methods:
+            method.setup(client, optimizer)
+        self.client_weight(client)
+        needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
+        silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
+        if needing and not client.sent:
+            raise UsageError(
+                f"method={needing}: {', '.join(needing)} acts on the weights that clients send, and "
+                f"{' and '.join(silent) or 'this list'} sends none; take one of them out"
+            )
 
     def exchanges(self, key: str) -> bool:
         return all(method.exchanges(key) for method in self.methods)
@@ -173,6 +224,12 @@ class MethodList:
     def on_round_end(self, server: Server, payload: Sums) -> None:
         for method in self.methods:
             method.on_round_end(server, _part(payload, method))
+
+    def evaluated_state(self, server: Server) -> State:
+        state = server.state
+        for method in self.methods:
+            state = method.evaluated_state(server, state)
+        return state
 
 
 def _part(payload: Sums, method: Method) -> dict[str, Weighted]:

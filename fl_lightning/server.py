@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning.state import State, clone
 
-Buffers = Literal["average", "keep", "local"]
+Scope = Literal["parameters", "all_float"]
 
 
 class Server:
@@ -26,9 +26,13 @@ class Server:
         trainable: names of the parameters that the optimizer moves.
         optimizer: builds the server optimizer from parameters; None is ``SGD(lr=1)``.
         num_clients: N.
+        num_examples: training examples of all N clients together.
+        scope: what the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as some reference
+            codes do; running variances may then become negative.
 
     Attributes:
         state: the global state w^t as it is sent.
+        parameters: the entries of it that the optimizer moves, in float64.
         round: t, from 0.
         cohort: ids of the clients of this round.
     """
@@ -39,25 +43,41 @@ class Server:
         trainable: list[str],
         optimizer: Callable[[Iterable], Optimizer] | None = None,
         num_clients: int = 1,
+        num_examples: int = 0,
+        scope: Scope = "parameters",
     ) -> None:
         self.state = clone(state)
-        self.num_clients = num_clients
+        self.num_clients, self.num_examples = num_clients, num_examples
         self.round = 0
         self.cohort: list[int] = []
-        self.parameters = {name: nn.Parameter(self.state[name].double()) for name in trainable}
+        trained = set(trainable)
+        moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
+        self.parameters = {name: nn.Parameter(self.state[name].double()) for name in moved}
         build = optimizer or (lambda parameters: SGD(parameters, lr=1.0))
-        self.optimizer = build(list(self.parameters.values())) if trainable else None
+        self.optimizer = build(list(self.parameters.values())) if moved else None
+
+    def zeros(self) -> State:
+        """Zeros in the shape of :attr:`parameters`, in float64, for what a method keeps on the server."""
+        return {name: torch.zeros_like(value.data) for name, value in self.parameters.items()}
+
+    def assign(self, state: State) -> None:
+        """Overwrite entries of the global state."""
+        for name, value in state.items():
+            self.state[name].copy_(value)
+            if name in self.parameters:
+                self.parameters[name].data.copy_(self.state[name])
 
     def step(self, delta: State, others: State) -> None:
         """Move the parameters by the mean change ``delta``; take the mean ``others`` as they are."""
+        delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.parameters}
         for name, parameter in self.parameters.items():
             parameter.grad = -delta[name].double() if name in delta else None
         if self.optimizer is not None and delta:
             self.optimizer.step()
         for name in delta:
             self._round(name)
-        for name, mean in others.items():
-            self.state[name].copy_(mean)
+        for name in others.keys() - delta.keys():
+            self.state[name].copy_(others[name])
 
     @torch.no_grad()
     def _round(self, name: str) -> None:

@@ -30,8 +30,8 @@ from fl_lightning.logged import tagged
 from fl_lightning.method import Method, MethodList
 from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
 from fl_lightning.seeding import ambient, base_seed
-from fl_lightning.server import Server
-from fl_lightning.state import norm, num_bytes, select
+from fl_lightning.server import Scope, Server
+from fl_lightning.state import State, Sums, Weighted, clone, norm, num_bytes, select
 from fl_lightning.taps import resolve_taps
 
 
@@ -49,6 +49,8 @@ class FederatedTrainer:
         sampler: chooses the cohort; None draws it uniformly.
         server_optimizer: optimizer of the pseudo-gradient; None is SGD with lr 1, which is FedAvg. SGD with momentum is
             FedAvgM.
+        server_optimizer_scope: what the server optimizer moves: the ``parameters``, or ``all_float`` entries of the
+            state, BatchNorm's statistics among them, as some reference codes do.
         weighting: client weight: its number of training examples, or the same for all.
         buffers: ``average`` them by weight (integer ones: the whole part), let the server ``keep`` its own, or keep
             them ``local`` to each client.
@@ -63,6 +65,8 @@ class FederatedTrainer:
         precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ...
         threads_per_worker: threads that torch uses; None leaves its choice.
         channels_last: keep images and weights in the channels_last memory format.
+        cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
+            local epoch; the same bits, for memory. Needs training batches without augmentation.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.
@@ -85,6 +89,7 @@ class FederatedTrainer:
         cohort_size: int | None = None,
         sampler: Sampler | None = None,
         server_optimizer: OptimizerCallable | None = None,
+        server_optimizer_scope: Scope = "parameters",
         weighting: Literal["examples", "uniform"] = "examples",
         buffers: Literal["average", "keep", "local"] = "average",
         eval_every_n_rounds: int = 1,
@@ -96,6 +101,7 @@ class FederatedTrainer:
         precision: str | int | None = None,
         threads_per_worker: int | None = None,
         channels_last: bool = False,
+        cache_references: bool = False,
         callbacks: list[Callback] | Callback | None = None,
         logger: Logger | list[Logger] | bool = True,
         default_root_dir: _PATH | None = None,
@@ -123,11 +129,12 @@ class FederatedTrainer:
         self.participation, self.cohort_size = participation, cohort_size
         self.sampler = sampler or UniformSampler()
         self.server_optimizer, self.client_lr_scheduler = server_optimizer, client_lr_scheduler
+        self.server_optimizer_scope = server_optimizer_scope
         self.weighting, self.buffers = weighting, buffers
         self.eval_every_n_rounds = eval_every_n_rounds
         self.taps = taps or {}
         self.gradient_clip_val = gradient_clip_val
-        self.channels_last = channels_last
+        self.channels_last, self.cache_references = channels_last, cache_references
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir = Path(default_root_dir or "runs")
         self.name = name
@@ -167,6 +174,11 @@ class FederatedTrainer:
         methods = MethodList(as_list(method))
         self._prepare(model, datamodule, methods)
         self._start_run(methods)
+        if self.worker.kept:
+            some = "all" if not self.worker.sent else f"{len(self.worker.kept)} of {len(self.client.live)}"
+            self.warn(
+                f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+            )
         status = "failed"
         try:
             methods.on_fit_start(self.server)
@@ -179,7 +191,7 @@ class FederatedTrainer:
             self.fabric.call("teardown", trainer=self)
             for logger in self.loggers:
                 logger.finalize(status)
-            self.client.load(self.server.state)
+            self.client.load(self.methods.evaluated_state(self.server))
             self.client.release()
 
     def validate(
@@ -229,7 +241,7 @@ class FederatedTrainer:
             self._aggregate(totals)
         if self._evaluation_is_due(round_):
             with self.timed("evaluate"):
-                self._evaluate_global()
+                self._evaluate_all()
         self.fabric.call("on_round_end", trainer=self)
         self.metrics["time/round"] = time.perf_counter() - started
         self.history.append(self.metrics)
@@ -285,10 +297,25 @@ class FederatedTrainer:
         wanted = any(callback.wants_evaluation(round_) for callback in self.callbacks if isinstance(callback, Callback))
         return wanted or (round_ + 1) % self.eval_every_n_rounds == 0 or round_ + 1 == self.max_rounds
 
-    def _evaluate_global(self) -> None:
-        self.client.load(self.server.state)
+    def _evaluate_all(self) -> None:
+        """Evaluate the global model, or every client's own where entries of the state do not travel."""
+        state, own = self.methods.evaluated_state(self.server), self.own_entries()
         for phase in ("val", "test"):
-            self.metrics.update(self.evaluate(phase))
+            self.metrics.update(self._evaluate_models(phase, state, own))
+
+    def own_entries(self) -> dict[int, State]:
+        """The entries of each client's model that do not travel, of the clients that have trained; empty if all do."""
+        clients = sorted(self.client.memories()) if self.worker.kept else []
+        return {k: entries for k in clients if (entries := self.client.own_entries(k))}
+
+    def _evaluate_models(self, phase: str, state: State, own: dict[int, State]) -> dict[str, float]:
+        """The mean metrics of ``state``, completed by each client's ``own`` entries in turn where there are any."""
+        found = Sums()
+        for entries in own.values() or [State()]:
+            self.client.load({**state, **entries})
+            for tag, value in self.evaluate(phase).items():
+                found.add(tag, Weighted.of(value))
+        return {tag: float(mean) for tag, mean in found.means().items()}
 
     def _log(self, round_: int) -> None:
         for logger in self.loggers:
@@ -321,6 +348,8 @@ class FederatedTrainer:
             for index, loader in enumerate(loaders):
                 self._evaluate_loader(loader, index, name, phase if observed else None)
             getattr(module, f"on_{stage}_epoch_end")()
+        if observed:
+            self.fabric.call("on_evaluation_end", trainer=self, phase=phase)
         return {tagged(phase, key): float(value) for key, value in self.client.logged.sums().means().items()}
 
     def _evaluate_loader(self, loader: Iterable, index: int, name: str, phase: str | None) -> None:
@@ -349,10 +378,9 @@ class FederatedTrainer:
     ) -> dict[str, float]:
         self._prepare(model, datamodule, MethodList(methods))
         require(bool(self._loaders(phase)), "data", type(datamodule).__name__, f"it has no {phase} data")
-        if ckpt_path is not None:
-            load_checkpoint(model, ckpt_path)
+        own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
         try:
-            return self.evaluate(phase, observed=False)
+            return self._evaluate_models(phase, clone(self.client.live), own)
         finally:
             self.client.release()
 
@@ -371,11 +399,17 @@ class FederatedTrainer:
         self._check_cohort(datamodule.num_clients)
         check_classes(model, datamodule)
         check_label_counts(methods, datamodule)
+        self._check_cache(datamodule)
         self._assemble(model, paths)
 
     def _check_cohort(self, num_clients: int) -> None:
         fits = self.cohort_size is None or self.cohort_size <= num_clients
         require(fits, "trainer.cohort_size", self.cohort_size, f"there are {num_clients} clients, give at most that")
+
+    def _check_cache(self, datamodule: Any) -> None:
+        same = not self.cache_references or getattr(datamodule.train_dataloader(0), "deterministic", False)
+        mend = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
+        require(same, "trainer.cache_references", self.cache_references, mend)
 
     def _assemble(self, model: LightningModule, paths: dict[str, str]) -> None:
         self.fabric.launch()
@@ -386,11 +420,16 @@ class FederatedTrainer:
             model.to(memory_format=torch.channels_last)
         model.fabric = self.fabric
         self.client = Client(model, self.methods, paths)
-        configure_optimizer(self.client, 1.0)
-        self.server = Server(self.client.live, self.client.trainable, self.server_optimizer, self.data.num_clients)
-        options = {n: getattr(self, n) for n in ("weighting", "buffers", "gradient_clip_val", "limit_batches")}
-        steps = {n: getattr(self, n) for n in ("local_epochs", "local_steps", "channels_last")}
-        self.worker = Worker(self.fabric, self.client, self.data, self.seed, **options, **steps)
+        self.client.info = self.data.info(0)
+        self.methods.setup(self.client, configure_optimizer(self.client, 1.0)[0])
+        number = self.data.num_clients
+        examples = sum(self.data.info(k).num_examples for k in range(number))
+        how = (self.server_optimizer, number, examples, self.server_optimizer_scope)
+        self.server = Server(self.client.live, self.client.trainable, *how)
+        options = {name: getattr(self, name) for name in ("weighting", "buffers", "gradient_clip_val", "limit_batches")}
+        options |= {"local_epochs": self.local_epochs, "local_steps": self.local_steps}
+        options |= {"channels_last": self.channels_last, "cache_references": self.cache_references}
+        self.worker = Worker(self.fabric, self.client, self.data, self.seed, **options)
         self._lr_factors = lr_factors(self.client_lr_scheduler, self.max_rounds)
 
     def _start_run(self, methods: MethodList) -> None:
@@ -492,14 +531,16 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
     return factors
 
 
-def load_checkpoint(model: LightningModule, path: _PATH) -> None:
-    """Load the global model of a checkpoint, tensors and plain values only.
+def load_checkpoint(model: LightningModule, path: _PATH) -> dict[int, State]:
+    """Load the global model of a checkpoint, tensors and plain values only; returns the clients' own entries.
 
     Raises:
         UsageError: no such file, or another model's.
     """
     require(Path(path).is_file(), "ckpt_path", str(path), "there is no such file; give RUN/checkpoints/last.ckpt")
     try:
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(found["state_dict"])
+        return found.get("clients", {})
     except Exception as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this model: {error}") from error

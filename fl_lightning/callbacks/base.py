@@ -36,6 +36,9 @@ class Callback:
     def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
         """A batch of the ``val`` or ``test`` data has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
 
+    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str) -> None:
+        """A model has been evaluated on ``phase``: the global one, or each client's own where entries do not travel."""
+
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         """The server has stepped and the global model is evaluated where that is due; ``trainer.log`` still counts."""
 

@@ -55,7 +55,8 @@ class RunRecord(Callback):
         path = trainer.run_dir / "checkpoints" / "last.ckpt"
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(".partial")
-        torch.save({"state_dict": trainer.server.state, "round": trainer.max_rounds, "seed": trainer.seed}, partial)
+        found = {"state_dict": trainer.methods.evaluated_state(trainer.server), "clients": trainer.own_entries()}
+        torch.save({**found, "round": trainer.max_rounds, "seed": trainer.seed}, partial)
         os.replace(partial, path)
 
 

@@ -60,7 +60,8 @@ class SpectrumMonitor(Callback):
             were not in the cohort). Each costs a pass over the test data.
         max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
 
-    Without test data there is the classifier alone.
+    Where entries of the state do not travel (FedBN, FedProto), each is the mean over the clients' own models. Without
+    test data there is the classifier of the global model alone.
 
     Raises:
         UsageError: the module's ``logits`` tap is no layer with a weight matrix.
@@ -85,25 +86,33 @@ class SpectrumMonitor(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
+        self._models: list[dict[str, Tensor]] = []
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         if not (self.local_models and self._due(trainer.server.round)):
             return
         trainer.evaluate("test")
-        for what, values in self._measure().items():
+        for what, values in (self._models or [self._measure()])[0].items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
-        self._covariance = Covariance()
+        self._models = []
 
     def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
         if phase == "test" and self._due(trainer.server.round):
             self._covariance.add(taps["representation"])
 
+    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str) -> None:
+        if phase == "test" and self._due(trainer.server.round):
+            self._models.append(self._measure())
+            self._covariance = Covariance()
+
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if not self._due(trainer.server.round):
             return
-        for what, values in self._measure().items():
+        models = self._models or [self._measure()]
+        for what in models[0]:
+            values = torch.stack([model[what] for model in models]).mean(0)
             self._log(trainer, what, values)
             self._spectra.setdefault(what, []).append(values.cpu().numpy())
         self._keep_local(trainer.data.num_clients)

@@ -179,6 +179,8 @@ class Batches:
 
     Attributes:
         generator: the only source of its randomness.
+        current: which of ``rows`` the last batch holds, as places in it ``(B,)``.
+        deterministic: whether an example is the same in every pass.
     """
 
     def __init__(
@@ -199,17 +201,19 @@ class Batches:
         self._scale = 1 / (255 * deviation)
         self._shift = -torch.tensor(list(mean)).view(-1, 1, 1) / deviation
         self.generator = torch.Generator()
+        self.current = torch.arange(0)
+        self.deterministic = not self.augment
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.rows), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self.rows
-        if self.shuffle:
-            order = order[torch.randperm(len(order), generator=self.generator)]
+        number = len(self.rows)
+        order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
         for index in range(len(self)):
-            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+            self.current = order[index * self.batch_size : (index + 1) * self.batch_size]
+            rows = self.rows[self.current]
             yield self._images(rows), self.labels[rows]
 
     def _images(self, rows: Tensor) -> Tensor:

@@ -1,9 +1,39 @@
 """The methods of the papers, one file each."""
 
+from fl_lightning.methods.decov import DeCov
+from fl_lightning.methods.fedbabu import FedBABU
+from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
+from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.fedlc import FedLC
+from fl_lightning.methods.fednova import FedNova
+from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.freeze import Freeze
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.methods.structured_decov import StructuredDeCov
 
-__all__ = ["FedCKA", "FedDecorr", "FedLC", "FedProx", "FedUV"]
+__all__ = [
+    "MOON",
+    "SCAFFOLD",
+    "DeCov",
+    "FedBABU",
+    "FedBN",
+    "FedCKA",
+    "FedDecorr",
+    "FedDyn",
+    "FedLC",
+    "FedNova",
+    "FedProto",
+    "FedProx",
+    "FedRS",
+    "FedUV",
+    "Freeze",
+    "Local",
+    "StructuredDeCov",
+]

@@ -5,7 +5,6 @@ r"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 
 
 from __future__ import annotations
 
-import torch
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
@@ -28,12 +27,8 @@ class FedProx(Method):
         require(mu >= 0, "FedProx.mu", mu, "give 0 or more")
         self.mu = mu
 
-    @torch.no_grad()
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        pairs = zip(client.parameters_trained, client.parameters_received, strict=True)
-        live, received = zip(*[(y, w) for y, w in pairs if y.grad is not None], strict=True)
-        drift = torch._foreach_sub(live, received)
-        torch._foreach_add_([y.grad for y in live], drift, alpha=self.mu)
+        client.add_to_gradients(client.drift_so_far(client.trainable), self.mu)
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         squares = sum(float(change.square().sum()) for change in client.change.values())

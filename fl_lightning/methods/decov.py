@@ -1,0 +1,32 @@
+r"""DeCov: Cogswell et al., Reducing Overfitting in Deep Networks by Decorrelating Representations, ICLR 2016, Eq. 3.
+
+.. math:: \ell = \frac{w}{2} \left( \lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2 \right)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.functional import covariance_decorrelation
+from fl_lightning.method import Method, Step
+
+
+class DeCov(Method):
+    """Penalises the covariance of different dimensions of the representation; a competitor in FedDecorr's Table 6.
+
+    It depends on the scale of the representation. FedDecorr does not print the coefficient it used.
+
+    Args:
+        weight: coefficient, at least 0; 0 gives FedAvg.
+    """
+
+    requires = ("representation",)
+
+    def __init__(self, weight: float = 0.1) -> None:
+        require(weight >= 0, "DeCov.weight", weight, "give 0 or more")
+        self.weight = weight
+
+    def penalty(self, client: Client, step: Step) -> Tensor | None:
+        return self.weight * covariance_decorrelation(step.taps["representation"].flatten(1))

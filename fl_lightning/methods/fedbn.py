@@ -1,0 +1,29 @@
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Algorithm 1."""
+
+from __future__ import annotations
+
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+
+
+class FedBN(Method):
+    """Keeps the normalisation layers, scale, shift and statistics, with each client; the rest is averaged.
+
+    Metrics are means over the models of the clients that have trained, on the same test data.
+
+    Raises:
+        UsageError: the module has no BatchNorm or InstanceNorm layer with a state.
+    """
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        layers = [path for path, part in client.module.named_modules() if isinstance(part, _NormBase)]
+        self.local = {name for path in layers for name in client.live if name.startswith(f"{path}.")}
+        kind = type(client.module).__name__
+        require(bool(self.local), "FedBN with the model", kind, "it has no BatchNorm layer; take FedBN out")
+
+    def exchanges(self, key: str) -> bool:
+        return key not in self.local

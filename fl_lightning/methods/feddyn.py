@@ -1,0 +1,88 @@
+r"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
+
+.. math::
+    y_k = \arg\min_y f_k(y) + \alpha_k \langle y, g_k \rangle + \frac{\alpha_k}{2} \lVert y - w^t \rVert^2, \qquad
+    g_k \leftarrow g_k + y_k - w^t, \qquad w^{t+1} = \frac{1}{|S|} \sum_{k \in S} y_k + \frac{1}{N} \sum_k g_k
+
+with :math:`g_k = -\nabla_k / \alpha` for the paper's gradient :math:`\nabla_k`, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+from fl_lightning.server import Server
+from fl_lightning.state import State, Weighted, clone, select
+
+
+class FedDyn(Method):
+    r"""Changes each client's objective so that its minimum is consistent with that of all.
+
+    The term's gradient :math:`\alpha_k (g_k + y - w^t)` is added in place. Parameters only; changes are averaged alike
+    over clients. The authors clip gradients to norm 10 (``trainer.gradient_clip_val``) and train without momentum.
+
+    Args:
+        alpha: :math:`\alpha > 0`. No value gives FedAvg: for a small one the server still adds the mean of the
+            :math:`g_k`.
+        scaled: :math:`\alpha_k = \alpha n / (N n_k)`, the authors' code, so that a client with few examples is held
+            tighter; else :math:`\alpha`, the paper's.
+        reported: the model that is evaluated and saved: the mean of the ``selected`` clients' models, of ``all``
+            clients' latest ones, or the ``cloud`` model :math:`w^{t+1}` that is sent.
+    """
+
+    needs_exchange = True
+    keeps = ("mean_g", "shown", "initial")
+
+    def __init__(
+        self, alpha: float = 0.01, scaled: bool = True, reported: Literal["selected", "cloud", "all"] = "selected"
+    ) -> None:
+        require(alpha > 0, "FedDyn.alpha", alpha, "give a number above 0")
+        self.alpha, self.scaled, self.reported = alpha, scaled, reported
+        self.mean_g: State = {}
+        self.shown: State = {}
+        self.initial: State = {}
+
+    def on_fit_start(self, server: Server) -> None:
+        self.mean_g, self.shown, self.initial = server.zeros(), {}, clone(server.state)
+        self._mean_examples = server.num_examples / server.num_clients
+
+    def on_client_start(self, client: Client) -> None:
+        share = client.info.num_examples / self._mean_examples if self.scaled else 1.0
+        self._alpha_k = self.alpha / share if share else 0.0
+        self._own = client.memory(self).get("g") or {n: torch.zeros_like(client.live[n].data) for n in client.sent}
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        client.add_to_gradients(self._own, self._alpha_k)
+        client.add_to_gradients(client.drift_so_far(client.sent), self._alpha_k)
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        memory = client.memory(self)
+        sent = {name: Weighted.of(client.change[name]) for name in client.sent}
+        memory["g"] = {name: g + client.change[name].to(g) for name, g in self._own.items()}
+        if self.reported == "all":
+            before, now = memory.get("latest", self.initial), clone(select(client.live, client.sent))
+            sent |= {f"latest/{name}": Weighted.of(now[name].double() - before[name]) for name in now}
+            memory["latest"] = now
+        return sent
+
+    def client_weight(self, client: Client) -> float | None:
+        return 1.0
+
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+        for name, mean in delta.items():
+            self.mean_g[name] += payload[name].total / server.num_clients
+            if self.reported == "all":
+                latest = payload[f"latest/{name}"].total / server.num_clients
+                self.shown[name] = self.shown.get(name, self.initial[name].double()) + latest
+            else:
+                self.shown[name] = server.parameters[name].detach() + mean
+        return {name: mean + self.mean_g[name] for name, mean in delta.items()}
+
+    def evaluated_state(self, server: Server, state: State) -> State:
+        return state if self.reported == "cloud" else state | {n: v.to(state[n]) for n, v in self.shown.items()}

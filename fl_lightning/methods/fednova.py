@@ -1,0 +1,57 @@
+r"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous FL, NeurIPS 2020, Eq. 8 and 9.
+
+.. math::
+    w^{t+1} = w^t - \tau_{eff} \sum_k p_k d_k, \qquad d_k = \frac{w^t - y_k}{\lVert a_k \rVert_1}, \qquad
+    \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
+"""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.method import Method, require_sgd
+from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.server import Server
+from fl_lightning.state import State, Weighted
+
+
+class FedNova(Method):
+    r"""Normalises each client's change by its number of local steps, so that those with more do not pull the optimum.
+
+    :math:`\lVert a_k \rVert_1` is the sum over the steps of the weight a gradient has in the change, in learning rates
+    of the first step: :math:`\tau_k` for plain SGD, :math:`\sum_t (1 - \rho^t) / (1 - \rho)` with momentum
+    :math:`\rho`. Beside FedProx it decays by :math:`1 - \eta \mu` a step and :math:`\tau_{eff}` counts plain steps, as
+    in the authors' code. Weight decay has no part in it. With equal steps it is FedAvg; there is no coefficient.
+    Buffers take the plain mean.
+
+    Raises:
+        UsageError: the clients' optimizer is not SGD, or has dampening or Nesterov momentum.
+    """
+
+    needs_exchange = True
+    mu = 0.0
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        self.mu = sum(method.mu for method in client.methods.methods if isinstance(method, FedProx))
+        require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; take that")
+
+    def on_client_start(self, client: Client) -> None:
+        self._counter = self._norm = self._first_rate = 0.0
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        rate, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
+        self._first_rate = self._first_rate or rate
+        self._counter = momentum * self._counter + 1
+        weight = rate / self._first_rate if rate else 0.0
+        self._norm = self._norm * (1 - rate * self.mu) + weight * self._counter
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        return {"steps": Weighted.of(client.num_steps if self.mu else self._norm, client.weight)}
+
+    def transform_client_update(self, client: Client, delta: State) -> State:
+        return {name: value / self._norm for name, value in delta.items()} if self._norm else delta
+
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+        steps = payload["steps"].mean()
+        return {name: value * steps for name, value in delta.items()}

@@ -1,0 +1,80 @@
+r"""FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Eq. 3, 6 and 7.
+
+.. math::
+    \ell = \lambda \frac{1}{B d} \sum_b \lVert z_b - t_{y_b} \rVert^2, \qquad
+    t_c = \frac{1}{|S_c|} \sum_{k \in S_c} \bar z_{k, c}, \quad S_c \text{ the clients that hold class } c
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.functional import class_sums, prototype_distance
+from fl_lightning.method import Method, Step
+from fl_lightning.server import Server
+from fl_lightning.state import Weighted
+
+
+class FedProto(Method):
+    r"""Exchanges the mean representation of each class, to which the clients draw theirs.
+
+    A client's prototypes are the means over its last local epoch, taken while it trains, as in the authors' code; the
+    server's are the plain means over the clients that hold the class, and stay where no client of the cohort does.
+    There is no term in the first round.
+
+    Args:
+        lambda_: coefficient :math:`\lambda \ge 0`; with ``aggregate_weights``, 0 gives FedAvg.
+        aggregate_weights: send the weights as well (as FedUV's comparison does). Else every client keeps its own model,
+            and metrics are means over the clients' models on the same test data.
+    """
+
+    requires = ("representation",)
+    needs_label_counts = True
+    keeps = ("prototypes", "known")
+
+    def __init__(self, lambda_: float = 1.0, aggregate_weights: bool = False) -> None:
+        require(lambda_ >= 0, "FedProto.lambda_", lambda_, "give 0 or more")
+        self.lambda_, self.aggregate_weights = lambda_, aggregate_weights
+        self.prototypes: Tensor | None = None
+        self.known: Tensor | None = None
+
+    def exchanges(self, key: str) -> bool:
+        return self.aggregate_weights
+
+    def on_fit_start(self, server: Server) -> None:
+        self.prototypes = self.known = None
+
+    def on_client_start(self, client: Client) -> None:
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._epoch = 0
+
+    def penalty(self, client: Client, step: Step) -> Tensor | None:
+        z, targets = step.taps["representation"], step.targets
+        if targets is None:
+            return None
+        fresh = class_sums(z, targets, len(client.info.label_counts))  # type: ignore[arg-type]
+        if self._sums is not None and self._epoch == client.epoch:
+            fresh = (self._sums[0] + fresh[0], self._sums[1] + fresh[1])
+        self._sums, self._epoch = fresh, client.epoch
+        if self.prototypes is None or self.known is None:
+            return None
+        where = z.device
+        return self.lambda_ * prototype_distance(z, targets, self.prototypes.to(where), self.known.to(where))
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        if self._sums is None:
+            return None
+        sums, counts = self._sums
+        return {"prototypes": Weighted.of(sums / counts.clamp_min(1), counts > 0)}
+
+    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
+        if "prototypes" not in payload:
+            return
+        mean, seen = payload["prototypes"].mean(), payload["prototypes"].weight[:, 0] > 0
+        if self.prototypes is None or self.known is None:
+            self.prototypes, self.known = torch.zeros_like(mean), torch.zeros_like(seen)
+        self.prototypes = torch.where(seen[:, None], mean, self.prototypes)
+        self.known = self.known | seen

@@ -1,0 +1,49 @@
+"""Freeze: a random head that is never learnt, the baseline of FedUV (Son et al., CVPR 2024, Table 1)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.method import Method
+from fl_lightning.seeding import base_seed, torch_rng
+from fl_lightning.server import Server
+from fl_lightning.state import State
+
+
+class Freeze(Method):
+    """Keeps the global head at its random initial weights, so that label skew cannot collapse it.
+
+    The head is the module that the tap ``logits`` is bound to.
+
+    Args:
+        mode: ``frozen``: the head does not move, as the paper says; ``reset_each_round``: clients train it, and the
+            server throws that away, as the authors' code does.
+        orthogonal: draw the head's matrix with orthonormal rows (columns where there are more classes than features),
+            which the paper's text supposes; else its initial weights stay as the module made them.
+    """
+
+    requires = ("logits",)
+
+    def __init__(self, mode: Literal["frozen", "reset_each_round"] = "frozen", orthogonal: bool = False) -> None:
+        self.mode, self.orthogonal = mode, orthogonal
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        self.head = client.parameters_under("logits")
+
+    def on_fit_start(self, server: Server) -> None:
+        matrices = [name for name in self.head if server.state[name].ndim == 2] if self.orthogonal else []
+        for name in matrices:
+            drawn = torch.empty(server.state[name].shape)
+            server.assign({name: nn.init.orthogonal_(drawn, generator=torch_rng(base_seed(), "head"))})
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        for name in self.head if self.mode == "frozen" else ():
+            client.live[name].grad = None
+
+    def transform_client_update(self, client: Client, delta: State) -> State:
+        return {name: torch.zeros_like(value) if name in self.head else value for name, value in delta.items()}

@@ -1,0 +1,92 @@
+r"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+
+.. math::
+    y \leftarrow y - \eta (g_k(y) - c_k + c), \qquad c_k^+ = c_k - c + \frac{w^t - y_k}{K \eta}, \qquad
+    c \leftarrow c + \frac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.method import Method, require_sgd
+from fl_lightning.server import Server
+from fl_lightning.state import State, Weighted, clone
+
+
+class SCAFFOLD(Method):
+    r"""Corrects each client's drift by control variates, which estimate the gradients of the client and of all.
+
+    They begin at 0, so that the first round is FedAvg's, and hold parameters only. c is divided by the number N of all
+    clients, whoever took part. A client without a local step leaves c as it is. There is no neutral coefficient.
+
+    Args:
+        variate: what :math:`c_k^+` is: the paper's option II above (``displacement``, with the sum of the learning
+            rates in place of :math:`K \eta`), which holds for SGD without momentum only, or the mean of the uncorrected
+            ``gradients`` of the visit, which is the same number there and holds for any optimizer.
+        correction: add :math:`c - c_k` to the ``gradient``, or :math:`-\eta (c - c_k)` to the weights after the step
+            (``post_step``), past any momentum: NIID-Bench's. With ``displacement`` and momentum, which it allows,
+            variates are then too large by about :math:`1 / (1 - \rho)`.
+        weighting: the mean of the clients' changes: ``uniform``, the paper's, or by number of ``examples``.
+
+    Raises:
+        UsageError: ``displacement`` with another optimizer than plain SGD, or with several learning rates.
+    """
+
+    needs_exchange = True
+    keeps = ("global_variate",)
+
+    def __init__(
+        self,
+        variate: Literal["displacement", "gradients"] = "displacement",
+        correction: Literal["gradient", "post_step"] = "gradient",
+        weighting: Literal["uniform", "examples"] = "uniform",
+    ) -> None:
+        self.variate, self.correction, self.weighting = variate, correction, weighting
+        self.global_variate: State = {}
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        if self.variate == "displacement":
+            mend = "its variates hold for SGD without momentum, at one rate; take that, or SCAFFOLD.variate=gradients"
+            require_sgd("SCAFFOLD", optimizer, mend, momentum=self.correction == "post_step")
+
+    def on_fit_start(self, server: Server) -> None:
+        self.global_variate = server.zeros()
+
+    def on_client_start(self, client: Client) -> None:
+        self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
+        zeros = {name: torch.zeros_like(value) for name, value in self._global.items()}
+        self._own, self._gradients = client.memory(self).get("variate", zeros), clone(zeros)
+        self._gap = {name: value - self._own[name] for name, value in self._global.items()}
+        self._rates = 0.0
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        self._rates += optimizer.param_groups[0]["lr"]
+        if self.variate == "gradients":
+            client.add_gradients_to(self._gradients)
+        if self.correction == "gradient":
+            client.add_to_gradients(self._gap)
+        elif client.num_steps == 0:
+            groups = optimizer.param_groups
+            optimizer.register_step_post_hook(lambda *_: client.add_to_parameters(self._gap, -groups[0]["lr"]))
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        if client.num_steps == 0:
+            return None
+        if self.variate == "gradients":
+            new = {name: total / client.num_steps for name, total in self._gradients.items()}
+        else:
+            new = {n: self._own[n] - self._global[n] - client.change[n] / self._rates for n in client.sent}
+        client.memory(self)["variate"] = {name: value.to(self._own[name]) for name, value in new.items()}
+        return {name: Weighted.of(value - self._own[name]) for name, value in client.memory(self)["variate"].items()}
+
+    def client_weight(self, client: Client) -> float | None:
+        return 1.0 if self.weighting == "uniform" else None
+
+    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
+        for name, value in payload.items():
+            self.global_variate[name] += value.total / server.num_clients

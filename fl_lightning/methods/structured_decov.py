@@ -1,0 +1,38 @@
+r"""StructuredDeCov: after Xiong et al., Regularizing Deep CNNs with a Structured Decorrelation Constraint, ICDM 2016.
+
+.. math::
+    \ell = \frac{w}{2} \sum_{g(i) \ne g(j)} C_{ij}^2 - \frac{w \gamma}{2} \sum_{g(i) = g(j), i \ne j} C_{ij}^2
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.functional import structured_covariance_decorrelation
+from fl_lightning.method import Method, Step
+
+
+class StructuredDeCov(Method):
+    r"""Penalises the covariance of dimensions of different groups; a competitor in FedDecorr's Table 6.
+
+    The paper's constants are not public: contiguous equal groups and :math:`\gamma` are our definition.
+
+    Args:
+        weight: coefficient, at least 0; 0 gives FedAvg.
+        groups: from 1 to d, the width of the representation, at which it is DeCov.
+        gamma: how far covariance inside a group is rewarded, at least 0.
+    """
+
+    requires = ("representation",)
+
+    def __init__(self, weight: float = 0.1, groups: int = 8, gamma: float = 0.0) -> None:
+        require(weight >= 0, "StructuredDeCov.weight", weight, "give 0 or more")
+        require(groups >= 1, "StructuredDeCov.groups", groups, "give 1 or more")
+        require(gamma >= 0, "StructuredDeCov.gamma", gamma, "give 0 or more")
+        self.weight, self.groups, self.gamma = weight, groups, gamma
+
+    def penalty(self, client: Client, step: Step) -> Tensor | None:
+        z = step.taps["representation"].flatten(1)
+        return self.weight * structured_covariance_decorrelation(z, self.groups, self.gamma)

@@ -1,0 +1,159 @@
+"""Frozen reference models: copies of the module with another state, observed on the client's current batch.
+
+They run in eval mode without gradient, only as far as the last tap that is asked for, and once a batch, however many
+methods ask.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from fl_lightning.state import copy_into, tensors
+from fl_lightning.taps import Taps
+
+Observation = dict[str, Tensor]
+
+
+class References:
+    """The reference models of one visit.
+
+    Args:
+        tap_paths: tap name to submodule path.
+        takes_index: whether the module's ``training_step`` takes the index of the batch.
+
+    Attributes:
+        caching: keep the taps of every example for the rest of the visit.
+    """
+
+    def __init__(self, tap_paths: Mapping[str, str], takes_index: bool) -> None:
+        self.tap_paths, self._takes_index = dict(tap_paths), takes_index
+        self.caching = False
+        self._twins: dict[str, tuple[LightningModule, Taps]] = {}
+        self._wanted: dict[str, set[str]] = {}
+        self._seen: dict[str, Observation] = {}
+        self._caches: dict[str, Cache] = {}
+        self._batch: tuple[Any, int] = (None, 0)
+        self._rows: Rows | None = None
+
+    def start(self) -> None:
+        """Begin a visit: nothing is asked for and nothing cached."""
+        self._wanted, self._caches = {}, {}
+        self.end_batch()
+
+    def end_batch(self) -> None:
+        """Let go of the current batch and what was observed on it."""
+        self._batch, self._seen, self._rows = (None, 0), {}, None
+
+    def begin_batch(self, batch: Any, index: int, rows: Rows | None) -> None:
+        """The batch that is observed from now on; ``rows`` says which of the client's examples it holds."""
+        self._batch, self._seen, self._rows = (batch, index), {}, rows if self.caching else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._twins
+
+    def add(self, name: str, twin: LightningModule) -> None:
+        """A frozen copy of the module to be called ``name``."""
+        twin.eval().requires_grad_(False)
+        self._twins[name] = (twin, Taps(twin, self.tap_paths))
+
+    def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
+        """Give the model ``name`` its state for this visit, to be observed at ``taps`` (None: at all)."""
+        copy_into(tensors(self._twins[name][0]), state)
+        self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
+
+    @torch.no_grad()
+    def observe(self, name: str) -> Observation:
+        """The taps of the model ``name`` on the current batch."""
+        if name not in self._seen:
+            self._seen[name] = self._run(name, self._batch) if self._rows is None else self._cached(name, self._rows)
+        return self._seen[name]
+
+    def _run(self, name: str, batch: tuple[Any, int]) -> Observation:
+        twin, taps = self._twins[name]
+        arguments = batch if self._takes_index else batch[:1]
+        found = taps.run_until(self._wanted[name], lambda: twin.training_step(*arguments))
+        return {tap: found[tap] for tap in sorted(self._wanted[name])}
+
+    def _cached(self, name: str, rows: Rows) -> Observation:
+        """The same from the cache, which holds values of full batches only.
+
+        A matrix product may round the rows of a smaller matrix in another way. So a smaller batch is always run, and,
+        the first time, once more filled up to a full one for the cache.
+        """
+        cache = self._caches.setdefault(name, Cache(rows.number))
+        whole = len(rows.index) == rows.batch_size
+        if cache.holds(rows.index):
+            return cache.get(rows.index) if whole else self._run(name, self._batch)
+        found = self._run(name, self._batch)
+        cache.put(rows.index, found if whole else self._run(name, (fill(self._batch[0], rows), self._batch[1])))
+        return found
+
+
+class Rows:
+    """Which of a client's examples a batch holds.
+
+    Args:
+        index: their places among the client's examples ``(B,)``.
+        number: how many the client has.
+        batch_size: of a full batch.
+    """
+
+    def __init__(self, index: Tensor, number: int, batch_size: int) -> None:
+        self.index, self.number, self.batch_size = index, number, batch_size
+
+
+class Cache:
+    """The taps of one reference model on a client's examples, filled batch by batch.
+
+    Args:
+        number: the client's examples.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._held = torch.zeros(number, dtype=torch.bool)
+        self._values: Observation = {}
+        self._last: dict[str, bool] = {}
+
+    def holds(self, index: Tensor) -> bool:
+        return bool(self._held[index].all())
+
+    def put(self, index: Tensor, found: Observation) -> None:
+        """Keep the first ``len(index)`` rows of each tap."""
+        for tap, value in found.items():
+            # kept as it lies in memory, so that it comes back with the same layout
+            self._last[tap] = value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)
+            rows = value.permute(0, 2, 3, 1) if self._last[tap] else value
+            if tap not in self._values:
+                self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
+            self._values[tap][index.to(rows.device)] = rows[: len(index)]
+        self._held[index] = True
+
+    def get(self, index: Tensor) -> Observation:
+        found = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
+        return {tap: rows.permute(0, 3, 1, 2) if self._last[tap] else rows for tap, rows in found.items()}
+
+
+def fill(batch: Any, rows: Rows) -> Any:
+    """A batch of tensors repeated up to the size of a full one, each in its memory format."""
+    repeats = torch.arange(rows.batch_size) % len(rows.index)
+    filled = [part[repeats.to(part.device)] for part in batch]
+    return [like_layout(new, part) for new, part in zip(filled, batch, strict=True)]
+
+
+def like_layout(new: Tensor, old: Tensor) -> Tensor:
+    last = old.ndim == 4 and old.is_contiguous(memory_format=torch.channels_last)
+    return new.contiguous(memory_format=torch.channels_last) if last else new
+
+
+def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningModule:
+    """A deep copy of the module but for the objects in ``shared``, which does not log."""
+    twin: Any = copy.deepcopy(module, {id(one): one for one in shared})
+    twin.log = twin.log_dict = lambda *args, **kwargs: None
+    return twin
