@@ -13,7 +13,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import fl_lightning.callbacks
 import fl_lightning.data
 import fl_lightning.methods
-import fl_lightning.models  # noqa: F401
+import fl_lightning.models
+import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.messages import shorten

@@ -92,7 +92,7 @@ def test_the_saved_config_runs_again_to_the_same_bits(tmp_path):
 
 
 BAD = {
-    "unknown method": (["--method+=FedNothing"], "method='FedNothing': no such class; give one of FedCKA, FedD"),
+    "unknown method": (["--method+=FedNothing"], "method='FedNothing': no such class; give one of DeCov, FedBABU"),
     "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "method: FedProx has no 'mue'; it takes mu"),
     "unknown encoder": (
         ["--model.encoder", "ResNet"],

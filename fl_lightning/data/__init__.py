@@ -4,7 +4,7 @@ from fl_lightning.data.augmentation import Augmentation, RandomCrop, RandomFlip
 from fl_lightning.data.datamodule import Batches, ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.images import CIFAR10, Digits, NpyImages
 from fl_lightning.data.partitioned import Partitioned
-from fl_lightning.data.partitioners import IID, Dirichlet, Partitioner
+from fl_lightning.data.partitioners import IID, Dirichlet, Partitioner, Pooled
 from fl_lightning.data.plan import Plan
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Partitioned",
     "Partitioner",
     "Plan",
+    "Pooled",
     "RandomCrop",
     "RandomFlip",
 ]

@@ -41,6 +41,18 @@ class IID(Partitioner):
         return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
+class Pooled(Partitioner):
+    """All samples on one client: central training, the reference row above every federated method.
+
+    Raises:
+        UsageError: there are several clients.
+    """
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        require(num_clients == 1, "data.num_clients with the partitioner Pooled", num_clients, "give 1")
+        return [np.arange(len(labels))]
+
+
 class Dirichlet(Partitioner):
     r"""Label skew: each class is dealt out by a draw from :math:`\mathrm{Dir}(\alpha)` over the clients.
 

@@ -1,0 +1,178 @@
+r"""Server optimizers: Hsu et al., 2019 (FedAvgM), and Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+
+The server gives the negative mean change of the clients as gradient, so that :math:`\Delta = -g`. PyTorch's own Adam
+and Adagrad differ: their bias correction and their place and size of the small constant are not the papers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.errors import require
+
+BiasCorrection = Literal["none", "adam", "flower"]
+
+
+class FedAvgM(Optimizer):
+    r"""Server momentum, :math:`v \leftarrow \beta v + (1 - \delta) \Delta,\; w \leftarrow w + \eta v` from v = 0.
+
+    ``dampening=0`` is Hsu's form, ``dampening=momentum`` the exponential mean of the codes of MOON and FedDecorr. In
+    ``torch.optim.SGD`` dampening is left out of the first step.
+
+    Args:
+        params: what to optimize.
+        lr: :math:`\eta`, at least 0.
+        momentum: :math:`\beta \in [0, 1)`; 0 with lr 1 and no dampening is FedAvg.
+        dampening: :math:`\delta \in [0, 1]`.
+
+    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, section 3.
+    """
+
+    def __init__(self, params: Iterable, lr: float = 1.0, momentum: float = 0.9, dampening: float = 0.0) -> None:
+        require(lr >= 0, "FedAvgM.lr", lr, "give 0 or more")
+        require(0 <= momentum < 1, "FedAvgM.momentum", momentum, "give a number in [0, 1)")
+        require(0 <= dampening <= 1, "FedAvgM.dampening", dampening, "give a number in [0, 1]")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening})
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        for group, p, gradient in _gradients(self):
+            v = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            v.mul_(group["momentum"]).sub_(gradient, alpha=1 - group["dampening"])
+            p.add_(v, alpha=group["lr"])
+
+
+class _Adaptive(Optimizer):
+    r"""What the adaptive optimizers share: :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta` and the step
+    :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`; they differ in v."""
+
+    def __init__(self, params: Iterable, lr: float, tau: float, initial_v: float, **defaults: Any) -> None:
+        name = type(self).__name__
+        require(lr >= 0, f"{name}.lr", lr, "give 0 or more")
+        require(tau > 0, f"{name}.tau", tau, "give a number above 0")
+        require(initial_v >= 0, f"{name}.initial_v", initial_v, "give 0 or more")
+        for key in ("beta1", "beta2"):
+            require(0 <= defaults.get(key, 0) < 1, f"{name}.{key}", defaults.get(key), "give a number in [0, 1)")
+        super().__init__(params, {"lr": lr, "tau": tau, "initial_v": initial_v, **defaults})
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        for group, p, gradient in _gradients(self):
+            state = self.state[p]
+            if not state:
+                state |= {"step": 0, "m": torch.zeros_like(p), "v": torch.full_like(p, group["initial_v"])}
+            state["step"] += 1
+            state["m"].mul_(group["beta1"]).sub_(gradient, alpha=1 - group["beta1"])
+            self.accumulate(state["v"], gradient.square(), group)
+            rate = group["lr"] * correction(group, state["step"])
+            p.addcdiv_(state["m"], state["v"].sqrt().add_(group["tau"]), value=rate)
+
+    def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
+        """Take the squared change into v, in place."""
+        raise NotImplementedError
+
+
+class FedAdagrad(_Adaptive):
+    r""":math:`v \leftarrow v + \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+
+    Args:
+        params: what to optimize.
+        lr: :math:`\eta`, at least 0.
+        beta1: :math:`\beta_1 \in [0, 1)` of m; the paper takes 0, FedDecorr's code 0.9.
+        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
+        initial_v: v before the first round; the paper asks for at least :math:`\tau^2`, most codes take 0.
+
+    Source: Reddi et al., Algorithm 2.
+    """
+
+    def __init__(
+        self, params: Iterable, lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3, initial_v: float = 0.0
+    ) -> None:
+        super().__init__(params, lr, tau, initial_v, beta1=beta1)
+
+    def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
+        v.add_(square)
+
+
+class FedAdam(_Adaptive):
+    r""":math:`v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+
+    Args:
+        params: what to optimize.
+        lr: :math:`\eta`, at least 0.
+        beta1: :math:`\beta_1 \in [0, 1)` of m.
+        beta2: :math:`\beta_2 \in [0, 1)` of v; FL-bench takes 0.999.
+        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
+        initial_v: v before the first round; the paper asks for at least :math:`\tau^2`, most codes take 0.
+        bias_correction: factor on :math:`\eta`: ``none``, as in the paper; ``adam``,
+            :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)` in round t from 1; ``flower``, the same with t + 1.
+
+    Source: Reddi et al., Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        initial_v: float = 0.0,
+        bias_correction: BiasCorrection = "none",
+    ) -> None:
+        super().__init__(params, lr, tau, initial_v, beta1=beta1, beta2=beta2, bias_correction=bias_correction)
+
+    def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
+        v.mul_(group["beta2"]).add_(square, alpha=1 - group["beta2"])
+
+
+class FedYogi(_Adaptive):
+    r""":math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)`, then as in :class:`FedAdam`.
+
+    Args:
+        params: what to optimize.
+        lr: :math:`\eta`, at least 0.
+        beta1: :math:`\beta_1 \in [0, 1)` of m.
+        beta2: :math:`\beta_2 \in [0, 1)` of v.
+        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
+        initial_v: v before the first round; TensorFlow Federated takes 1e-6.
+        bias_correction: as in :class:`FedAdam`.
+
+    Source: Reddi et al., Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        initial_v: float = 0.0,
+        bias_correction: BiasCorrection = "none",
+    ) -> None:
+        super().__init__(params, lr, tau, initial_v, beta1=beta1, beta2=beta2, bias_correction=bias_correction)
+
+    def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
+        v.sub_(square * torch.sign(v - square), alpha=1 - group["beta2"])
+
+
+def correction(group: dict[str, Any], step: int) -> float:
+    """The factor of Adam's bias correction on the learning rate in round ``step``, from 1."""
+    kind = group.get("bias_correction", "none")
+    if kind == "none":
+        return 1.0
+    power = step + (kind == "flower")
+    return float((1 - group["beta2"] ** power) ** 0.5 / (1 - group["beta1"] ** power))
+
+
+def _gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
+    """The group, the parameter and the gradient of all that have one."""
+    return [(group, p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

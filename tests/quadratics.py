@@ -1,0 +1,55 @@
+"""Heterogeneous quadratics, whose optima and fixed points are known in closed form."""
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import Partitioned
+
+
+class Curved(LightningModule):
+    """f_k(y) = a_k / 2 (y - b_k)^2, from examples (a_k, b_k)."""
+
+    def __init__(self, start=0.0, lr=0.1, **options):
+        super().__init__()
+        self.y, self.lr, self.options = nn.Parameter(torch.tensor([start])), lr, options
+
+    def training_step(self, batch, batch_idx):
+        a, b = batch[0].T
+        return (0.5 * a * (self.y - b).square()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, **self.options)
+
+
+class _Pairs(LightningDataModule):
+    def __init__(self, pairs, batch_size):
+        super().__init__()
+        self.pairs, self.batch_size = torch.tensor(pairs), batch_size
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.pairs, torch.arange(len(self.pairs))), batch_size=self.batch_size)
+
+
+def curved_data(a, b, sizes=None, batch_size=10_000):
+    """Client k holds ``sizes[k]`` (1) times the example (a_k, b_k)."""
+    sizes = sizes or [1] * len(a)
+    rows = [(ak, bk) for ak, bk, n in zip(a, b, sizes, strict=True) for _ in range(n)]
+    data = Partitioned(_Pairs(rows, batch_size), num_clients=len(a))
+    ends = np.cumsum(sizes)
+    data.partitioner = lambda labels, k, rng: np.split(np.arange(len(rows)), ends[:-1])
+    data.partitioner.moved = 0
+    return data
+
+
+def weighted(b, weights):
+    """The minimum of sum w_k / 2 (y - b_k)^2."""
+    return float(np.dot(weights, b) / np.sum(weights))
+
+
+def pull(a, lr, steps, mu=0.0):
+    """The share of the way to its own minimum that a client goes in a visit: ``y - x = -pull (x - b)``."""
+    a = np.asarray(a)
+    return a / (a + mu) * (1 - (1 - lr * (a + mu)) ** np.asarray(steps))
