@@ -308,12 +308,14 @@ class FederatedTrainer:
         clients = sorted(self.client.memories()) if self.worker.kept else []
         return {k: entries for k in clients if (entries := self.client.own_entries(k))}
 
-    def _evaluate_models(self, phase: str, state: State, own: dict[int, State]) -> dict[str, float]:
+    def _evaluate_models(
+        self, phase: str, state: State, own: dict[int, State], observed: bool = True
+    ) -> dict[str, float]:
         """The mean metrics of ``state``, completed by each client's ``own`` entries in turn where there are any."""
         found = Sums()
         for entries in own.values() or [State()]:
             self.client.load({**state, **entries})
-            for tag, value in self.evaluate(phase).items():
+            for tag, value in self.evaluate(phase, observed).items():
                 found.add(tag, Weighted.of(value))
         return {tag: float(mean) for tag, mean in found.means().items()}
 
@@ -380,7 +382,7 @@ class FederatedTrainer:
         require(bool(self._loaders(phase)), "data", type(datamodule).__name__, f"it has no {phase} data")
         own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
         try:
-            return self._evaluate_models(phase, clone(self.client.live), own)
+            return self._evaluate_models(phase, clone(self.client.live), own, observed=False)
         finally:
             self.client.release()
 

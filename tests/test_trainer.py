@@ -94,7 +94,7 @@ def quadratic_data(numbers):
 # ---------------------------------------------------------------- users' own modules and data
 def test_a_users_module_and_data_module_federate_unchanged(run):
     state, trainer = run(model=Theirs(), data=Partitioned(TheirData(), Dirichlet(0.5), 4), max_rounds=12)
-    assert trainer.history[-1]["test/hits"] > 0.75
+    assert trainer.history[-1]["test/hits"] > 0.6  # a third is chance
     assert trainer.history[-1]["train_loss"] < trainer.history[0]["train_loss"]
     assert state["net.1.num_batches_tracked"].dtype == torch.int64
 
