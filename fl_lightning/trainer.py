@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
+from fl_lightning.checkpoint import load_checkpoint
 from fl_lightning.client import Client, count_examples
 from fl_lightning.engine import Totals, Worker, configure_optimizer
 from fl_lightning.errors import ClientError, UsageError, require
@@ -433,6 +434,7 @@ class FederatedTrainer:
         options |= {"channels_last": self.channels_last, "cache_references": self.cache_references}
         self.worker = Worker(self.fabric, self.client, self.data, self.seed, **options)
         self._lr_factors = lr_factors(self.client_lr_scheduler, self.max_rounds)
+        self.fabric.call("setup", trainer=self)
 
     def _start_run(self, methods: MethodList) -> None:
         """Make the run's folder and its loggers."""
@@ -531,18 +533,3 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
         stepped.step()
     require(all(math.isfinite(f) for f in factors), "trainer.client_lr_scheduler", factors, "give a finite schedule")
     return factors
-
-
-def load_checkpoint(model: LightningModule, path: _PATH) -> dict[int, State]:
-    """Load the global model of a checkpoint, tensors and plain values only; returns the clients' own entries.
-
-    Raises:
-        UsageError: no such file, or another model's.
-    """
-    require(Path(path).is_file(), "ckpt_path", str(path), "there is no such file; give RUN/checkpoints/last.ckpt")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(found["state_dict"])
-        return found.get("clients", {})
-    except Exception as error:
-        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this model: {error}") from error

@@ -24,6 +24,9 @@ class Callback:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
         return False
 
+    def setup(self, trainer: FederatedTrainer) -> None:
+        """Before anything is written: refuse with a UsageError what does not fit."""
+
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Everything is checked and the run's folder is there; no client has trained."""
 

@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.checkpoint import save_checkpoint
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -52,12 +53,9 @@ class RunRecord(Callback):
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None:
             return
-        path = trainer.run_dir / "checkpoints" / "last.ckpt"
-        path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(".partial")
         found = {"state_dict": trainer.methods.evaluated_state(trainer.server), "clients": trainer.own_entries()}
-        torch.save({**found, "round": trainer.max_rounds, "seed": trainer.seed}, partial)
-        os.replace(partial, path)
+        found |= {"round": trainer.max_rounds, "seed": trainer.seed}
+        save_checkpoint(found, trainer.run_dir / "checkpoints" / "last.ckpt")
 
 
 def environment() -> dict[str, Any]:

@@ -77,9 +77,11 @@ class SpectrumMonitor(Callback):
     def wants_evaluation(self, round_: int) -> bool:
         return self._due(round_)
 
+    def setup(self, trainer: FederatedTrainer) -> None:
+        self._classifier = self._find_classifier(trainer)
+
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self._last_round = trainer.max_rounds - 1
-        self._classifier = self._find_classifier(trainer)
         self._rounds: list[int] = []
         self._spectra: dict[str, list[np.ndarray]] = {}
         self._covariance = Covariance()

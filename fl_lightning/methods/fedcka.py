@@ -49,7 +49,8 @@ class FedCKA(Method):
 
     Args:
         mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper takes 3 to 10.
-        layers: M, how many layers are compared, from the input on, at least 1; the paper takes 2.
+        layers: M, how many layers are compared, from the input on, at least 1; the paper takes 2. Or the names of their
+            taps: ``[early.0, stage.1]`` compares a ResNet's stem and whole first stage.
         similarity: ``linear`` CKA, its ``debiased`` form, ``rbf`` CKA, or those of Table 3: minus the squared
             ``frobenius`` distance per element or as it is (``frobenius_raw``), and ``cosine``.
     """
@@ -57,13 +58,14 @@ class FedCKA(Method):
     def __init__(
         self,
         mu: float = 3.0,
-        layers: int = 2,
+        layers: int | list[str] = 2,
         similarity: Literal["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "cosine"] = "linear",
     ) -> None:
         require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
-        require(layers >= 1, "FedCKA.layers", layers, "give 1 or more")
+        names = [f"early.{m}" for m in range(layers)] if isinstance(layers, int) else layers
+        require(len(names) >= 1, "FedCKA.layers", layers, "give 1 or more")
         self.mu, self.similarity = mu, SIMILARITIES[similarity]
-        self.requires = tuple(f"early.{m}" for m in range(layers))
+        self.requires = tuple(names)
 
     def on_client_start(self, client: Client) -> None:
         previous = client.memory(self).get("previous")

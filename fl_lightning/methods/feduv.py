@@ -48,6 +48,10 @@ class FedUV(Method):
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z, logits = step.taps["representation"], step.taps["logits"]
-        uniformity = rbf_uniformity(z, self.bandwidth_factor, self.detach_bandwidth)
-        variance = probability_variance_hinge(logits, self.hinge)
-        return self.mu * uniformity + (logits.shape[1] / 4 if self.lambda_ is None else self.lambda_) * variance
+        lambda_ = logits.shape[1] / 4 if self.lambda_ is None else self.lambda_
+        terms = []  # with one coefficient 0, the term of the other alone is computed
+        if self.mu:
+            terms.append(self.mu * rbf_uniformity(z, self.bandwidth_factor, self.detach_bandwidth))
+        if lambda_:
+            terms.append(lambda_ * probability_variance_hinge(logits, self.hinge))
+        return sum(terms[1:], terms[0]) if terms else None

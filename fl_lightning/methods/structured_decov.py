@@ -7,6 +7,7 @@ r"""StructuredDeCov: after Xiong et al., Regularizing Deep CNNs with a Structure
 from __future__ import annotations
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.errors import require
@@ -32,6 +33,12 @@ class StructuredDeCov(Method):
         require(groups >= 1, "StructuredDeCov.groups", groups, "give 1 or more")
         require(gamma >= 0, "StructuredDeCov.gamma", gamma, "give 0 or more")
         self.weight, self.groups, self.gamma = weight, groups, gamma
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        layer = client.module.get_submodule(client.tap_paths["representation"])
+        width = getattr(layer, "out_features", self.groups)
+        mend = f"the representation has {width} dimensions, give at most that"
+        require(self.groups <= width, "StructuredDeCov.groups", self.groups, mend)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z = step.taps["representation"].flatten(1)

@@ -1,0 +1,159 @@
+r"""CCVR: Luo et al., No Fear of Heterogeneity: Classifier Calibration for FL, NeurIPS 2021, Algorithm 1.
+
+With client k's count :math:`n_{kc}`, mean :math:`\mu_{kc}` and unbiased covariance :math:`\Sigma_{kc}` of class c:
+
+.. math::
+    \mu_c = \sum_k \frac{n_{kc}}{n_c} \mu_{kc}, \qquad
+    \Sigma_c = \sum_k \left( \frac{n_{kc} - 1}{n_c - 1} \Sigma_{kc}
+        + \frac{n_{kc}}{n_c - 1} \mu_{kc} \mu_{kc}^\top \right) - \frac{n_c}{n_c - 1} \mu_c \mu_c^\top
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.checkpoint import save_checkpoint
+from fl_lightning.client import targets_of
+from fl_lightning.errors import require
+from fl_lightning.seeding import torch_rng
+from fl_lightning.state import State, clone
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class ClassStatistics:
+    """Count, mean and unbiased covariance of the representations of each class, in float64.
+
+    The sums of several clients add, and give what the merging of their means and covariances gives.
+
+    Attributes:
+        counts: n_c ``(C,)``.
+        totals: sum of the representations of each class ``(C, d)``.
+        products: sum of their outer products ``(C, d, d)``.
+    """
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        self.counts = torch.zeros(num_classes, dtype=torch.float64)
+        self.totals = torch.zeros(num_classes, width, dtype=torch.float64)
+        self.products = torch.zeros(num_classes, width, width, dtype=torch.float64)
+
+    def add(self, z: Tensor, targets: Tensor) -> None:
+        """Count representations ``(B, d)`` with labels ``(B,)``."""
+        rows, labels = z.detach().double().cpu(), targets.cpu()
+        for c in labels.unique().tolist():
+            members = rows[labels == c]
+            self.counts[c] += len(members)
+            self.totals[c] += members.sum(0)
+            self.products[c] += members.T @ members
+
+    def gaussian(self, c: int) -> tuple[Tensor, Tensor]:
+        """Mean ``(d,)`` and unbiased covariance ``(d, d)`` of class ``c``, which has 2 examples or more."""
+        number, mean = self.counts[c], self.totals[c] / self.counts[c]
+        return mean, (self.products[c] - number * torch.outer(mean, mean)) / (number - 1)
+
+    def sample(self, number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``number`` draws from the Gaussian of each class with 2 examples or more, and their labels."""
+        drawn, classes = [], torch.nonzero(self.counts >= 2).flatten()
+        require(
+            len(classes) > 0, "CCVR with the largest class", int(self.counts.max()), "it needs 2 examples of a class"
+        )
+        for c in classes.tolist():
+            mean, covariance = self.gaussian(c)
+            values, vectors = torch.linalg.eigh(covariance)  # fewer examples than dimensions: some values are 0
+            noise = torch.randn(number, len(mean), generator=generator, dtype=torch.float64)
+            drawn.append(mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
+        return torch.cat(drawn).float(), classes.repeat_interleave(number)
+
+
+class CCVR(Callback):
+    r"""Calibrates the final global model's classifier on representations drawn from a Gaussian of each class.
+
+    After the last round every client's training examples, as its loader gives them, pass the global model in eval mode.
+    The classifier alone is trained on the draws, from the global one's weights. The result of ``fit`` stays what it is:
+    the calibrated model is evaluated as ``ccvr/accuracy`` and saved as ``checkpoints/ccvr.ckpt``.
+
+    Args:
+        samples_per_class: M, draws of each class, at least 1; the paper tunes it. Classes with fewer than 2 examples
+            have none.
+        epochs: passes over the draws, at least 1.
+        lr: learning rate of SGD with momentum 0.9, above 0.
+        batch_size: draws of a step, at least 1.
+
+    Raises:
+        UsageError: entries of the state do not travel, so that there is no global model; or ``logits`` is no layer
+            that reads the representation.
+    """
+
+    requires = ("representation", "logits")
+
+    def __init__(self, samples_per_class: int = 200, epochs: int = 10, lr: float = 0.01, batch_size: int = 64) -> None:
+        require(samples_per_class >= 1, "CCVR.samples_per_class", samples_per_class, "give 1 or more")
+        require(epochs >= 1, "CCVR.epochs", epochs, "give 1 or more")
+        require(lr > 0, "CCVR.lr", lr, "give a number above 0")
+        require(batch_size >= 1, "CCVR.batch_size", batch_size, "give 1 or more")
+        self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        path = trainer.client.tap_paths["logits"]
+        linear = isinstance(trainer.client.module.get_submodule(path), nn.Linear)
+        require(linear, "CCVR with the tap logits", path, "bind it to the last linear layer")
+        mend = "the state does not travel as a whole, so there is no global model; take CCVR out"
+        require(not trainer.worker.kept, "CCVR with entries that stay with the clients", len(trainer.worker.kept), mend)
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.server.round + 1 < trainer.max_rounds:
+            return
+        state = clone(trainer.methods.evaluated_state(trainer.server))
+        with trainer.timed("ccvr"):
+            statistics = self._collect(trainer, state)
+            state |= self._calibrated(trainer, state, statistics)
+            trainer.client.load(state)
+            for tag, value in trainer.evaluate("test", observed=False).items():
+                trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
+        if trainer.run_dir is not None:
+            save_checkpoint({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
+
+    def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
+        """The sums over all clients."""
+        client = trainer.client
+        head: nn.Linear = client.module.get_submodule(client.tap_paths["logits"])  # type: ignore[assignment]
+        statistics = ClassStatistics(head.out_features, head.in_features)
+        client.references.start()
+        client.freeze("ccvr", state, ("representation",))
+        for k in range(trainer.data.num_clients):
+            for batch in trainer.worker.loader(k, trainer.max_rounds):
+                targets = targets_of(batch)
+                require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
+                client.references.begin_batch(trainer.worker.to_device(batch), 0, None)
+                with trainer.fabric.autocast():
+                    statistics.add(client.observe("ccvr")["representation"].flatten(1), targets)  # type: ignore[arg-type]
+        client.references.end_batch()
+        return statistics
+
+    def _calibrated(self, trainer: FederatedTrainer, state: State, statistics: ClassStatistics) -> State:
+        """The trained classifier by the names it has in the state."""
+        path = trainer.client.tap_paths["logits"]
+        old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
+        classes, width = statistics.totals.shape
+        head = nn.Linear(width, classes, bias="bias" in old)
+        head.load_state_dict(old)
+        generator = torch_rng(trainer.seed, "ccvr")
+        draws = TensorDataset(*statistics.sample(self.samples_per_class, generator))
+        self._train(head, DataLoader(draws, self.batch_size, shuffle=True, generator=generator))
+        return {f"{path}.{name}": value.to(old[name]) for name, value in head.state_dict().items()}
+
+    def _train(self, head: nn.Linear, loader: DataLoader) -> None:
+        optimizer = SGD(head.parameters(), lr=self.lr, momentum=0.9)
+        for _ in range(self.epochs):
+            for z, targets in loader:
+                optimizer.zero_grad()
+                cross_entropy(head(z), targets).backward()
+                optimizer.step()
