@@ -1,10 +1,13 @@
 """Every config is parsed, every smoke config is run."""
 
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from fl_lightning import methods, optim
 from fl_lightning.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,9 +39,22 @@ def test_every_config_is_parsed(path, capsys):
     assert ended.value.code == 0
 
 
-def test_there_are_the_smoke_configs_of_every_method():
-    names = {path.stem for path in SMOKE}
-    assert names >= {"fedavg", "fedprox", "fedlc", "fedcka", "feduv", "feddecorr", "fedprox_feddecorr"}
+@pytest.mark.parametrize("folder", ["smoke", "methods"])
+def test_every_method_and_server_optimizer_has_a_config(folder):
+    names = {path.stem for path in (ROOT / "experiments" / folder).glob("*.yaml")}
+    assert names >= {name.lower() for name in [*methods.__all__, *optim.__all__]}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "methods").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_fragment_spells_out_every_argument(path):
+    """Else a file before it, whose list it replaces or extends, would shine through."""
+    found = yaml.safe_load(path.read_text())
+    given = [*found.get("method+", []), *filter(None, [found.get("trainer", {}).get("server_optimizer")])]
+    assert given
+    for part in given:
+        kind = getattr(methods, part["class_path"], None) or getattr(optim, part["class_path"])
+        wanted = set(inspect.signature(kind).parameters) - {"params"}
+        assert set(part.get("init_args", {})) == wanted
 
 
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)

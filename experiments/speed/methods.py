@@ -1,0 +1,189 @@
+"""What a method costs: seconds a round and peak memory, as ratios to FedAvg, in the same process.
+
+python experiments/speed/methods.py [--model FedUVCNN|ResNet18] [--cycles 9] [--methods MOON FedCKA]
+                                    [--local_epochs 5] [--cache_references] [--memory]
+
+Images of 32 px, batch 64, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
+whose ratio shows how far the machine can be trusted. All run in turn, in threads of which one goes at a time. Rounds
+count without their evaluation. Peak memory is measured by a process for each method, from the start of its training on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning.pytorch import seed_everything
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+
+from overhead import generate  # found through the path above
+
+from fl_lightning import FederatedTrainer, Method, methods
+from fl_lightning.callbacks import Callback
+from fl_lightning.data import NpyImages
+from fl_lightning.models import FedUVCNN, ImageClassifier, Projector, ResNet18
+
+FEDAVG, AGAIN = "FedAvg", "FedAvg again"
+METHODS: dict[str, Callable[[], list[Method]]] = {
+    **{name: partial(lambda name: [getattr(methods, name)()], name) for name in methods.__all__ if name != "Local"},
+    "SCAFFOLD by gradients": lambda: [methods.SCAFFOLD(variate="gradients")],
+    "FedProto, weights too": lambda: [methods.FedProto(aggregate_weights=True)],
+    "MOON and FedCKA": lambda: [methods.MOON(), methods.FedCKA()],
+}
+
+
+def build(name: str) -> ImageClassifier:
+    # without momentum, which SCAFFOLD is not defined for
+    optimizer = partial(torch.optim.SGD, lr=0.01)
+    if name == "ResNet18":
+        return ImageClassifier(ResNet18(), optimizer=optimizer)
+    return ImageClassifier(FedUVCNN(4), Projector(256), optimizer=optimizer)
+
+
+class Turn(Callback):
+    """Holds a run at the beginning of each round until :meth:`take`, and keeps the seconds of the rounds."""
+
+    def __init__(self) -> None:
+        self._go, self._ready = threading.Semaphore(0), threading.Semaphore(0)
+        self.seconds: list[float] = []
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._ready.release()
+        self._go.acquire()
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        self.seconds.append(trainer.metrics["time/train"] + trainer.metrics["time/server"])
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        self._ready.release()
+
+    def wait(self) -> None:
+        """Until the run stands before its next round, or at its end."""
+        self._ready.acquire()
+
+    def take(self) -> None:
+        """Let the run go one round, and wait until it is done."""
+        self._go.release()
+        self.wait()
+
+
+def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbacks: list[Callback]) -> None:
+    """A run of the method ``name``, FedAvg where there is none of that name."""
+    trainer = FederatedTrainer(
+        max_rounds=rounds,
+        local_epochs=args.local_epochs,
+        cache_references=args.cache_references,
+        eval_every_n_rounds=rounds,
+        threads_per_worker=args.threads,
+        precision=args.precision,
+        channels_last=args.channels_last,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=Path(folder, "runs"),
+        accelerator="cpu",
+    )
+    sizes = {"train_size": args.clients * args.images, "test_size": 64}
+    data = NpyImages(folder, num_clients=args.clients, batch_size=64, **sizes)
+    trainer.fit(build(args.model), data, METHODS.get(name, list)())
+
+
+def measure(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
+    """Seconds of the rounds by method, without the first two, which have no previous models or warm up."""
+    names = [FEDAVG, *args.methods, AGAIN]
+    turns = {name: Turn() for name in names}
+    for name, turn in turns.items():
+        run = partial(train, args, folder, name, args.cycles + 2, [turn])
+        threading.Thread(target=run, daemon=True).start()
+        turn.wait()
+    for cycle in range(args.cycles + 2):
+        for turn in turns.values():
+            turn.take()
+        print(f"cycle {cycle - 1} of {args.cycles}", file=sys.stderr)
+    return {name: turn.seconds[2:] for name, turn in turns.items()}
+
+
+class Rise(Callback):
+    """The rise of the peak of resident memory from the first round on."""
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.server.round == 0:
+            self.before = peak()
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        self.megabytes = (peak() - self.before) / 2**20
+
+
+def peak() -> float:
+    """Peak resident memory of this process in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory_of(args: argparse.Namespace, name: str) -> float:
+    """The rise in a process of its own, in MiB."""
+    given = ["--model", args.model, "--methods", name, "--local_epochs", str(args.local_epochs), "--child"]
+    given += ["--precision", args.precision, "--clients", str(args.clients), "--images", str(args.images)]
+    given += [f"--{flag}" for flag in ("cache_references", "channels_last") if getattr(args, flag)]
+    found = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
+    return float(json.loads(found.stdout.splitlines()[-1]))
+
+
+def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes: dict[str, float]) -> None:
+    fedavg = seconds[FEDAVG]
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} thread")
+    print(
+        f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, local epochs "
+        f"{args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
+        f"{min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
+    )
+    print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}{'peak MiB':>10}")
+    for name, values in seconds.items():
+        ratios = [a / b for a, b in zip(values, fedavg, strict=True)]
+        columns = (min(values) / min(fedavg), statistics.median(ratios), min(ratios), max(ratios))
+        memory = f"{megabytes[name]:10.0f}" if name in megabytes else ""
+        print(f"{name:24}{''.join(f'{value:9.3f}' for value in columns)}{memory}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["FedUVCNN", "ResNet18"], default="FedUVCNN")
+    parser.add_argument("--methods", nargs="*", choices=[*METHODS, FEDAVG], default=list(METHODS))
+    parser.add_argument("--cycles", type=int, default=9)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--images", type=int, default=512, help="of a client")
+    parser.add_argument("--local_epochs", type=int, default=1)
+    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache_references", action="store_true")
+    parser.add_argument("--channels_last", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        seed_everything(0, verbose=False)
+        generate(Path(folder))
+        if args.child:
+            watch = Rise()
+            train(args, folder, args.methods[0], 3, [watch])
+            print(json.dumps(watch.megabytes))
+            return
+        seconds = measure(args, folder)
+        megabytes = {name: memory_of(args, name) for name in (FEDAVG, *args.methods)} if args.memory else {}
+    report(args, seconds, megabytes)
+
+
+if __name__ == "__main__":
+    main()
