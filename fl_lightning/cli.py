@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -123,6 +124,9 @@ def main(args: list[str] | None = None) -> None:
 
     An exception from a user's code keeps its traceback.
     """
+    # a user's own classes lie in the working folder, where the installed program does not look
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         FederatedCLI(args)
     except ClientError as error:

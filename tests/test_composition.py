@@ -163,6 +163,12 @@ def test_fedbn_without_batchnorm_is_refused(run):
         run([FedBN()], model=ImageClassifier(MLP(64, [16])))
 
 
+def test_more_groups_than_dimensions_are_refused(run, tmp_path):
+    with pytest.raises(UsageError, match=r"StructuredDeCov.groups=17: the representation has 16 dimensions"):
+        run([StructuredDeCov(groups=17)])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("method", [MOON, FedProto, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze])
 def test_a_missing_tap_is_named_with_the_modules_that_there_are(run, method):
     from test_trainer import Quadratic, quadratic_data

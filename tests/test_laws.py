@@ -172,6 +172,15 @@ def test_fedcka_is_absent_in_the_first_visit_and_there_in_the_second(run):
     assert 0.3 * 3 < trainer.history[1]["train/fedcka"] < 1.32 * 3
 
 
+def test_fedcka_takes_its_layers_by_number_or_by_name(run):
+    assert FedCKA(layers=3).requires == ("early.0", "early.1", "early.2")
+    by_name = run([FedCKA(layers=["early.0", "early.1"])], "cnn")[0]
+    assert_same_bits(by_name, run([FedCKA(layers=2)], "cnn")[0])
+    assert differs(by_name, run([FedCKA(layers=["early.0", "early.3"])], "cnn")[0])
+    with pytest.raises(UsageError, match=r"FedCKA\.layers=\[\]: give 1 or more"):
+        FedCKA(layers=[])
+
+
 def test_fedcka_compares_with_the_clients_own_last_model(run):
     seen = {}
 
@@ -259,6 +268,24 @@ def test_descending_feduv_spreads_representations_and_predictions():
 
 def test_feduv_lambda_none_is_a_quarter_of_the_classes(run):
     assert_same_bits(run([FedUV()])[0], run([FedUV(lambda_=2.5)])[0])
+
+
+def test_feduv_with_one_coefficient_is_the_other_term_alone(run):
+    """In the first round's first batch both terms see the same numbers as alone."""
+    seen = []
+
+    class Spy(Method):
+        requires = ("representation", "logits")
+
+        def penalty(self, client, step):
+            z, logits = step.taps["representation"].detach(), step.taps["logits"].detach()
+            seen.append([term.penalty(client, step).item() for term in (FedUV(0.5, 0), FedUV(0, 2.0), FedUV(0.5, 2.0))])
+            assert seen[-1][0] == pytest.approx(0.5 * float(rbf_uniformity(z)))
+            assert seen[-1][1] == pytest.approx(2.0 * float(hinge(logits)))
+            assert FedUV(0, 0).penalty(client, step) is None
+
+    run([Spy()], max_rounds=1)
+    assert all(u + v == pytest.approx(both) for u, v, both in seen)
 
 
 @pytest.mark.parametrize("method", [FedUV(), FedDecorr(), FedLC(), FedCKA()])

@@ -29,7 +29,16 @@ def command(text):
 
 
 def test_every_command_is_known_to_a_test():
-    known = ("smoke/feduv.yaml", ".[test]", "tensorboard", "fedavg.yaml", "digits.yaml", "cifar10.yaml", "cli.py test")
+    known = (
+        "smoke/feduv.yaml",
+        ".[test]",
+        "tensorboard",
+        "--method+=",
+        "CCVR",
+        "digits.yaml",
+        "cifar10.yaml",
+        "cli.py test",
+    )
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
 
@@ -41,7 +50,7 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
     assert said.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["fedavg.yaml", "digits.yaml"])
+@pytest.mark.parametrize("text", ["--method+=", "CCVR", "digits.yaml"])
 def test_composed_commands_run(text, capsys):
     main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
     assert "1 rounds, test/accuracy" in capsys.readouterr().out

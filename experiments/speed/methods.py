@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 from lightning.pytorch import seed_everything
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import generate  # found through the path above
+from overhead import generate  # lies beside this file
 
 from fl_lightning import FederatedTrainer, Method, methods
 from fl_lightning.callbacks import Callback

@@ -1,0 +1,54 @@
+"""The documents say what the code does."""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_lightning import methods, optim
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from make_methods import find, make  # noqa: E402, found through the path above
+
+LEDGER = yaml.safe_load((ROOT / "docs" / "ledger.yaml").read_text())
+
+
+def test_every_method_and_server_optimizer_has_its_entry():
+    assert set(LEDGER) >= {"FedAvg", "CCVR", *methods.__all__, *optim.__all__}
+
+
+@pytest.mark.parametrize("name", LEDGER)
+def test_an_entry_has_whole_rows_and_tests_that_exist(name):
+    assert name == "FedAvg" or find(name) is not None
+    assert LEDGER[name]["rows"]
+    for row in LEDGER[name]["rows"]:
+        assert len(row) == 5, row
+        assert all(isinstance(cell, str) and cell for cell in row), row
+    assert LEDGER[name]["tests"]
+    for test in LEDGER[name]["tests"]:
+        file, function = test.split("::")
+        assert re.search(rf"^def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+
+
+@pytest.mark.parametrize("name", [name for name in LEDGER if name != "FedAvg"])
+def test_a_switch_is_an_argument_or_a_key(name):
+    arguments = inspect.signature(find(name)).parameters
+    for *_, switch in LEDGER[name]["rows"]:
+        for key in [re.match("[a-z_.0-9]*", part)[0] for part in re.split(r", (?![^[]*\])", switch) if switch != "-"]:
+            known = key in arguments or key.partition(".")[0] in ("trainer", "model")
+            assert known, (switch, key)
+
+
+def test_the_page_of_methods_is_up_to_date():
+    made = (ROOT / "docs" / "methods.md").read_text()
+    assert made == make(), "run python docs/make_methods.py"
+
+
+def test_the_page_shows_no_mark_of_the_docstrings():
+    made = (ROOT / "docs" / "methods.md").read_text()
+    assert not re.findall(r":[a-z]+:`|``|\.\. math", made)

@@ -1,0 +1,91 @@
+"""The guide's method, in a file outside the package: it runs by its class_path, and its laws hold."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import assert_same_bits, differs
+
+from fl_lightning import Method
+from fl_lightning.cli import main
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import FedProx, Local
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "experiments" / "own_method"
+GUIDE = (ROOT / "docs" / "own_method.md").read_text()
+
+
+@pytest.fixture
+def clipped_change(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from experiments.own_method.clipped_change import ClippedChange
+
+    return ClippedChange
+
+
+def test_the_guide_shows_the_file_and_the_config():
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    assert code == (FOLDER / "clipped_change.py").read_text()
+    (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    assert lines in (FOLDER / "clipped_change.yaml").read_text()
+
+
+def test_the_guide_names_files_and_hooks_that_exist():
+    for path in re.findall(r"\]\(\.\./([^)]+)\)", GUIDE):
+        assert (ROOT / path).is_file(), path
+    table = GUIDE.split("## Which hook")[1].split("## What")[0]
+    for hook in re.findall(r"`(\w+)\(", table.replace("client.", "")):
+        assert hasattr(Method, hook) or hook in ("memory", "freeze", "observe"), hook
+
+
+def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(ROOT)
+    main(["fit", f"--config={FOLDER / 'clipped_change.yaml'}", f"--trainer.default_root_dir={tmp_path}"])
+    assert float(capsys.readouterr().out.split("test/accuracy ")[1].split(",")[0]) > 0.5
+    (table,) = tmp_path.glob("clippedchange+feddecorr/version_0/metrics.csv")
+    assert "train/clippedchange" in table.read_text().splitlines()[0]
+
+
+def test_the_installed_program_finds_it_in_the_working_folder(monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text((FOLDER / "clipped_change.py").read_text())
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part not in ("", str(tmp_path))])
+    monkeypatch.setattr(sys, "argv", ["fl-lightning"])
+    monkeypatch.chdir(tmp_path)
+    config = (FOLDER / "clipped_change.yaml").read_text().replace("experiments.own_method.clipped_change", "mine")
+    (tmp_path / "mine.yaml").write_text(config)
+    main(["fit", "--config=mine.yaml", "--trainer.fast_dev_run=true"])
+
+
+def test_an_infinite_factor_is_fedavg_bit_for_bit_and_a_small_one_is_not(run, clipped_change):
+    plain, _ = run()
+    assert_same_bits(run([clipped_change(float("inf"))])[0], plain)
+    assert differs(run([clipped_change(0.5)])[0], plain)
+
+
+def test_no_change_is_longer_than_the_factor_times_the_mean_of_the_round_before(run, clipped_change):
+    lengths = []
+
+    class Watch(Method):
+        def transform_client_update(self, client, delta):
+            lengths.append((client.drift, float(sum(v.square().sum() for v in delta.values())) ** 0.5))
+            return delta
+
+    run([clipped_change(0.9), Watch()], max_rounds=3)
+    for round_ in (1, 2):
+        mean = sum(before for before, _ in lengths[4 * (round_ - 1) : 4 * round_]) / 4
+        for before, after in lengths[4 * round_ : 4 * (round_ + 1)]:
+            assert after == pytest.approx(min(before, 0.9 * mean))
+
+
+def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, clipped_change):
+    run([FedProx(), clipped_change()])
+    with pytest.raises(UsageError, match=r"ClippedChange acts on the weights .* Local sends none"):
+        run([clipped_change(), Local()])
+
+
+def test_a_factor_of_0_is_refused(clipped_change):
+    with pytest.raises(UsageError, match=r"ClippedChange.factor=0: give a number above 0"):
+        clipped_change(0)
