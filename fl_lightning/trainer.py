@@ -67,7 +67,8 @@ class FederatedTrainer:
         threads_per_worker: threads that torch uses; None leaves its choice.
         channels_last: keep images and weights in the channels_last memory format.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
-            local epoch; the same bits, for memory. Needs training batches without augmentation.
+            local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
+            (1 MB an image for ResNet18's first two layers at 32 px). Needs training batches without augmentation.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.

@@ -626,6 +626,27 @@ def test_moon_random_first_model_is_each_clients_own_and_draws_nothing_of_the_cl
     assert_same_bits(drawn, again)
 
 
+def test_methods_share_a_reference_which_runs_once_a_batch_as_far_as_the_last_tap_of_any(run):
+    runs = []
+
+    class Watch(Method):
+        def on_client_start(self, client):
+            inner = client.references._run
+            if inner.__name__ == "_run":
+
+                def counted(name, batch):
+                    found = inner(name, batch)
+                    runs.append((client.info.id, client.num_steps, name, tuple(found)))
+                    return found
+
+                client.references._run = counted
+
+    run([Watch(), MOON(), FedCKA()], "cnn", max_rounds=2)
+    taps = ("early.0", "early.1", "representation")
+    assert {(name, seen) for _, _, name, seen in runs} == {("global", taps), ("previous", taps)}
+    assert len({found[:3] for found in runs}) == len(runs) > 0
+
+
 # ---------------------------------------------------------------- cached references
 @pytest.mark.parametrize("method", [FedCKA(), MOON(pool_size=2)], ids=["fedcka", "moon"])
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed", "channels_last": True}], ids=["fp32", "bf16"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -15,10 +17,12 @@ class Encoder(nn.Module):
     Attributes:
         out_features: d.
         early: paths of the submodules whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
+        named: paths of further submodules by the names of their taps.
     """
 
     out_features: int
     early: tuple[str, ...] = ()
+    named: Mapping[str, str] = MappingProxyType({})
 
 
 class FedUVCNN(Encoder):

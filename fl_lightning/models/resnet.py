@@ -1,0 +1,117 @@
+"""Residual networks for small images, of torchvision's blocks (He et al., CVPR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import ResNet as TorchvisionResNet
+
+from fl_lightning.errors import require
+from fl_lightning.models.encoders import Encoder
+
+
+class ResNet(Encoder):
+    """A residual network without max-pooling; :class:`ResNet18` and :class:`ResNet50` say how deep.
+
+    Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.4``.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        blocks: list[int],
+        in_channels: int,
+        stem: Literal["small", "large"],
+        first_stride: int,
+        norm: Literal["batch", "group"],
+        init: Literal["he", "default"],
+    ) -> None:
+        super().__init__()
+        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        require(first_stride in (1, 2), "first_stride", first_stride, "give 1 or 2")
+        layer = NORMS[norm]
+        built = TorchvisionResNet(block, blocks, norm_layer=layer)
+        if first_stride != 1:
+            built.inplanes = 64
+            built.layer1 = built._make_layer(block, 64, blocks[0], stride=first_stride)
+        kernel, stride = (3, 1) if stem == "small" else (7, 2)
+        convolution = nn.Conv2d(in_channels, 64, kernel, stride, kernel // 2, bias=False)
+        self.stem = nn.Sequential(convolution, layer(64), nn.ReLU())
+        self.layer1, self.layer2, self.layer3, self.layer4 = built.layer1, built.layer2, built.layer3, built.layer4
+        self.apply(INITS[init])
+        self.out_features = 512 * block.expansion
+        places = [f"layer{i}.{j}" for i, number in enumerate(blocks, 1) for j in range(number)]
+        self.early = ("stem", *places)
+        self.named = {f"stage.{i}": f"layer{i}" for i in range(1, 5)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
+        return x.mean(dim=(2, 3))
+
+
+class ResNet18(ResNet):
+    """ResNet-18, ``(B, in_channels, H, W)`` to ``(B, 512)``; of any size, the papers' images have 32 to 96 px.
+
+    The defaults are the form for CIFAR of MOON; FedDecorr's has ``init="default"``. FedUV's has ``first_stride=2`` and
+    ``init="default"``. With 10 classes and no projector it has 11,173,962 parameters; FedUV's, with ``Projector(512)``
+    and 100 classes, 11,751,716.
+
+    Args:
+        in_channels: channels of the images.
+        stem: a ``small`` convolution 3x3, or a ``large`` one 7x7 of stride 2, without max-pool.
+        first_stride: stride of the first stage, 1 or 2.
+        norm: ``batch``, or ``group`` normalisation in 2 groups, as FedDyn's, which has no running statistics.
+        init: ``he``, torchvision's and MOON's, or PyTorch's ``default``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        stem: Literal["small", "large"] = "small",
+        first_stride: int = 1,
+        norm: Literal["batch", "group"] = "batch",
+        init: Literal["he", "default"] = "he",
+    ) -> None:
+        super().__init__(BasicBlock, [2, 2, 2, 2], in_channels, stem, first_stride, norm, init)
+
+
+class ResNet50(ResNet):
+    """ResNet-50, ``(B, in_channels, H, W)`` to ``(B, 2048)``; of any size, the papers' images have 32 to 96 px.
+
+    The defaults are the form for CIFAR of MOON and FedCKA. FedUV's has ``stem="large"`` and ``init="default"``: with
+    ``Projector(2048)`` and 200 classes 32,318,728 parameters.
+
+    Args:
+        in_channels: channels of the images.
+        stem: a ``small`` convolution 3x3, or a ``large`` one 7x7 of stride 2, without max-pool.
+        first_stride: stride of the first stage, 1 or 2.
+        norm: ``batch``, or ``group`` normalisation in 2 groups, which has no running statistics.
+        init: ``he``, torchvision's and MOON's, or PyTorch's ``default``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        stem: Literal["small", "large"] = "small",
+        first_stride: int = 1,
+        norm: Literal["batch", "group"] = "batch",
+        init: Literal["he", "default"] = "he",
+    ) -> None:
+        super().__init__(Bottleneck, [3, 4, 6, 3], in_channels, stem, first_stride, norm, init)
+
+
+def _he(part: nn.Module) -> None:
+    if isinstance(part, nn.Conv2d):
+        nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _default(part: nn.Module) -> None:
+    getattr(part, "reset_parameters", lambda: None)()
+
+
+NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
+INITS: dict[str, Callable[[nn.Module], None]] = {"he": _he, "default": _default}
