@@ -19,11 +19,24 @@ BASES: dict[str, type] = {
     "augment": Augmentation,
     "encoder": Encoder,
 }
+# an argument of a class that does not fit its type, plain or one of several; a lookahead, since they nest
+WRONG = re.compile(
+    r"""class_path\ '([\w.]+)':\ Parser\ key\ "([^"]+)":\ (?=
+        Expected\ an?\ (.+?)\.\ Got\ value:\ (.+?)(?:\ -\ |$)
+        | Does\ not\ validate\ against\ any\ of\ the\ Union\ subtypes\ Subtypes:\ \[(.+?)\]\ Errors
+          .*?\ Given\ value:\ (.+?)(?:\ -\ |$))""",
+    re.VERBOSE,
+)
+NAMED = re.compile(r"<class '|'>")
 
 
 def shorten(message: str) -> str:
     """The key, the value and the mend of a parser's message, where they can be told; else the message on one line."""
     text = " ".join(message.split())
+    wrong = list(WRONG.finditer(text))
+    if wrong:
+        path, name, plain, first, choice, last = wrong[-1].groups()
+        return f"{path.rsplit('.', 1)[1]}.{name}={first or last!r}: give {wanted(plain or choice)}"
     key = ".".join(re.findall(r'Parser key "([^"]+)"', text))
     option = re.search(r"class_path '([\w.]+)': Option '([^']+)' is not accepted", text)
     if option:
@@ -33,6 +46,14 @@ def shorten(message: str) -> str:
     if unknown:
         return f"{key}={unknown[1]!r}: no such class; give {known_for(key)}MODULE.CLASS of your own"
     return text.replace("unrecognized arguments:", "no such key (--help lists them):")
+
+
+def wanted(kind: str) -> str:
+    """What types ask for, in words: ``typing.Literal['a', 'b']`` is ``a or b``, ``<class 'float'>`` a float."""
+    choices = re.match(r"typing.Literal\[(.+)\]$", kind)
+    if choices:
+        return " or ".join(re.findall(r"'([^']*)'", choices[1]))
+    return f"a value of type {re.sub(NAMED, '', kind).replace(', ', ' or ')}".replace("NoneType", "null")
 
 
 def parameters(path: str) -> list[str]:

@@ -434,6 +434,18 @@ def test_scaffold_variates_are_mean_gradients_however_they_are_found(run):
     assert found[1] == pytest.approx((y.mean(), np.mean(gradients)), rel=1e-5)
 
 
+def test_scaffold_variates_are_mean_gradients_in_later_rounds_too(run):
+    """The displacement holds the correction c - c_k, which is to be taken off again."""
+    found = []
+    for variate in ("displacement", "gradients"):
+        method = SCAFFOLD(variate=variate)
+        _, trainer = settle(run, [method], local_steps=3, max_rounds=3)
+        own = [trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() for k in range(3)]
+        found.append([method.global_variate["y"].item(), *own])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0][0] == pytest.approx(np.mean(found[0][1:]), rel=1e-4)
+
+
 def test_scaffold_after_the_step_is_the_same_for_plain_sgd_and_passes_by_momentum(run):
     assert settle(run, [SCAFFOLD(correction="post_step")], local_steps=5, max_rounds=6)[0] == pytest.approx(
         settle(run, [SCAFFOLD()], local_steps=5, max_rounds=6)[0], rel=1e-5

@@ -14,7 +14,7 @@ from fl_lightning.errors import require
 from fl_lightning.models.encoders import Encoder
 
 
-class ResNet(Encoder):
+class _ResNet(Encoder):
     """A residual network without max-pooling; :class:`ResNet18` and :class:`ResNet50` say how deep.
 
     Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.4``.
@@ -53,7 +53,7 @@ class ResNet(Encoder):
         return x.mean(dim=(2, 3))
 
 
-class ResNet18(ResNet):
+class ResNet18(_ResNet):
     """ResNet-18, ``(B, in_channels, H, W)`` to ``(B, 512)``; of any size, the papers' images have 32 to 96 px.
 
     The defaults are the form for CIFAR of MOON; FedDecorr's has ``init="default"``. FedUV's has ``first_stride=2`` and
@@ -79,7 +79,7 @@ class ResNet18(ResNet):
         super().__init__(BasicBlock, [2, 2, 2, 2], in_channels, stem, first_stride, norm, init)
 
 
-class ResNet50(ResNet):
+class ResNet50(_ResNet):
     """ResNet-50, ``(B, in_channels, H, W)`` to ``(B, 2048)``; of any size, the papers' images have 32 to 96 px.
 
     The defaults are the form for CIFAR of MOON and FedCKA. FedUV's has ``stem="large"`` and ``init="default"``: with
