@@ -367,9 +367,9 @@ def test_feddyn_weighs_clients_by_examples_when_scaled_and_alike_when_not(run):
 
 
 def test_feddyn_first_round_in_closed_form(run):
-    """From w = 0 and g = 0, one step: y = lr a b; w' = 2 mean(y), the reported model mean(y)."""
-    model = Curved()
-    state, _ = run([FedDyn(0.5)], model=model, data=curved_data(A, B), local_steps=1, max_rounds=1)
+    """From w = 0 and g = 0, one step: y = lr a b; w' = 2 mean(y), the reported model mean(y), whatever the sizes."""
+    model, data = Curved(), curved_data(A, B, sizes=[1, 3, 2])
+    state, _ = run([FedDyn(0.5)], model=model, data=data, local_steps=1, max_rounds=1)
     mean = 0.1 * sum(a * b for a, b in zip(A, B, strict=True)) / 3
     assert state["y"].item() == pytest.approx(2 * mean, rel=1e-6)
     assert model.y.item() == pytest.approx(mean, rel=1e-6)

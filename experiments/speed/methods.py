@@ -104,14 +104,18 @@ def measure(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     """Seconds of the rounds by method, without the first two, which have no previous models or warm up."""
     names = [FEDAVG, *args.methods, AGAIN]
     turns = {name: Turn() for name in names}
+    threads = []
     for name, turn in turns.items():
         run = partial(train, args, folder, name, args.cycles + 2, [turn])
-        threading.Thread(target=run, daemon=True).start()
+        threads.append(threading.Thread(target=run, daemon=True))
+        threads[-1].start()
         turn.wait()
     for cycle in range(args.cycles + 2):
         for turn in turns.values():
             turn.take()
         print(f"cycle {cycle - 1} of {args.cycles}", file=sys.stderr)
+    for thread in threads:
+        thread.join()
     return {name: turn.seconds[2:] for name, turn in turns.items()}
 
 
