@@ -4,20 +4,123 @@ import pytest
 import torch
 
 from fl_lightning.errors import UsageError
-from fl_lightning.models import MLP, FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18, ResNet50
+from fl_lightning.models import (
+    MLP,
+    MOONCNN,
+    Backbone,
+    FedCKACNN,
+    FedDynCNN,
+    FedUVCNN,
+    ImageClassifier,
+    Logistic,
+    MobileNetV2,
+    ProjectionHead,
+    Projector,
+    ResNet18,
+    ResNet20,
+    ResNet32,
+    ResNet50,
+)
 
 
 def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("width", "classes", "parameters"), [(4, 10, 1_331_402), (4, 7, 1_330_631), (1, 10, 161_594)])
-def test_feduv_cnn_has_the_published_size(width, classes, parameters):
-    assert count(ImageClassifier(FedUVCNN(width), Projector(256), classes)) == parameters
+SIZES = {
+    "FedUV's CNN": (lambda: FedUVCNN(4), Projector, 10, 1_331_402),
+    "FedUV's CNN on 7 classes": (lambda: FedUVCNN(4), Projector, 7, 1_330_631),
+    "FedUV's CNN of width 1": (lambda: FedUVCNN(1), Projector, 10, 161_594),
+    "FedCKA's CNN": (FedCKACNN, None, 10, 151_802),
+    "MOON's CNN": (MOONCNN, ProjectionHead, 10, 92_626),
+    "MOON's CNN without head": (MOONCNN, None, 10, 62_006),
+    "FedDyn's CNN": (FedDynCNN, None, 10, 797_962),
+    "FedDecorr's ResNet-18": (ResNet18, None, 10, 11_173_962),
+    "MOON's ResNet-18": (ResNet18, lambda: ProjectionHead(512), 10, 11_565_386),
+    "MOON's ResNet-50": (ResNet50, lambda: ProjectionHead(2048), 100, 28_246_948),
+    "FedUV's ResNet-18": (lambda: ResNet18(first_stride=2, init="default"), lambda: Projector(512), 100, 11_751_716),
+    "FedUV's ResNet-50": (lambda: ResNet50(stem="large", init="default"), lambda: Projector(2048), 200, 32_318_728),
+    "FedUV's ResNet-50 on 65": (lambda: ResNet50(stem="large"), lambda: Projector(2048), 65, 32_042_113),
+    "FedDecorr's ResNet-32": (ResNet32, None, 10, 464_154),
+    "ResNet-20": (ResNet20, None, 10, 269_722),
+    "FedDecorr's MobileNetV2": (MobileNetV2, None, 10, 2_296_922),
+    "FedDecorr's MobileNetV2 on 100": (MobileNetV2, None, 100, 2_412_212),
+    "FedDecorr's MobileNetV2 on 200": (MobileNetV2, None, 200, 2_540_312),
+}
 
 
-def test_fedcka_cnn_has_the_published_size():
-    assert count(ImageClassifier(FedCKACNN())) == 151_802
+@pytest.mark.parametrize("name", SIZES)
+def test_networks_have_the_published_sizes(name):
+    encoder, head, classes, parameters = SIZES[name]
+    assert count(ImageClassifier(encoder(), head and head(), classes)) == parameters
+
+
+@pytest.mark.parametrize("size", [32, 64, 96])
+@pytest.mark.parametrize(
+    ("build", "width", "blocks", "smallest"),
+    [(lambda s: MobileNetV2(), 1280, 18, 8), (lambda s: ResNet20(), 64, 10, 4), (lambda s: MOONCNN(3, s), 84, 4, None)],
+    ids=["MobileNetV2", "ResNet20", "MOONCNN"],
+)
+def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, size):
+    model = ImageClassifier(build(size), num_classes=7).eval()
+    found = shapes(model, torch.randn(1, 3, size, size))
+    assert found["representation"] == (1, width)
+    assert found["logits"] == (1, 7)
+    assert sum(tap.startswith("early") for tap in found) == blocks
+    if smallest:
+        assert found[f"early.{blocks - 1}"][-1] == size // smallest
+        assert found["early.0"][-1] == size
+
+
+def test_mobilenet_has_a_shortcut_in_every_block_of_stride_1():
+    blocks = list(MobileNetV2().layers)[1:-1]
+    strides = [block.layers[1][0].stride[0] for block in blocks]
+    assert [block.shortcut is not None for block in blocks] == [stride == 1 for stride in strides]
+    assert sum(strides) - len(strides) == 3
+    block = blocks[1].eval()
+    x = torch.randn(2, 16, 8, 8)
+    torch.testing.assert_close(block(x), block.layers(x) + block.shortcut[1](block.shortcut[0](x)))
+
+
+def test_thin_resnets_shortcut_is_every_second_pixel_and_zeros():
+    block, x = ResNet20().layer2[0], torch.randn(2, 16, 6, 6)
+    shortcut = block.downsample(x)
+    assert shortcut.shape == (2, 32, 3, 3)
+    assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
+    assert not shortcut[:, :8].any() and not shortcut[:, 24:].any()
+    assert not list(block.downsample.parameters())
+
+
+def test_projection_head_is_linear_relu_linear_and_takes_the_encoders_width():
+    model = ImageClassifier(MLP(64, [32]), ProjectionHead(16, 8))
+    kinds = [type(layer).__name__ for layer in model.projector.layers]
+    assert kinds == ["Linear", "ReLU", "Linear"]
+    assert [tuple(p.shape) for p in model.projector.parameters()] == [(16, 32), (16,), (8, 16), (8,)]
+    assert model.projector(torch.randn(99, 32)).min() < 0
+
+
+def test_logistic_is_a_linear_classifier():
+    model = ImageClassifier(Logistic(12), num_classes=3)
+    x = torch.randn(4, 3, 2, 2)
+    torch.testing.assert_close(model(x), x.flatten(1) @ model.classifier.weight.T + model.classifier.bias)
+    assert count(model) == 39
+
+
+def test_any_network_of_torchvision_is_a_backbone():
+    from torchvision.models import mobilenet_v3_small, squeezenet1_1
+
+    network = {"network": mobilenet_v3_small, "options": {"dropout": 0.0}}
+    model = ImageClassifier(Backbone(**network, early=["features.0", "features.1"], named={"pool": "avgpool"})).eval()
+    found = shapes(model, torch.randn(1, 3, 32, 32))
+    assert found["early.0"] == (1, 16, 16, 16) and found["early.1"] == (1, 16, 8, 8)
+    assert found["pool"] == (1, 576, 1, 1)
+    assert found["representation"] == (1, 1024) and found["logits"] == (1, 10)
+    with pytest.raises(UsageError, match=r"Backbone.head='classifier.1': give one of classifier.0, classifier.3"):
+        Backbone(mobilenet_v3_small, head="classifier.1")
+    with pytest.raises(UsageError, match=r"Backbone.early='nope': give one of features, features.0"):
+        Backbone(mobilenet_v3_small, early=["nope"])
+    with pytest.raises(UsageError, match=r"Backbone.head='': give one of \(no linear layer\)"):
+        Backbone(squeezenet1_1)
 
 
 def test_mlp_size():
@@ -59,20 +162,6 @@ def test_fedcka_cnn_taps_are_after_relu_and_before_pooling():
 @pytest.mark.parametrize("size", [16, 28, 33])
 def test_fedcka_cnn_takes_other_sizes(size):
     assert FedCKACNN(1, size)(torch.zeros(2, 1, size, size)).shape == (2, 256)
-
-
-RESNETS = {
-    "FedDecorr's and MOON's ResNet-18": (ResNet18, {}, None, 10, 11_173_962),
-    "FedUV's ResNet-18": (ResNet18, {"first_stride": 2, "init": "default"}, 512, 100, 11_751_716),
-    "FedUV's ResNet-50": (ResNet50, {"stem": "large", "init": "default"}, 2048, 200, 32_318_728),
-    "FedUV's ResNet-50 on 65 classes": (ResNet50, {"stem": "large", "init": "default"}, 2048, 65, 32_042_113),
-}
-
-
-@pytest.mark.parametrize("name", RESNETS)
-def test_resnets_have_the_published_sizes(name):
-    kind, options, width, classes, parameters = RESNETS[name]
-    assert count(ImageClassifier(kind(**options), width and Projector(width), classes)) == parameters
 
 
 @pytest.mark.parametrize("size", [32, 64, 96])

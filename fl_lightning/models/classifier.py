@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.client import has_batch_norm
 from fl_lightning.errors import require
 from fl_lightning.models.encoders import Encoder
-from fl_lightning.models.projector import Projector
+from fl_lightning.models.projector import Head
 
 
 class ImageClassifier(LightningModule):
@@ -25,7 +25,7 @@ class ImageClassifier(LightningModule):
 
     Args:
         encoder: the network up to the projector.
-        projector: what stands between encoder and classifier; None for nothing.
+        projector: what stands between encoder and classifier: ``Projector``, ``ProjectionHead``, or None for nothing.
         num_classes: C, at least 2.
         optimizer: builds a client's optimizer; None is SGD with lr 0.01.
     """
@@ -33,7 +33,7 @@ class ImageClassifier(LightningModule):
     def __init__(
         self,
         encoder: Encoder,
-        projector: Projector | None = None,
+        projector: Head | None = None,
         num_classes: int = 10,
         optimizer: OptimizerCallable | None = None,
     ) -> None:

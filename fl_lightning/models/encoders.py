@@ -68,24 +68,89 @@ class FedCKACNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
-        require(image_size >= 16, "image_size", image_size, "give 16 or more")
-        side = ((image_size - 4) // 2 - 4) // 2
-        self.layers = nn.Sequential(
-            nn.Sequential(nn.Conv2d(in_channels, 16, 5), nn.ReLU()),
-            nn.MaxPool2d(2),
-            nn.Sequential(nn.Conv2d(16, 32, 5), nn.ReLU()),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Sequential(nn.Linear(32 * side * side, 120), nn.ReLU()),
-            nn.Sequential(nn.Linear(120, 84), nn.ReLU()),
-            nn.Sequential(nn.Linear(84, 84), nn.ReLU()),
-            nn.Linear(84, 256),
-        )
+        head = [nn.Sequential(nn.Linear(84, 84), nn.ReLU()), nn.Linear(84, 256)]
+        self.layers = nn.Sequential(*two_convolutions(in_channels, (16, 32), image_size, (120, 84)), *head)
         self.out_features = 256
         self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6, 7, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+class MOONCNN(Encoder):
+    """The small CNN of MOON (Li et al., CVPR 2021) and NIID-Bench, less its head.
+
+    5x5/6, ReLU, 2x2 max-pool, 5x5/16, ReLU, 2x2 max-pool, then 120 and 84 with ReLU: ``(B, in_channels, S, S)`` to
+    ``(B, 84)``. With 10 classes on 32 px it has 62,006 parameters, with ``ProjectionHead(84)`` 92,626.
+
+    Args:
+        in_channels: channels of the images.
+        image_size: S, height and width of the images, at least 16.
+    """
+
+    def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*two_convolutions(in_channels, (6, 16), image_size, (120, 84)))
+        self.out_features = 84
+        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class FedDynCNN(Encoder):
+    """The CNN of FedDyn (Acar et al., ICLR 2021), less its output layer.
+
+    5x5/64, ReLU, 2x2 max-pool, twice, then 384 and 192 with ReLU: ``(B, in_channels, S, S)`` to ``(B, 192)``. Without
+    normalisation. With 10 classes on 32 px it has 797,962 parameters.
+
+    Args:
+        in_channels: channels of the images.
+        image_size: S, height and width of the images, at least 16.
+    """
+
+    def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*two_convolutions(in_channels, (64, 64), image_size, (384, 192)))
+        self.out_features = 192
+        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def two_convolutions(
+    in_channels: int, channels: tuple[int, int], image_size: int, widths: tuple[int, int]
+) -> list[nn.Module]:
+    """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU."""
+    require(image_size >= 16, "image_size", image_size, "give 16 or more")
+    side = ((image_size - 4) // 2 - 4) // 2
+    first, second = channels
+    return [
+        nn.Sequential(nn.Conv2d(in_channels, first, 5), nn.ReLU()),
+        nn.MaxPool2d(2),
+        nn.Sequential(nn.Conv2d(first, second, 5), nn.ReLU()),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(second * side * side, widths[0]), nn.ReLU()),
+        nn.Sequential(nn.Linear(*widths), nn.ReLU()),
+    ]
+
+
+class Logistic(Encoder):
+    """Nothing before the classifier, which is then logistic regression: ``(B, ...)`` to ``(B, in_features)``.
+
+    Args:
+        in_features: numbers of an input.
+    """
+
+    def __init__(self, in_features: int = 64) -> None:
+        super().__init__()
+        require(in_features >= 1, "in_features", in_features, "give 1 or more")
+        self.out_features = in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
 
 
 class MLP(Encoder):

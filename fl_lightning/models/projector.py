@@ -1,16 +1,34 @@
-"""The projector between encoder and classifier."""
+"""What stands between encoder and classifier."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
 
 
-class Projector(nn.Module):
-    """FedUV's projector (Son et al., CVPR 2024): twice linear, BatchNorm and ReLU; ``(B, any)`` to ``(B, width)``.
+class Head(nn.Module, ABC):
+    """A network between encoder and classifier, ``(B, any)`` to ``(B, out_features)``; it takes the encoder's width.
 
-    Its input width is that of the encoder it is given to.
+    Attributes:
+        out_features: d, the width of the representation.
+    """
+
+    out_features: int
+    layers: nn.Sequential
+
+    @abstractmethod
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Projector(Head):
+    """FedUV's projector (Son et al., CVPR 2024): twice linear, BatchNorm and ReLU.
 
     Args:
         width: width of both layers, at least 1.
@@ -25,5 +43,18 @@ class Projector(nn.Module):
             *(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+
+class ProjectionHead(Head):
+    """MOON's projection head (Li et al., CVPR 2021): linear, ReLU, linear, without normalisation.
+
+    Args:
+        hidden: width of the first layer; MOON takes the encoder's width, FedDecorr's MOON half of it.
+        width: width of the output, at least 1.
+    """
+
+    def __init__(self, hidden: int = 84, width: int = 256) -> None:
+        super().__init__()
+        require(hidden >= 1, "hidden", hidden, "give 1 or more")
+        require(width >= 1, "width", width, "give 1 or more")
+        self.out_features = width
+        self.layers = nn.Sequential(nn.LazyLinear(hidden), nn.ReLU(), nn.Linear(hidden, width))

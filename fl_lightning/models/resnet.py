@@ -104,6 +104,79 @@ class ResNet50(_ResNet):
         super().__init__(Bottleneck, [3, 4, 6, 3], in_channels, stem, first_stride, norm, init)
 
 
+class _ThinResNet(Encoder):
+    """Three stages of 16, 32 and 64 channels; shortcuts without parameters."""
+
+    def __init__(self, blocks: int, in_channels: int) -> None:
+        super().__init__()
+        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        self.stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        for stage, channels in enumerate((16, 32, 64), 1):
+            first = BasicBlock(16, 16) if stage == 1 else BasicBlock(channels // 2, channels, 2, Subsample(channels))
+            self.add_module(f"layer{stage}", nn.Sequential(first, *more(channels, blocks - 1)))
+        self.apply(_he_in)
+        self.out_features = 64
+        self.early = ("stem", *(f"layer{i}.{j}" for i in (1, 2, 3) for j in range(blocks)))
+        self.named = {f"stage.{i}": f"layer{i}" for i in (1, 2, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in (1, 2, 3):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x.mean(dim=(2, 3))
+
+
+class ResNet20(_ThinResNet):
+    """ResNet-20 for CIFAR, ``(B, in_channels, H, W)`` to ``(B, 64)``; with 10 classes 269,722 parameters.
+
+    Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.3``.
+
+    Args:
+        in_channels: channels of the images.
+    """
+
+    def __init__(self, in_channels: int = 3) -> None:
+        super().__init__(3, in_channels)
+
+
+class ResNet32(_ThinResNet):
+    """ResNet-32 for CIFAR, FedDecorr's: ``(B, in_channels, H, W)`` to ``(B, 64)``; with 10 classes 464,154 parameters.
+
+    Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.3``.
+
+    Args:
+        in_channels: channels of the images.
+    """
+
+    def __init__(self, in_channels: int = 3) -> None:
+        super().__init__(5, in_channels)
+
+
+class Subsample(nn.Module):
+    """Every second pixel, with zeros for the new channels: the shortcut without parameters (He et al., option A).
+
+    Args:
+        channels: of the output, twice those of the input.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.margin = channels // 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.margin, self.margin))
+
+
+def more(channels: int, number: int) -> list[nn.Module]:
+    """Blocks that keep size and channels."""
+    return [BasicBlock(channels, channels) for _ in range(number)]
+
+
+def _he_in(part: nn.Module) -> None:
+    if isinstance(part, nn.Conv2d):
+        nn.init.kaiming_normal_(part.weight)
+
+
 def _he(part: nn.Module) -> None:
     if isinstance(part, nn.Conv2d):
         nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,52 @@
+"""Any classifier of another library as an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import require
+from fl_lightning.models.encoders import Encoder
+
+
+class Backbone(Encoder):
+    """A classifier without its last linear layer: ``network: torchvision.models.efficientnet_b0``.
+
+    Its input is that of the network, its output what the last linear layer read, ``(B, d)``.
+
+    Args:
+        network: what builds it, by its path of import.
+        options: arguments of ``network``.
+        early: submodules of the network whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
+        named: further submodules by the names of their taps.
+        head: path of the last linear layer; None takes the last there is.
+
+    Raises:
+        UsageError: no such submodule, or no linear layer.
+    """
+
+    def __init__(
+        self,
+        network: Callable[..., nn.Module],
+        options: dict[str, Any] | None = None,
+        early: list[str] | None = None,
+        named: dict[str, str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network(**(options or {}))
+        paths = dict(self.network.named_modules())
+        linear = [path for path, part in paths.items() if isinstance(part, nn.Linear)]
+        where = head if head is not None else (linear or [""])[-1]
+        require(where in linear, "Backbone.head", where, f"give one of {', '.join(linear) or '(no linear layer)'}")
+        self.out_features: int = paths[where].in_features
+        self.network.set_submodule(where, nn.Identity())
+        for path in [*(early or []), *(named or {}).values()]:
+            require(path in paths, "Backbone.early", path, f"give one of {', '.join(filter(None, paths))}")
+        self.early = tuple(f"network.{path}" for path in early or [])
+        self.named = {name: f"network.{path}" for name, path in (named or {}).items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
