@@ -27,7 +27,7 @@ class ClientInfo:
         id: its number, from 0.
         num_examples: n_k, training examples.
         label_counts: training examples of each class ``(C,)``, None where there are no labels.
-        domain: where its data comes from, None where that is not known.
+        domain: where all its data comes from, None where that is not known or not one.
     """
 
     id: int
@@ -55,17 +55,41 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.num_clients = num_clients
         self.partitioner = partitioner or IID()
 
-    def partition(self, labels: np.ndarray, num_classes: int, labelled: bool = True) -> Plan:
-        """Deal the samples out; the draw depends on the base seed only."""
+    def partition(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        labelled: bool = True,
+        domains: np.ndarray | None = None,
+        domain_names: Sequence[str] = (),
+    ) -> Plan:
+        """Deal the samples out; the draw depends on the base seed only.
+
+        Args:
+            labels: label of each sample ``(N,)``.
+            num_classes: C.
+            labelled: whether the labels mean something.
+            domains: domain of each sample ``(N,)``, from 0; None where that is not known.
+            domain_names: names of the domains.
+
+        Raises:
+            UsageError: fewer samples than clients, or a partitioner that needs domains where there are none.
+        """
         mend = f"there are {len(labels)} training samples, give at most that"
         require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, mend)
-        parts = self.partitioner(labels, self.num_clients, numpy_rng(base_seed(), "partition"))
-        return Plan(parts, labels if labelled else None, num_classes, self.partitioner.moved)
+        kind, deal = type(self.partitioner).__name__, self.partitioner
+        needs = getattr(deal, "needs_domains", False)
+        mend = f"{type(self).__name__} has no domains; take a partitioner by labels"
+        require(domains is not None or not needs, "data.partitioner", kind, mend)
+        more = (domains,) if needs else ()
+        parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *more)
+        return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, tuple(domain_names))
 
     def info(self, k: int) -> ClientInfo:
         """The description of client ``k``."""
         counts = self.plan.label_counts
-        return ClientInfo(k, len(self.plan.parts[k]), None if counts is None else torch.from_numpy(counts[k]))
+        labels = None if counts is None else torch.from_numpy(counts[k])
+        return ClientInfo(k, len(self.plan.parts[k]), labels, self.plan.domain(k))
 
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:

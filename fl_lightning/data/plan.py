@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Plan:
         labels: label of each sample ``(N,)``, None where there are none.
         num_classes: C.
         moved: samples that the partitioner's repair moved.
+        domains: domain of each sample ``(N,)``, from 0; None where that is not known.
+        domain_names: names of the domains.
 
     Raises:
         UsageError: a sample is lost or given twice.
@@ -31,6 +34,8 @@ class Plan:
     labels: np.ndarray | None = None
     num_classes: int = 0
     moved: int = 0
+    domains: np.ndarray | None = None
+    domain_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         held = np.sort(np.concatenate(self.parts))
@@ -44,6 +49,11 @@ class Plan:
         if self.labels is None:
             return None
         return np.stack([np.bincount(self.labels[part], minlength=self.num_classes) for part in self.parts])
+
+    def domain(self, k: int) -> str | None:
+        """Name of the domain of all samples of client ``k``; None where there are several, or none is known."""
+        found = np.unique(self.domains[self.parts[k]]).tolist() if self.domains is not None else []
+        return (self.domain_names or tuple(map(str, range(found[0] + 1))))[found[0]] if len(found) == 1 else None
 
     @property
     def sizes(self) -> np.ndarray:
@@ -65,9 +75,20 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read what :meth:`save` wrote; the labels are not in it."""
-        with np.load(path, allow_pickle=False) as found:
-            return cls(np.split(found["indices"], np.cumsum(found["sizes"])[:-1]))
+        """Read what :meth:`save` wrote; the labels are not in it.
+
+        Raises:
+            UsageError: no such file, not a plan, or one that was changed.
+        """
+        require(Path(path).is_file(), "plan", str(path), "there is no such file; give RUN/plan.npz")
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                plan = cls(np.split(found["indices"], np.cumsum(found["sizes"])[:-1]))
+                whole = plan.hash == str(found["hash"])
+        except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, EOFError) as error:
+            raise UsageError(f"plan={str(path)!r}: not a plan that a run has saved: {error}") from error
+        require(whole, "plan", str(path), "its hash does not fit its indices: the file was changed; give another")
+        return plan
 
     def skew(self) -> float:
         """Mean over clients of the Jensen-Shannon distance to the global label distribution: 0 for IID, at most 1."""

@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.data import IID, Dirichlet, Plan
+from fl_lightning.data import (
+    IID,
+    ByDomain,
+    ClassesPerClient,
+    ClientDirichlet,
+    Dirichlet,
+    DomainDirichlet,
+    FromPlan,
+    Natural,
+    Partitioner,
+    Plan,
+    QuantityDirichlet,
+    Shards,
+)
 from fl_lightning.data.partitioners import repair
 from fl_lightning.errors import UsageError
 
@@ -176,3 +189,212 @@ def test_the_hash_tells_apart_who_holds_the_same_samples():
 def test_a_plan_that_loses_or_repeats_a_sample_is_refused(parts):
     with pytest.raises(UsageError, match="partitioner"):
         Plan([np.array(part) for part in parts], np.zeros(3, int), 1)
+
+
+# ---------------------------------------------------------------- what every partitioner keeps
+MAKE = {
+    "IID": lambda: IID(),
+    "Dirichlet": lambda: Dirichlet(0.1, min_size=1),
+    "Dirichlet, plain": lambda: Dirichlet(0.1, min_size=0, cap=False),
+    "ClientDirichlet": lambda: ClientDirichlet(0.1),
+    "ClientDirichlet, uneven": lambda: ClientDirichlet(0.3, sigma=1.5),
+    "Shards": lambda: Shards(1),
+    "ClassesPerClient": lambda: ClassesPerClient(3),
+    "QuantityDirichlet": lambda: QuantityDirichlet(0.2, min_size=1),
+    "ByDomain": lambda: ByDomain(),
+    "DomainDirichlet": lambda: DomainDirichlet(0.1, min_size=1),
+    "Natural": lambda: Natural(),
+}
+
+
+def call(partitioner, labels, clients, generator, domains):
+    return partitioner(labels, clients, generator, *((domains,) if partitioner.needs_domains else ()))
+
+
+def test_every_partitioner_is_tested():
+    known = {name.split(",")[0] for name in MAKE} | {"Pooled", "FromPlan"}
+    assert {kind.__name__ for kind in concrete(Partitioner)} == known
+
+
+def concrete(kind):
+    found = [inner for child in kind.__subclasses__() for inner in (child, *concrete(child))]
+    return [one for one in found if not one.__name__.startswith("_") and one.__module__.startswith("fl_lightning")]
+
+
+@pytest.mark.parametrize("name", MAKE)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(number=st.integers(3, 300), classes=st.integers(1, 9), share=st.floats(0, 1), seed=st.integers(0, 1000))
+def test_every_sample_goes_to_one_client_for_one_seed_always_the_same(name, number, classes, share, seed):
+    labels = rng(seed).integers(0, classes, number)
+    domains = np.arange(number) % 3
+    clients = max(1, int(share * number))
+    if "Domain" in name:
+        clients = max(3, clients - clients % 3)
+    if name == "Natural":
+        domains, clients = np.arange(number) % clients, max(1, clients // 2)
+    if name == "ClassesPerClient":
+        there = len(np.unique(labels))
+        partitioner = ClassesPerClient(min(3, there))
+        clients = max(clients, -(-there // partitioner.n))
+    else:
+        partitioner = MAKE[name]()
+    parts, again = (call(partitioner, labels, clients, rng(seed), domains) for _ in range(2))
+    assert len(parts) == clients
+    assert whole(parts, number)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+# ---------------------------------------------------------------- what each promises
+BALANCED = np.repeat(np.arange(10), 500)
+
+
+def plan_of(partitioner, clients=20, seed=0, labels=BALANCED, domains=None):
+    return Plan(call(partitioner, labels, clients, rng(seed), domains), labels, 10, partitioner.moved)
+
+
+# min and max size of a client and classes of one, on average, by the procedure of the reference codes
+REFERENCE = {0.05: (488, 8916, 4.1), 0.1: (1516, 8165, 5.6), 0.5: (2912, 6818, 8.7), 1.0: (3324, 6540, 9.2)}
+
+
+@pytest.mark.parametrize("alpha", REFERENCE)
+def test_redrawn_dirichlet_has_the_sizes_of_the_references(alpha):
+    """Means over 30 seeds, with three times the error of a mean of the deviation found."""
+    labels = np.repeat(np.arange(10), 5000)
+    plans = [plan_of(Dirichlet(alpha, repair="redraw"), 10, seed, labels) for seed in range(30)]
+    found = np.array(
+        [(p.sizes.min(), p.sizes.max(), (p.label_counts > 0).sum(1).mean()) for p in plans if p.moved == 0]
+    )
+    assert len(found) == 30
+    error = found.std(0, ddof=1) / np.sqrt(30)
+    assert (np.abs(found.mean(0) - REFERENCE[alpha]) < 3 * np.sqrt(2) * error + 0.05).all(), found.mean(0)
+
+
+def test_redrawing_gives_up_with_the_mend():
+    with pytest.raises(UsageError, match=r"Dirichlet.repair='redraw': in 5 draws .* give repair=move"):
+        Dirichlet(0.3, min_size=490, repair="redraw", max_draws=5)(BALANCED, 10, rng())
+
+
+def test_without_cap_a_client_can_hold_far_more_than_its_share():
+    capped, plain = (
+        np.mean([plan_of(Dirichlet(0.05, 0, cap=cap), seed=s).sizes.max() for s in range(20)]) for cap in (True, False)
+    )
+    assert capped < 250 + 500 < plain
+
+
+def test_client_dirichlet_has_equal_sizes_and_the_skew_of_alpha():
+    plans = {alpha: plan_of(ClientDirichlet(alpha), seed=1) for alpha in (0.05, 0.5, 100.0)}
+    for plan in plans.values():
+        assert plan.sizes.tolist() == [250] * 20
+    skews = [plan.skew() for plan in plans.values()]
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 0.6 and skews[-1] < 0.15
+    uneven = plan_of(ClientDirichlet(0.5, sigma=1.0)).sizes
+    assert uneven.min() >= 1 and uneven.max() > 3 * np.median(uneven)
+
+
+def test_client_dirichlet_gives_a_client_at_least_its_proportion_of_a_class_that_lasts():
+    """The first pass is a multinomial draw of the proportions; what exhausted classes leave open comes on top."""
+    proportions = rng(5).dirichlet(np.ones(10), size=2)
+    counts = plan_of(ClientDirichlet(1.0), clients=2, seed=5, labels=np.repeat(np.arange(10), 5000)).label_counts
+    wanted = proportions * 25_000
+    lasting = wanted.sum(0) < 4500
+    assert lasting.sum() >= 3
+    assert (counts[:, lasting] >= (wanted - 5 * np.sqrt(wanted))[:, lasting]).all()
+
+
+def test_shards_give_about_as_many_classes_as_there_are_shards():
+    for per_client in (1, 2, 4):
+        plan = plan_of(Shards(per_client), clients=25)
+        assert plan.sizes.tolist() == [200] * 25
+        assert (plan.label_counts > 0).sum(1).max() <= per_client
+    with pytest.raises(UsageError, match=r"Shards.per_client=3: 20 clients need 60 shards of 50 samples"):
+        Shards(3)(np.zeros(50, int), 20, rng())
+
+
+@pytest.mark.parametrize(("clients", "n"), [(20, 2), (20, 5), (7, 2), (5, 2), (10, 1)])
+def test_every_client_holds_n_classes_divided_equally_among_owners(clients, n):
+    counts = plan_of(ClassesPerClient(n), clients).label_counts
+    assert ((counts > 0).sum(1) == n).all()
+    for column in counts.T:
+        owned = column[column > 0]
+        assert owned.max() - owned.min() <= 1
+    assert (counts[np.arange(clients), np.arange(clients) % 10] > 0).all()
+
+
+def test_classes_per_client_says_what_is_impossible():
+    with pytest.raises(UsageError, match=r"ClassesPerClient.n=11: there are 10 classes"):
+        plan_of(ClassesPerClient(11))
+    with pytest.raises(UsageError, match=r"ClassesPerClient.n=2: 4 clients cannot own 10 classes; give 3 or more"):
+        plan_of(ClassesPerClient(2), clients=4)
+
+
+def test_quantity_skew_has_its_sizes_and_iid_labels():
+    plan = plan_of(QuantityDirichlet(0.3, min_size=5))
+    assert plan.sizes.min() >= 5 and plan.sizes.max() > 4 * np.median(plan.sizes)
+    largest = plan.label_counts[plan.sizes.argmax()]
+    assert largest.max() < 2 * largest.min()
+    assert plan_of(QuantityDirichlet(1e6)).sizes.std() < 5
+
+
+def test_domains_stay_whole_and_are_divided_among_their_own_clients():
+    labels, domains = np.tile(np.arange(10), 90), np.repeat([0, 1, 2], [300, 400, 200])
+    assert [len(part) for part in ByDomain()(labels, 3, rng(), domains)] == [300, 400, 200]
+    for partitioner in (ByDomain(), DomainDirichlet(0.1, min_size=5)):
+        parts = partitioner(labels, 6, rng(), domains)
+        assert [np.unique(domains[part]).tolist() for part in parts] == [[0], [0], [1], [1], [2], [2]]
+    skews = [
+        Plan(DomainDirichlet(alpha, 5)(labels, 6, rng(), domains), labels, 10).skew() for alpha in (0.05, 1.0, 1e5)
+    ]
+    assert skews == sorted(skews, reverse=True)
+    with pytest.raises(UsageError, match=r"data.num_clients=4: there are 3 domains, give a multiple of 3"):
+        ByDomain()(labels, 4, rng(), domains)
+
+
+def test_natural_clients_are_the_writers_or_several_whole_ones_each():
+    writers = np.repeat([2, 0, 1, 3, 4], [5, 3, 9, 1, 2])
+    parts = Natural()(np.zeros(20, int), 5, rng(), writers)
+    assert [np.unique(writers[part]).tolist() for part in parts] == [[0], [1], [2], [3], [4]]
+    merged = Natural()(np.zeros(20, int), 2, rng(), writers)
+    owners = [set(writers[part]) for part in merged]
+    assert owners[0] | owners[1] == set(range(5)) and not owners[0] & owners[1]
+    with pytest.raises(UsageError, match=r"num_clients with the partitioner Natural=6: the data has 5"):
+        Natural()(np.zeros(20, int), 6, rng(), writers)
+
+
+def test_from_plan_deals_out_as_another_run_did_and_refuses_another_data_set(tmp_path):
+    path = tmp_path / "plan.npz"
+    plan = plan_of(Dirichlet(0.3))
+    plan.save(path)
+    assert plan_of(FromPlan(str(path)), seed=9).hash == plan.hash
+    with pytest.raises(UsageError, match=r"data.num_clients=3: the plan has 20 clients"):
+        plan_of(FromPlan(str(path)), clients=3)
+    with pytest.raises(UsageError, match=r"the plan deals out 5000 samples, the data has 40"):
+        FromPlan(str(path))(np.zeros(40, int), 20, rng())
+
+
+def test_a_bad_plan_is_named(tmp_path):
+    path = tmp_path / "plan.npz"
+    with pytest.raises(UsageError, match=r"there is no such file; give RUN/plan.npz"):
+        Plan.load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(UsageError, match=r"not a plan that a run has saved"):
+        Plan.load(path)
+    np.savez(path, indices=np.array([{"a": 1}], dtype=object), sizes=[1])
+    with pytest.raises(UsageError, match=r"not a plan that a run has saved"):
+        Plan.load(path)
+    plan_of(IID()).save(path)
+    with np.load(path) as found:
+        changed = dict(found)
+    changed["indices"] = changed["indices"][::-1]
+    np.savez(path, **changed)
+    with pytest.raises(UsageError, match=r"its hash does not fit its indices"):
+        Plan.load(path)
+
+
+def test_a_client_knows_its_domain_where_it_has_one():
+    domains = np.array([0, 0, 1, 1, 1, 0])
+    plan = Plan(
+        [np.array([0, 1]), np.array([2, 3, 5]), np.array([4])], np.zeros(6, int), 1, 0, domains, ("art", "photo")
+    )
+    assert [plan.domain(k) for k in range(3)] == ["art", None, "photo"]
+    assert Plan([np.arange(6)], np.zeros(6, int), 1).domain(0) is None

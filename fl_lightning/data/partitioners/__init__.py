@@ -1,0 +1,31 @@
+"""Partitioners: who holds which sample. Each ends in bounded time, for any skew."""
+
+from fl_lightning.data.partitioners.base import (
+    IID,
+    ClassesPerClient,
+    Partitioner,
+    Parts,
+    Pooled,
+    QuantityDirichlet,
+    Shards,
+)
+from fl_lightning.data.partitioners.dirichlet import ClientDirichlet, Dirichlet, repair
+from fl_lightning.data.partitioners.domains import ByDomain, DomainDirichlet, Natural
+from fl_lightning.data.partitioners.from_plan import FromPlan
+
+__all__ = [
+    "IID",
+    "ByDomain",
+    "ClassesPerClient",
+    "ClientDirichlet",
+    "Dirichlet",
+    "DomainDirichlet",
+    "FromPlan",
+    "Natural",
+    "Partitioner",
+    "Parts",
+    "Pooled",
+    "QuantityDirichlet",
+    "Shards",
+    "repair",
+]

@@ -1,0 +1,196 @@
+"""What a partitioner is, and the plain ones. Each ends in bounded time, for any skew."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from fl_lightning.errors import require
+
+Parts = list[np.ndarray]
+
+
+class Partitioner(ABC):
+    """Deals samples out to clients. Subclasses implement the call.
+
+    Attributes:
+        moved: samples that the repair gave to another client in the last call.
+        needs_domains: whether the call takes the domain of each sample ``(N,)``, integers from 0, as fourth argument.
+    """
+
+    moved = 0
+    needs_domains = False
+
+    @abstractmethod
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        """Sample indices of each client; all randomness comes from ``rng``.
+
+        Args:
+            labels: label of each sample ``(N,)``.
+            num_clients: K, at most N.
+            rng: the stream to draw from.
+
+        Returns:
+            K index arrays, which hold every sample exactly once.
+        """
+
+
+class IID(Partitioner):
+    """Every client gets an equal share, drawn at random."""
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        return np.array_split(rng.permutation(len(labels)), num_clients)
+
+
+class Pooled(Partitioner):
+    """All samples on one client: central training, the reference row above every federated method.
+
+    Raises:
+        UsageError: there are several clients.
+    """
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        require(num_clients == 1, "data.num_clients with the partitioner Pooled", num_clients, "give 1")
+        return [np.arange(len(labels))]
+
+
+class QuantityDirichlet(Partitioner):
+    r"""Quantity skew: sizes from one draw of :math:`\mathrm{Dir}(\beta)`, samples at random (NIID-Bench).
+
+    Where NIID-Bench draws the sizes again until every client has ``min_size``, the largest here give to the smallest.
+
+    Args:
+        beta: concentration, above 0; small is skewed.
+        min_size: samples that every client holds at least.
+
+    Raises:
+        UsageError: there are fewer than ``min_size`` samples a client.
+    """
+
+    def __init__(self, beta: float = 0.5, min_size: int = 10) -> None:
+        require(beta > 0, "QuantityDirichlet.beta", beta, "give a number above 0; small is skewed")
+        require(min_size >= 0, "QuantityDirichlet.min_size", min_size, "give 0 or more")
+        self.beta, self.min_size = beta, min_size
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        check_min_size("QuantityDirichlet", self.min_size, num_clients, len(labels))
+        sizes = round_shares(rng.dirichlet(np.full(num_clients, self.beta)), len(labels))
+        drawn = sizes.copy()
+        while sizes.min() < self.min_size:
+            smallest, largest = sizes.argmin(), sizes.argmax()
+            number = min(self.min_size - sizes[smallest], max(1, (sizes[largest] - self.min_size) // 2))
+            sizes[smallest] += number
+            sizes[largest] -= number
+        self.moved = int((sizes - drawn).clip(0).sum())
+        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+
+
+class Shards(Partitioner):
+    r"""Samples in the order of their labels, cut into equal shards, of which every client gets some at random.
+
+    It is FedLC's :math:`Q(\alpha)` (Zhang et al., ICML 2022), and FedBABU's shards.
+
+    Args:
+        per_client: :math:`\alpha`, shards of a client, at least 1; about as many classes.
+
+    Raises:
+        UsageError: there are fewer samples than shards.
+    """
+
+    def __init__(self, per_client: int = 2) -> None:
+        require(per_client >= 1, "Shards.per_client", per_client, "give 1 or more")
+        self.per_client = per_client
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        number = num_clients * self.per_client
+        mend = f"{num_clients} clients need {number} shards of {len(labels)} samples; give fewer"
+        require(number <= len(labels), "Shards.per_client", self.per_client, mend)
+        order = rng.permutation(len(labels))
+        shards = np.array_split(order[np.argsort(labels[order], kind="stable")], number)
+        chosen = rng.permutation(number).reshape(num_clients, self.per_client)
+        return [np.concatenate([shards[shard] for shard in mine]) for mine in chosen]
+
+
+class ClassesPerClient(Partitioner):
+    """Every client holds ``n`` classes, each divided equally among its owners (NIID-Bench, ``#label``).
+
+    Client k has class k modulo C and others at random. Where that would leave a class without owner, it comes first.
+
+    Args:
+        n: classes of a client, at least 1.
+
+    Raises:
+        UsageError: there are fewer than ``n`` classes, or too few clients to own them all.
+    """
+
+    def __init__(self, n: int = 2) -> None:
+        require(n >= 1, "ClassesPerClient.n", n, "give 1 or more")
+        self.n = n
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        classes, codes = np.unique(labels, return_inverse=True)
+        number = len(classes)
+        require(self.n <= number, "ClassesPerClient.n", self.n, f"there are {number} classes, give at most that")
+        mend = f"{num_clients} clients cannot own {number} classes; give {-(-number // num_clients)} or more"
+        require(self.n * num_clients >= number, "ClassesPerClient.n", self.n, mend)
+        owned = self._owners(number, num_clients, rng)
+        table = np.zeros((num_clients, number), np.int64)
+        for code in range(number):
+            owners = rng.permutation(np.flatnonzero(owned[:, code]))
+            sizes = [len(part) for part in np.array_split(np.flatnonzero(codes == code), len(owners))]
+            table[owners, code] = sizes
+        return deal(codes, table, rng)
+
+    def _owners(self, number: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Which client owns which class ``(K, C)``."""
+        owned = np.zeros((num_clients, number), bool)
+        owned[np.arange(num_clients), np.arange(num_clients) % number] = True
+        spare = list(rng.permutation(np.flatnonzero(~owned.any(0))))
+        for mine in owned:
+            more = self.n - 1
+            first, spare = spare[:more], spare[more:]
+            mine[first] = True
+            mine[rng.permutation(np.flatnonzero(~mine))[: more - len(first)]] = True
+        return owned
+
+
+def check_min_size(kind: str, min_size: int, num_clients: int, number: int) -> None:
+    """Refuse what no dealing can reach.
+
+    Raises:
+        UsageError: there are fewer than ``min_size`` samples a client.
+    """
+    mend = (
+        f"{num_clients} clients cannot hold that many of {number} samples each; "
+        f"give at most {number // num_clients}, or fewer clients"
+    )
+    require(min_size * num_clients <= number, f"{kind}.min_size", min_size, mend)
+
+
+def round_shares(shares: np.ndarray, number: int) -> np.ndarray:
+    """Whole sizes ``(K,)`` that add up to ``number``, in proportion to ``shares``."""
+    cuts = np.floor(np.cumsum(shares) / shares.sum() * number).astype(np.int64)
+    cuts[np.flatnonzero(shares)[-1] :] = number
+    return np.diff(cuts, prepend=0)
+
+
+def deal(codes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Samples at random within each class, ``table[k, c]`` of class c to client k.
+
+    Args:
+        codes: class of each sample ``(N,)``, from 0.
+        table: numbers ``(K, C)``, whose columns add up to the sizes of the classes.
+        rng: the stream to draw from.
+    """
+    owner = np.empty(len(codes), np.int64)
+    for code in range(table.shape[1]):
+        members = rng.permutation(np.flatnonzero(codes == code))
+        owner[members] = np.repeat(np.arange(len(table)), table[:, code])
+    return by_owner(owner, len(table))
+
+
+def by_owner(owner: np.ndarray, num_clients: int) -> Parts:
+    """The samples of each client, from the client of each sample ``(N,)``."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(1, num_clients)))

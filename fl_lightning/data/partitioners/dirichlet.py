@@ -1,0 +1,174 @@
+"""Label skew by Dirichlet draws."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fl_lightning.data.partitioners.base import Partitioner, Parts, by_owner, check_min_size, deal, round_shares
+from fl_lightning.errors import UsageError, require
+
+
+class Dirichlet(Partitioner):
+    r"""Label skew: each class is dealt out by a draw from :math:`\mathrm{Dir}(\alpha)` over the clients.
+
+    A client that already holds its equal share N/K or more gets nothing of the classes that follow, as in the reference
+    partitions of MOON, NIID-Bench, FedDecorr and FedUV. Those draw everything again until every client holds
+    ``min_size`` samples, which may never end and changes the law; here one draw is repaired: clients that are too
+    small get samples of the largest client's most frequent class.
+
+    Args:
+        alpha: concentration, above 0; small is skewed, infinity would be IID by class.
+        min_size: samples that every client holds at least.
+        repair: ``move`` samples, as above, or ``redraw`` everything until it fits, as the references do, at most
+            ``max_draws`` times.
+        cap: whether a client that holds its share gets no more; without it the law is the plain one.
+        max_draws: draws after which ``redraw`` gives up.
+
+    Raises:
+        UsageError: there are fewer than ``min_size`` samples a client, or no draw did.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        min_size: int = 10,
+        repair: Literal["move", "redraw"] = "move",
+        cap: bool = True,
+        max_draws: int = 1000,
+    ) -> None:
+        require(alpha > 0, "Dirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(min_size >= 0, "Dirichlet.min_size", min_size, "give 0 or more")
+        require(max_draws >= 1, "Dirichlet.max_draws", max_draws, "give 1 or more")
+        self.alpha, self.min_size, self.repair = alpha, min_size, repair
+        self.cap, self.max_draws = cap, max_draws
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        check_min_size("Dirichlet", self.min_size, num_clients, len(labels))
+        owner = self._draw_owners(labels, num_clients, rng)
+        if self.repair == "redraw":
+            owner = self._redrawn(owner, labels, num_clients, rng)
+        self.moved = repair(owner, labels, num_clients, self.min_size)
+        return by_owner(owner, num_clients)
+
+    def _redrawn(self, owner: np.ndarray, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        for _ in range(self.max_draws):
+            smallest = np.bincount(owner, minlength=num_clients).min()
+            if smallest >= self.min_size:
+                return owner
+            owner = self._draw_owners(labels, num_clients, rng)
+        raise UsageError(
+            f"Dirichlet.repair='redraw': in {self.max_draws} draws not every of {num_clients} clients got "
+            f"Dirichlet.min_size={self.min_size} samples; give repair=move, a larger alpha or a smaller min_size"
+        )
+
+    def _draw_owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        owner, held = np.empty(len(labels), np.int64), np.zeros(num_clients, np.int64)
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            open_ = held < len(labels) / num_clients if self.cap else np.ones(num_clients, bool)
+            shares = rng.dirichlet(np.full(num_clients, self.alpha)) * open_
+            # a tiny alpha can leave every open client with exactly 0: they then share equally
+            weights = shares if shares.sum() > 0 else open_.astype(float) if open_.any() else np.ones(num_clients)
+            counts = round_shares(weights, len(members))
+            owner[members] = np.repeat(np.arange(num_clients), counts)
+            held += counts
+        return owner
+
+
+class ClientDirichlet(Partitioner):
+    r"""Label skew by client: each draws its own class proportions from :math:`\mathrm{Dir}(\alpha)` (FedDyn's code).
+
+    A client draws its samples by its proportions among the classes that are left; where several ask for more than a
+    class has, it is divided at random. The last samples are thus less skewed than the proportions.
+
+    Args:
+        alpha: concentration, above 0; small is skewed.
+        sigma: deviation of the logarithm of the clients' sizes; 0 makes them equal.
+    """
+
+    def __init__(self, alpha: float = 0.5, sigma: float = 0.0) -> None:
+        require(alpha > 0, "ClientDirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(sigma >= 0, "ClientDirichlet.sigma", sigma, "give 0 or more")
+        self.alpha, self.sigma = alpha, sigma
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+        _, codes = np.unique(labels, return_inverse=True)
+        left = np.bincount(codes)
+        proportions = rng.dirichlet(np.full(len(left), self.alpha), size=num_clients)
+        # every client gets one, and the rest by its share
+        rest = round_shares(rng.lognormal(0, self.sigma, num_clients), len(labels) - num_clients)
+        need = rest + 1
+        table = np.zeros((num_clients, len(left)), np.int64)
+        # each pass serves all, or exhausts a class
+        while need.any():
+            got = ration(rng.multinomial(need, among(proportions, left)), left, rng)
+            table, need, left = table + got, need - got.sum(1), left - got.sum(0)
+        return deal(codes, table, rng)
+
+
+def among(proportions: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Proportions ``(K, C)`` among the classes of which samples are left ``(C,)``; by those where they have none."""
+    weights = proportions * (left > 0)
+    weights[weights.sum(1) == 0] = left
+    return weights / weights.sum(1, keepdims=True)
+
+
+def ration(wanted: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What clients get ``(K, C)`` of what they want; a class that has less is divided at random."""
+    got = wanted.copy()
+    for code in np.flatnonzero(wanted.sum(0) > left):
+        got[:, code] = rng.multivariate_hypergeometric(wanted[:, code], left[code], method="marginals")
+    return got
+
+
+def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: int) -> int:
+    """Fill every client up to ``min_size``, in place, from the largest client's most frequent class.
+
+    Args:
+        owner: client of each sample ``(N,)``; changed.
+        labels: label of each sample ``(N,)``.
+        num_clients: K, with ``K * min_size <= N``.
+        min_size: samples every client is to hold.
+
+    Returns:
+        Number of samples that were moved.
+    """
+    _, codes = np.unique(labels, return_inverse=True)
+    counts = np.zeros((num_clients, codes.max() + 1), np.int64)
+    np.add.at(counts, (owner, codes), 1)
+    sizes = counts.sum(1)
+    stock = _Stock(owner, codes, counts.shape[1])
+    moved = 0
+    for client in np.flatnonzero(sizes < min_size):
+        while sizes[client] < min_size:
+            donor = int(sizes.argmax())
+            code = int(counts[donor].argmax())
+            # half of what the donor can spare at once: the next largest then gives as well
+            spare = max(1, (sizes[donor] - min_size) // 2)
+            number = int(min(min_size - sizes[client], counts[donor, code], spare))
+            owner[stock.take(donor, code, number)] = client
+            counts[donor, code] -= number
+            counts[client, code] += number
+            sizes[donor] -= number
+            sizes[client] += number
+            moved += number
+    return moved
+
+
+class _Stock:
+    """The samples of each client and class before the repair, taken from the end."""
+
+    def __init__(self, owner: np.ndarray, codes: np.ndarray, num_classes: int) -> None:
+        self.num_classes = num_classes
+        cells = owner * num_classes + codes
+        self.order = np.argsort(cells, kind="stable")
+        edges = np.arange(cells.max() + 2)
+        self.ends = np.searchsorted(cells[self.order], edges, side="left")[1:]
+
+    def take(self, client: int, code: int, number: int) -> np.ndarray:
+        cell = client * self.num_classes + code
+        end = self.ends[cell]
+        self.ends[cell] = end - number
+        return self.order[end - number : end]
