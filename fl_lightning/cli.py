@@ -21,7 +21,7 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.messages import shorten
 from fl_lightning.trainer import FederatedTrainer
 
-COMMANDS = ("fit", "validate", "test")
+COMMANDS = ("fit", "validate", "test", "partition")
 
 
 class Parser(LightningArgumentParser):

@@ -29,6 +29,7 @@ from fl_lightning.engine import Totals, Worker, configure_optimizer
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.logged import tagged
 from fl_lightning.method import Method, MethodList
+from fl_lightning.report.partition import save_partition
 from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
 from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Scope, Server
@@ -229,6 +230,26 @@ class FederatedTrainer:
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
         return self._evaluate_once("test", model, datamodule, ckpt_path, as_list(method))
+
+    def partition(
+        self, model: LightningModule, datamodule: LightningDataModule, method: list[Method] | Method | None = None
+    ) -> Path:
+        """Deal the data out to the clients and show who holds what; trains nothing, and returns the folder.
+
+        It holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
+        distribution of the mean pixel of each client's examples.
+
+        Args:
+            model: the model of the config, which has no part in it.
+            datamodule: the data.
+            method: the methods of the config, which have no part in it.
+        """
+        check_data(datamodule)
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        folder = Path(CSVLogger(self.default_root_dir, "partition").log_dir)
+        print(save_partition(datamodule, folder))
+        return folder
 
     # ------------------------------------------------------------------ one round
     def _round(self, round_: int) -> None:

@@ -1,0 +1,120 @@
+"""Who holds what: a table of the clients, a heat-map of their labels and one of the brightness of their images.
+
+The label map is that of FedCKA (Son et al., 2021, Figure 4) and of FedUV (Son et al., CVPR 2024, supplement).
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("client", "samples", "classes", "largest class", "its share", "domain")
+SHOWN = 20
+BINS = 40
+
+
+def save_partition(datamodule: Any, folder: Path) -> str:
+    """Write the plan, the table and the figures of a partition into ``folder``; returns what is to be printed."""
+    plan: Plan = datamodule.plan
+    (folder / "figures").mkdir(parents=True)
+    plan.save(folder / "plan.npz")
+    rows = client_rows(plan)
+    write_csv(rows, folder / "clients.csv")
+    means = means_of(datamodule)
+    if plan.label_counts is not None:
+        draw_labels(plan.label_counts).savefig(folder / "figures" / "labels.png", dpi=120)
+    if means:
+        draw_means(means).savefig(folder / "figures" / "means.png", dpi=120)
+    return f"{table(rows)}\n{plan.report()}\nplan {plan.hash[:12]}, in {folder}"
+
+
+def client_rows(plan: Plan) -> list[tuple]:
+    """A row of :data:`COLUMNS` for each client."""
+    rows = []
+    for k, size in enumerate(plan.sizes):
+        counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
+        largest = (int(counts.argmax()), f"{counts.max() / size:.2f}") if len(counts) else ("", "")
+        rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
+    return rows
+
+
+def table(rows: list[tuple]) -> str:
+    """The rows under their heads, the middle of a long table left out."""
+    cut = len(rows) > SHOWN + 1
+    shown = rows if not cut else [*rows[: SHOWN // 2], ("...",) + ("",) * (len(COLUMNS) - 1), *rows[-SHOWN // 2 :]]
+    lines = [[str(cell) for cell in row] for row in [COLUMNS, *shown]]
+    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines[1:])]
+    widths = {i: max(len(line[i]) for line in lines) for i in used}
+    return "\n".join("  ".join(line[i].rjust(widths[i]) for i in used) for line in lines)
+
+
+def write_csv(rows: list[tuple], path: Path) -> None:
+    """All rows."""
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def draw_labels(counts: np.ndarray) -> Figure:
+    """Samples ``(K, C)`` of each client (columns) and class (rows), on a logarithmic scale; white is none."""
+    from matplotlib.colors import LogNorm
+
+    norm = LogNorm(1, max(int(counts.max()), 2))
+    figure, axes = new_figure(len(counts))
+    shown = axes.imshow(np.ma.masked_equal(counts, 0).T, aspect="auto", norm=norm, cmap="viridis")
+    axes.set(xlabel="client", ylabel="class", title="samples of each class at each client")
+    figure.colorbar(shown, ax=axes, label="samples")
+    for k, c in zip(*np.nonzero(counts), strict=True) if counts.size <= 200 else ():
+        shade = "black" if norm(counts[k, c]) > 0.6 else "white"
+        axes.text(k, c, counts[k, c], ha="center", va="center", fontsize=7, color=shade)
+    whole_ticks(axes)
+    return figure
+
+
+def draw_means(means: list[Tensor]) -> Figure:
+    """The distribution over a client's (columns) examples of the mean of their input (rows)."""
+    values = torch.cat(means)
+    low, high = float(values.min()), float(values.max())
+    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    shares = np.stack([np.histogram(m.numpy(), edges)[0] / max(len(m), 1) for m in means])
+    figure, axes = new_figure(len(means))
+    extent = (-0.5, len(means) - 0.5, edges[0], edges[-1])
+    shown = axes.imshow(np.ma.masked_equal(shares, 0).T, aspect="auto", origin="lower", extent=extent, cmap="viridis")
+    axes.set(xlabel="client", ylabel="mean of an example's input", title="mean pixel of the examples of each client")
+    figure.colorbar(shown, ax=axes, label="share of the client's examples")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def means_of(datamodule: Any) -> list[Tensor]:
+    """The mean input of each example ``(n_k,)``, by client; none where batches do not begin with a tensor."""
+    found = []
+    for k in range(datamodule.num_clients):
+        batches = [batch[0] for batch in datamodule.train_dataloader(k) if isinstance(batch, (list, tuple))]
+        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in batches) or not batches:
+            return []
+        found.append(torch.cat([x.flatten(1).mean(1) for x in batches]))
+    return found
+
+
+def new_figure(clients: int) -> tuple[Figure, Any]:
+    """A figure as wide as so many columns need."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(min(max(6, 0.45 * clients), 16), 4.5), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def whole_ticks(axes: Any) -> None:
+    """Ticks at clients and classes, never between them."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
