@@ -57,6 +57,28 @@ def test_a_fragment_spells_out_every_argument(path):
         assert set(part.get("init_args", {})) == wanted
 
 
+OFFLINE = sorted(path for path in (ROOT / "experiments" / "data").glob("*.yaml") if "root: data" in path.read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in OFFLINE if path.stem != "npy_images"], ids=lambda path: path.stem)
+def test_every_data_set_runs_on_its_offline_twin(path, tmp_path, capsys):
+    model = ROOT / "experiments" / "models" / "feduvcnn_small_grey.yaml" if "mnist" in path.stem else None
+    configs = [path, model or ROOT / "experiments" / "models" / "feduvcnn_small.yaml"]
+    classes = {"cifar100": 100, "tiny_imagenet": 200, "image_folder": 12, "office_home": 65, "femnist": 62}
+    options = {
+        "data.offline": "true",
+        "data.partitioner.init_args.min_size": "1",
+        "data.test_size": "50",
+        "model.num_classes": str(max(classes.get(path.stem, 10), 10)),
+        "trainer.max_rounds": "1",
+        "trainer.default_root_dir": str(tmp_path),
+    }
+    if "Dirichlet" not in path.read_text():
+        del options["data.partitioner.init_args.min_size"]
+    main(["fit", *(f"--config={config}" for config in configs), *(f"--{k}={v}" for k, v in options.items())])
+    assert "1 rounds, test/accuracy" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
 def test_every_smoke_config_runs_and_learns(path, tmp_path, capsys):
     main(["fit", f"--config={path}", f"--trainer.default_root_dir={tmp_path}"])

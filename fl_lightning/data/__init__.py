@@ -1,8 +1,10 @@
 """Data sets, and how they are dealt out to clients."""
 
-from fl_lightning.data.augmentation import Augmentation, RandomCrop, RandomFlip
+from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.datamodule import Batches, ClientInfo, FederatedDataModule, ImageDataModule, Images
-from fl_lightning.data.images import CIFAR10, Digits, NpyImages
+from fl_lightning.data.femnist import FEMNIST
+from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, TinyImageNet
+from fl_lightning.data.images import Digits, NpyImages
 from fl_lightning.data.partitioned import Partitioned
 from fl_lightning.data.partitioners import (
     IID,
@@ -19,11 +21,21 @@ from fl_lightning.data.partitioners import (
     Shards,
 )
 from fl_lightning.data.plan import Plan
+from fl_lightning.data.synthetic import Synthetic
+from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 
 __all__ = [
     "CIFAR10",
+    "CIFAR100",
+    "FEMNIST",
+    "HAM10000",
     "IID",
+    "MNIST",
+    "PACS",
+    "STL10",
+    "SVHN",
     "Augmentation",
+    "AutoAugment",
     "Batches",
     "ByDomain",
     "ClassesPerClient",
@@ -32,12 +44,15 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DomainDirichlet",
+    "FashionMNIST",
     "FederatedDataModule",
     "FromPlan",
     "ImageDataModule",
+    "ImageFolderImages",
     "Images",
     "Natural",
     "NpyImages",
+    "OfficeHome",
     "Partitioned",
     "Partitioner",
     "Plan",
@@ -45,5 +60,8 @@ __all__ = [
     "QuantityDirichlet",
     "RandomCrop",
     "RandomFlip",
+    "RandomRotation",
     "Shards",
+    "Synthetic",
+    "TinyImageNet",
 ]

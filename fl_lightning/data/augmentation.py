@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -61,3 +62,45 @@ class RandomFlip(Augmentation):
         flipped = images.clone()
         flipped[flips] = images[flips].flip(-1)
         return flipped
+
+
+class _Each(Augmentation):
+    """A transform of torchvision on each image by itself: it draws one set of numbers a call."""
+
+    transform: Callable[[Tensor], Tensor]
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        # torchvision draws from the global generator
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return torch.stack([self.transform(image) for image in images])
+
+
+class RandomRotation(_Each):
+    """Turns every image about its middle by an angle drawn evenly from ``[-degrees, degrees]``; corners become 0.
+
+    Args:
+        degrees: the largest angle, in [0, 180].
+    """
+
+    def __init__(self, degrees: float = 15.0) -> None:
+        from torchvision.transforms import v2
+
+        require(0 <= degrees <= 180, "RandomRotation.degrees", degrees, "give an angle in [0, 180]")
+        self.transform = v2.RandomRotation(degrees)
+
+
+class AutoAugment(_Each):
+    """AutoAugment (Cubuk et al., CVPR 2019): one of 25 pairs of operations for every image.
+
+    FedDecorr's code has an older port, in which the strength is drawn within a bin and its sign is not.
+
+    Args:
+        policy: the pairs that were found on ``cifar10``, ``imagenet`` or ``svhn``.
+    """
+
+    def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
+        from torchvision.transforms import v2
+
+        self.transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy))

@@ -105,12 +105,21 @@ class FederatedDataModule(LightningDataModule, ABC):
 
 
 class Images(NamedTuple):
-    """A data set in memory or memory-mapped: uint8 images ``(N, H, W, C)`` and labels ``(N,)``, train and test."""
+    """A data set in memory or memory-mapped: uint8 images ``(N, H, W, C)`` and labels ``(N,)``, train and test.
+
+    Domains of the samples ``(N,)`` are integers from 0, with their names, where there are any. Where training and test
+    images lie in one array, rows ``(n,)`` say which are which.
+    """
 
     train_images: np.ndarray
     train_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
+    train_domains: np.ndarray | None = None
+    test_domains: np.ndarray | None = None
+    domain_names: tuple[str, ...] = ()
+    train_rows: np.ndarray | None = None
+    test_rows: np.ndarray | None = None
 
 
 class ImageDataModule(FederatedDataModule):
@@ -126,6 +135,10 @@ class ImageDataModule(FederatedDataModule):
         augment: applied to training batches, in order.
         normalize: subtract the mean and divide by the deviation of each channel; else values lie in [0, 1].
         drop_last: leave out a last batch that is not full.
+        val_fraction: share of each class of the training images that is kept for validation, in [0, 1); FedUV takes 0.1
+            to tune.
+        client_noise: deviation of the normal noise on the images of the last client, of values in [0, 1]; that of the
+            others rises to it from 0 for the first. NIID-Bench's feature skew, in training and in a client's own test.
 
     Attributes:
         mean: mean of each channel, of values in [0, 1].
@@ -148,13 +161,18 @@ class ImageDataModule(FederatedDataModule):
         augment: list[Augmentation] | None = None,
         normalize: bool = True,
         drop_last: bool = False,
+        val_fraction: float = 0.0,
+        client_noise: float = 0.0,
     ) -> None:
         super().__init__(num_clients, partitioner)
+        require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
+        require(client_noise >= 0, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
         require(eval_batch_size >= 1, "data.eval_batch_size", eval_batch_size, "give 1 or more")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_size, self.test_size = train_size, test_size
         self.augment, self.normalize, self.drop_last = augment or [], normalize, drop_last
+        self.val_fraction, self.client_noise = val_fraction, client_noise
         self._ready_for: int | None = None
 
     @abstractmethod
@@ -167,21 +185,58 @@ class ImageDataModule(FederatedDataModule):
             return
         found = check_images(self.load())
         check_scale(self.mean, self.std, found.train_images.shape[-1])
-        train = balanced_subset(found.train_labels, self.train_size, "train_size")
-        test = balanced_subset(found.test_labels, self.test_size, "test_size")
+        check_labels(found, self.num_classes)
+        train = balanced_subset(found.train_labels, self.train_size, "train_size", found.train_rows)
+        test = balanced_subset(found.test_labels, self.test_size, "test_size", found.test_rows)
+        train, val = held_out(train, found.train_labels, self.val_fraction)
         self._train = (torch.from_numpy(found.train_images), torch.from_numpy(found.train_labels.astype(np.int64)))
         self._test = (torch.from_numpy(found.test_images), torch.from_numpy(found.test_labels.astype(np.int64)))
-        self._test_rows = torch.from_numpy(test)
-        plan = self.partition(found.train_labels[train], self.num_classes)
+        self._val_rows, self._test_rows = torch.from_numpy(val), torch.from_numpy(test)
+        self._test_domains = found.test_domains
+        domains = None if found.train_domains is None else found.train_domains[train]
+        plan = self.partition(found.train_labels[train], self.num_classes, True, domains, found.domain_names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
 
     def train_dataloader(self, k: int = 0) -> Batches:
         how: dict[str, Any] = {"shuffle": True, "augment": self.augment, "drop_last": self.drop_last}
-        return Batches(self._train[0], self._train[1], self._rows[k], self.batch_size, **how, **self._scale())
+        images, labels = self._train
+        return Batches(images, labels, self._rows[k], self.batch_size, noise=self._noise(k), **how, **self._scale())
 
-    def test_dataloader(self) -> Batches:
-        return Batches(self._test[0], self._test[1], self._test_rows, self.eval_batch_size, **self._scale())
+    def val_dataloader(self) -> Any:
+        """The training images that are kept for validation; none without ``val_fraction``."""
+        if not len(self._val_rows):
+            return []
+        return Batches(*self._train, self._val_rows, self.eval_batch_size, **self._scale())
+
+    def test_dataloader(self, k: int | None = None) -> Batches:
+        """The test images; those that are like the data of client ``k``, where one is given.
+
+        These are the images of its domain where it has one, else as many as can be in the proportions of its labels.
+        """
+        rows = self._test_rows if k is None else self._test_rows[torch.from_numpy(self._like(k))]
+        noise = 0.0 if k is None else self._noise(k)
+        return Batches(*self._test, rows, self.eval_batch_size, noise=noise, **self._scale())
+
+    def test_dataloaders_by_domain(self) -> dict[str, Batches]:
+        """The test images of each domain by its name; none without domains."""
+        if self._test_domains is None:
+            return {}
+        here = self._test_domains[self._test_rows.numpy()]
+        rows = {name: self._test_rows[torch.from_numpy(here == i)] for i, name in enumerate(self.plan.domain_names)}
+        images, labels = self._test
+        return {n: Batches(images, labels, r, self.eval_batch_size, **self._scale()) for n, r in rows.items()}
+
+    def _like(self, k: int) -> np.ndarray:
+        """Places in the test rows of images like those of client ``k``, in ascending order."""
+        rows, name = self._test_rows.numpy(), self.plan.domain(k)
+        if self._test_domains is not None and name in self.plan.domain_names:
+            return np.flatnonzero(self._test_domains[rows] == self.plan.domain_names.index(name))
+        counts: np.ndarray = self.plan.label_counts[k]  # type: ignore[index]
+        return in_proportion(self._test[1].numpy()[rows], counts, numpy_rng(base_seed(), "client test", k))
+
+    def _noise(self, k: int) -> float:
+        return self.client_noise * k / max(self.num_clients - 1, 1)
 
     def _scale(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std} if self.normalize else {}
@@ -200,6 +255,7 @@ class Batches:
         drop_last: leave out a last batch that is not full.
         mean: of each channel, of values in [0, 1].
         std: of each channel.
+        noise: deviation of normal noise that is added to the values in [0, 1].
 
     Attributes:
         generator: the only source of its randomness.
@@ -218,15 +274,17 @@ class Batches:
         drop_last: bool = False,
         mean: Iterable[float] = (0.0,),
         std: Iterable[float] = (1.0,),
+        noise: float = 0.0,
     ) -> None:
         self.images, self.labels, self.rows = images, labels, rows
         self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
         deviation = torch.tensor(list(std)).view(-1, 1, 1)
         self._scale = 1 / (255 * deviation)
+        self._noise = noise / deviation
         self._shift = -torch.tensor(list(mean)).view(-1, 1, 1) / deviation
         self.generator = torch.Generator()
         self.current = torch.arange(0)
-        self.deterministic = not self.augment
+        self.deterministic = not self.augment and not noise
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.rows), self.batch_size)
@@ -246,7 +304,10 @@ class Batches:
             images = augmentation(images, self.generator)
         # one pass changes type and layout, two more work in place
         x = images.to(torch.float32, memory_format=torch.contiguous_format)
-        return x.mul_(self._scale).add_(self._shift)
+        x = x.mul_(self._scale).add_(self._shift)
+        if self._noise.any():
+            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self._noise))
+        return x
 
 
 def check_images(found: Images) -> Images:
@@ -255,7 +316,7 @@ def check_images(found: Images) -> Images:
     Raises:
         UsageError: another dtype or shape, different lengths, or a negative label.
     """
-    for split, images, labels in (("train", *found[:2]), ("test", *found[2:])):
+    for split, images, labels in (("train", *found[:2]), ("test", *found[2:4])):
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
         require(usable, f"data: {split}_images", f"{images.dtype} {images.shape}", "give uint8 (N, H, W, C)")
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
@@ -281,19 +342,55 @@ def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> N
     require(all(value > 0 for value in std), "data.std", list(std), "give numbers above 0")
 
 
-def balanced_subset(labels: np.ndarray, size: int | None, key: str) -> np.ndarray:
+def check_labels(found: Images, num_classes: int) -> None:
+    """Refuse labels of classes that the data set does not have.
+
+    Raises:
+        UsageError: a label is C or more.
+    """
+    for split, labels in (("train", found.train_labels), ("test", found.test_labels)):
+        mend = f"labels count from 0 to {num_classes - 1}"
+        require(int(labels.max()) < num_classes, f"data: {split}_labels", int(labels.max()), mend)
+
+
+def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """``rows`` without a share of each class, and that share, both in ascending order; the draw is the seed's."""
+    rng, kept = numpy_rng(base_seed(), "validation"), np.ones(len(rows), bool)
+    for label in np.unique(labels[rows]) if fraction else ():
+        members = rng.permutation(np.flatnonzero(labels[rows] == label))
+        kept[members[: round(fraction * len(members))]] = False
+    return rows[kept], rows[~kept]
+
+
+def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Indices of as many samples as there are in the proportions of ``counts`` ``(C,)``, in ascending order."""
+    there = np.bincount(labels, minlength=len(counts))
+    most = min((n / count for n, count in zip(there, counts, strict=True) if count), default=0.0)
+    wanted = np.floor(most * counts + 1e-9).astype(int)
+    members = [rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(wanted)]
+    return np.sort(np.concatenate(members))
+
+
+def balanced_subset(labels: np.ndarray, size: int | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
     """Indices of ``size`` samples, as even over the classes as can be, in ascending order; all for None.
+
+    Args:
+        labels: label of each sample ``(N,)``.
+        size: how many.
+        key: ``train_size`` or ``test_size``, which have draws of their own.
+        rows: the samples to choose from, in ascending order; None for all.
 
     Raises:
         UsageError: ``size`` is below 1 or above the number of samples.
     """
+    rows = np.arange(len(labels)) if rows is None else rows
     if size is None:
-        return np.arange(len(labels))
-    require(1 <= size <= len(labels), f"data.{key}", size, f"there are {len(labels)} samples, give 1 to that many")
-    rng = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1)
+        return rows
+    require(1 <= size <= len(rows), f"data.{key}", size, f"there are {len(rows)} samples, give 1 to that many")
+    rng, labels = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1), labels[rows]
     # the i-th member of every class comes before any (i+1)-th: a prefix is balanced
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     starts = np.searchsorted(labels[by_class], labels[by_class], side="left")
     turn = np.arange(len(labels)) - starts
-    return np.sort(by_class[np.lexsort((rng.random(len(labels)), turn))[:size]])
+    return rows[np.sort(by_class[np.lexsort((rng.random(len(labels)), turn))[:size]])]

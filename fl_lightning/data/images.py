@@ -89,39 +89,6 @@ class NpyImages(ImageDataModule):
         return tuple(mean), tuple(std)
 
 
-class CIFAR10(ImageDataModule):
-    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes.
-
-    Args:
-        root: folder of torchvision's copy.
-        download: fetch it into ``root`` where it is not there.
-        **kwargs: see :class:`ImageDataModule`.
-    """
-
-    mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
-
-    def __init__(self, root: str, download: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.root, self.download = root, download
-
-    def prepare_data(self) -> None:
-        """Download, where that was asked for."""
-        if self.download:
-            from torchvision.datasets import CIFAR10 as Source
-
-            Source(self.root, download=True)
-
-    def load(self) -> Images:
-        from torchvision.datasets import CIFAR10 as Source
-
-        try:
-            train, test = (Source(self.root, train=flag) for flag in (True, False))
-        except RuntimeError as error:
-            mend = "cifar-10-batches-py not found there; give its folder, or set data.download: true"
-            raise UsageError(f"data.root={self.root!r}: {mend}") from error
-        return Images(train.data, np.array(train.targets), test.data, np.array(test.targets))
-
-
 def open_array(path: Path) -> np.ndarray:
     """A memory-mapped array, copied on write; an array of objects is refused, never unpickled.
 

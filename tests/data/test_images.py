@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.data import CIFAR10, Batches, Digits, NpyImages, RandomCrop, RandomFlip
+from fl_lightning.data import (
+    CIFAR10,
+    AutoAugment,
+    Batches,
+    Digits,
+    NpyImages,
+    RandomCrop,
+    RandomFlip,
+    RandomRotation,
+)
 from fl_lightning.errors import UsageError
 
 
@@ -250,15 +259,15 @@ class _FakeCIFAR10:
 
 
 def test_cifar10_is_downloaded_by_prepare_data_only(monkeypatch):
-    monkeypatch.setattr("torchvision.datasets.CIFAR10", _FakeCIFAR10)
+    monkeypatch.setattr(CIFAR10, "source", _FakeCIFAR10)
     monkeypatch.setattr(_FakeCIFAR10, "calls", [])
     CIFAR10("there").prepare_data()
     assert _FakeCIFAR10.calls == []
     data = CIFAR10("there", download=True, num_clients=2)
     data.prepare_data()
-    assert _FakeCIFAR10.calls == [(True, True)]
+    assert _FakeCIFAR10.calls == [(True, True), (False, True)]
     ready(data)
-    assert _FakeCIFAR10.calls[1:] == [(True, False), (False, False)]
+    assert _FakeCIFAR10.calls[2:] == [(True, False), (False, False)]
     black, _ = next(iter(data.train_dataloader(0)))
     expected = torch.tensor([-125.3 / 63.0, -123.0 / 62.1, -113.9 / 66.7])
     torch.testing.assert_close(black.amax((0, 2, 3)), expected)
@@ -304,3 +313,25 @@ def test_missing_folders_name_the_key_and_the_files(tmp_path):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         ready(Digits(**options))
+
+
+@pytest.mark.parametrize("augmentation", [RandomRotation(30), AutoAugment()])
+def test_transforms_of_torchvision_draw_for_each_image_from_the_loaders_generator_alone(augmentation):
+    one = np.random.default_rng(0).integers(0, 255, (1, 3, 16, 16), dtype=np.uint8)
+    images = torch.from_numpy(one).repeat(8, 1, 1, 1)
+    before = torch.random.get_rng_state()
+    first, second, other = (augmentation(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert first.dtype == torch.uint8 and first.shape == images.shape
+    assert torch.equal(first, second) and not torch.equal(first, other)
+    assert len({image.numpy().tobytes() for image in first}) > 4
+
+
+def test_rotation_stays_within_its_angle():
+    images = torch.zeros(200, 1, 33, 33, dtype=torch.uint8)
+    images[:, :, :16, 16] = 255
+    found = RandomRotation(20)(images, torch.Generator().manual_seed(0))[:, 0, 2].float()
+    angles = torch.rad2deg(torch.atan((found.argmax(1) - 16) / 14.0))
+    assert angles.abs().max() < 24 and angles.max() > 14 and angles.min() < -14
+    with pytest.raises(UsageError, match=r"RandomRotation.degrees=200"):
+        RandomRotation(200)

@@ -1,0 +1,373 @@
+"""Data sets of image files in folders, decoded once into a cache."""
+
+from __future__ import annotations
+
+import csv
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from fl_lightning.data.cache import decoded
+from fl_lightning.data.datamodule import Images
+from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.errors import require
+from fl_lightning.seeding import numpy_rng
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+
+
+@dataclass
+class Listing:
+    """Image files with what is known of each.
+
+    Attributes:
+        paths: the files.
+        labels: class of each, from 0.
+        domains: domain of each, from 0.
+        test: whether it is a test image; empty where that is not laid down.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    domains: list[int] = field(default_factory=list)
+    test: list[bool] = field(default_factory=list)
+
+    def add(self, paths: Iterable[Path], label: int, domain: int = 0, test: bool | None = None) -> None:
+        """Files of one class, domain and split."""
+        new = list(paths)
+        self.paths += new
+        self.labels += [label] * len(new)
+        self.domains += [domain] * len(new)
+        self.test += [] if test is None else [test] * len(new)
+
+
+class FolderDataModule(FileDataModule):
+    """Images in files, each read, resized and kept as uint8 once, in a cache beside them.
+
+    Args:
+        root: folder of the files.
+        image_size: height and width the images are resized to.
+        split_seed: seed of the draw of the test images, where they are drawn; it is not that of the run.
+        offline: use a small generated set instead, of the same shapes, in the format of the files.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    domain_names: tuple[str, ...] = ()
+    layout: str
+
+    def __init__(
+        self, root: str = "data", image_size: int = 96, split_seed: int = 0, offline: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(root, offline, **kwargs)
+        require(image_size >= 1, "data.image_size", image_size, "give 1 or more")
+        self.image_size, self.split_seed = image_size, split_seed
+
+    @abstractmethod
+    def list_files(self, root: Path) -> Listing:
+        """The files of the data set, in a fixed order."""
+
+    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
+        """How many of ``counts`` ``(C,)`` images of each class of one domain are test images."""
+        return np.zeros_like(counts)
+
+    def read(self, root: Path) -> Images:
+        require(root.is_dir(), "data.root", str(root), f"there is no such folder; it is to hold {self.layout}")
+        listed = self.list_files(root)
+        labels, domains = np.array(listed.labels, np.int64), np.array(listed.domains, np.int64)
+        self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
+        images = decoded(root, listed.paths, self.image_size)
+        test = np.array(listed.test, bool) if listed.test else self._draw_test(labels, domains)
+        known = domains if self.domain_names else None
+        rows = (np.flatnonzero(~test), np.flatnonzero(test))
+        return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
+
+    def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
+        """Whether an image is a test image ``(N,)``."""
+        rng, test = numpy_rng(self.split_seed, "test split"), np.zeros(len(labels), bool)
+        for domain in np.unique(domains):
+            counts = np.bincount(labels[domains == domain], minlength=self.num_classes)
+            for label, number in enumerate(self.test_numbers(counts)):
+                test[rng.permutation(np.flatnonzero((domains == domain) & (labels == label)))[:number]] = True
+        return test
+
+    def folder(self, root: Path, *names: str) -> Path:
+        """The folder ``root/name``, under the first of its names that is there.
+
+        Raises:
+            UsageError: none is.
+        """
+        found = next((root / name for name in names if (root / name).is_dir()), None)
+        there = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")[:8])
+        mend = f"it holds {there or 'no folder'}, and is to hold {self.layout}"
+        require(found is not None, "data.root", str(root), mend)
+        return found  # type: ignore[return-value]
+
+
+class ImageFolderImages(FolderDataModule):
+    """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or ``CLASS/*`` alone.
+
+    Classes are the names of the folders, in alphabetical order.
+
+    Args:
+        root: folder of the files.
+        image_size: height and width the images are resized to.
+        test_fraction: share of each class that is test images where there is no folder of them, in (0, 1).
+        **kwargs: see :class:`FolderDataModule`.
+    """
+
+    layout = "train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg"
+
+    def __init__(self, root: str = "data", image_size: int = 64, test_fraction: float = 0.2, **kwargs: Any) -> None:
+        super().__init__(root, image_size, **kwargs)
+        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        self.test_fraction, self.num_classes = test_fraction, 0
+
+    def list_files(self, root: Path) -> Listing:
+        listing = Listing()
+        train = root / "train"
+        classes = subfolders(train if train.is_dir() else root)
+        require(len(classes) >= 2, "data.root", str(root), f"it is to hold {self.layout}")
+        splits = [(train, False), (self.folder(root, "test", "val"), True)] if train.is_dir() else [(root, None)]
+        for folder, test in splits:
+            for label, name in enumerate(classes):
+                listing.add(images_in(self.folder(folder, name)), label, 0, test)
+        return listing
+
+    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
+        return stratified(counts, self.test_fraction)
+
+    def write_twin(self, root: Path) -> None:
+        for split, number in (("train", 120), ("test", 60)):
+            write_images(root / split, [f"class_{c:02}" for c in range(12)], cycled(12, number), self.image_size)
+
+
+class TinyImageNet(FolderDataModule):
+    """Tiny ImageNet: 100,000 training images, and for test the 10,000 for validation, of 64 x 64 pixels, 200 classes.
+
+    The validation images may lie as published, with ``val_annotations.txt``, or sorted into folders of their classes.
+
+    Args:
+        root: folder that holds ``tiny-imagenet-200``, or that folder.
+        **kwargs: see :class:`FolderDataModule`.
+    """
+
+    layout = "train/CLASS/images/*.JPEG and val (cs231n.stanford.edu/tiny-imagenet-200.zip)"
+    num_classes = 200
+
+    def __init__(self, root: str = "data", image_size: int = 64, **kwargs: Any) -> None:
+        super().__init__(root, image_size, **kwargs)
+
+    def list_files(self, root: Path) -> Listing:
+        root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
+        train, val, listing = self.folder(root, "train"), self.folder(root, "val"), Listing()
+        classes = subfolders(train)
+        for label, name in enumerate(classes):
+            listing.add(images_in(train / name), label, 0, False)
+        annotations = val / "val_annotations.txt"
+        if annotations.is_file():
+            for line in annotations.read_text().splitlines():
+                file, name = line.split("\t")[:2]
+                require(name in classes, "data.root", str(annotations), f"its class {name!r} is not in train")
+                listing.add([existing(val / "images" / file, annotations)], classes.index(name), 0, True)
+        else:
+            for label, name in enumerate(classes):
+                listing.add(images_in(self.folder(val, name)), label, 0, True)
+        return listing
+
+    def write_twin(self, root: Path) -> None:
+        names = [f"n{c:08}" for c in range(200)]
+        write_images(root / "train", names, cycled(200, 200), self.image_size, "images")
+        labels = cycled(200, 100)
+        write_images(root / "val", ["images"], np.zeros(100, np.int64), self.image_size, shown=labels)
+        lines = [f"{i:05}.jpg\t{names[c]}\t0\t0\t62\t62" for i, c in enumerate(labels)]
+        (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+
+
+class DomainFolders(FolderDataModule):
+    """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is for test."""
+
+    folders: tuple[tuple[str, ...], ...]
+    classes: tuple[str, ...] = ()
+    test_per_class: int
+
+    def list_files(self, root: Path) -> Listing:
+        listing = Listing()
+        places = [self.folder(root, *names) for names in self.folders]
+        classes = self.classes or tuple(subfolders(places[0]))
+        for domain, place in enumerate(places):
+            for label, name in enumerate(classes):
+                listing.add(images_in(self.folder(place, name)), label, domain)
+        return listing
+
+    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
+        short = counts.min()
+        mend = f"a class of a domain has {short} images only, give fewer"
+        require(self.test_per_class < short, "data.test_per_class", self.test_per_class, mend)
+        return np.full_like(counts, self.test_per_class)
+
+    def write_twin(self, root: Path) -> None:
+        classes = list(self.classes) or [f"class_{c:02}" for c in range(self.num_classes)]
+        each = self.test_per_class + 3
+        for names in self.folders:
+            write_images(root / names[0], classes, cycled(len(classes), each * len(classes)), self.image_size)
+
+
+class PACS(DomainFolders):
+    """PACS: 9,991 images of 7 classes in 4 domains, 40 of each class and domain for test (FedUV, CVPR 2024).
+
+    Args:
+        root: folder of ``art_painting``, ``cartoon``, ``photo`` and ``sketch``.
+        image_size: height and width the images are resized to; FedUV takes 96.
+        test_per_class: test images of each class and domain.
+        **kwargs: see :class:`FolderDataModule`.
+    """
+
+    layout = "art_painting/dog/*.jpg, ..., sketch/person/*.jpg (Li et al., ICCV 2017)"
+    domain_names = ("art_painting", "cartoon", "photo", "sketch")
+    folders = tuple((name,) for name in domain_names)
+    classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    num_classes = 7
+
+    def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
+        super().__init__(root, image_size, **kwargs)
+        self.test_per_class = test_per_class if not self.offline else min(test_per_class, 2)
+
+
+class OfficeHome(DomainFolders):
+    """Office-Home: 15,588 images of 65 classes in 4 domains, 7 of each class and domain for test (FedUV, CVPR 2024).
+
+    Args:
+        root: folder of ``Art``, ``Clipart``, ``Product`` and ``Real World`` (or ``Real``).
+        image_size: height and width the images are resized to; FedUV takes 96.
+        test_per_class: test images of each class and domain.
+        **kwargs: see :class:`FolderDataModule`.
+    """
+
+    layout = "Art/CLASS/*.jpg, Clipart, Product and Real World (hemanthdv.org/officeHomeDataset.html)"
+    domain_names = ("Art", "Clipart", "Product", "Real World")
+    folders = (("Art",), ("Clipart",), ("Product",), ("Real World", "Real", "RealWorld"))
+    num_classes = 65
+
+    def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 7, **kwargs: Any) -> None:
+        super().__init__(root, image_size, **kwargs)
+        self.test_per_class = test_per_class if not self.offline else min(test_per_class, 1)
+
+
+class HAM10000(FolderDataModule):
+    """HAM10000: 10,015 images of skin lesions of 7 classes from 4 sources, a fifth of each source for test.
+
+    Domains are the metadata's column ``dataset``, classes its column ``dx``; test images are drawn class by class
+    within a domain (FedUV, CVPR 2024, says about 20 %).
+
+    Args:
+        root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``), with the images in it or in folders.
+        image_size: height and width the images are resized to; FedUV takes 96.
+        test_fraction: share of each domain for test, in (0, 1).
+        missing: what to do with a row of the metadata without image: ``raise``, or ``skip`` it.
+        **kwargs: see :class:`FolderDataModule`.
+    """
+
+    layout = "HAM10000_metadata.csv and the images, in one or several folders (doi.org/10.7910/DVN/DBW86T)"
+    domain_names = ("vidir_modern", "rosendahl", "vienna_dias", "vidir_molemax")
+    classes = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    num_classes = 7
+
+    def __init__(
+        self,
+        root: str = "data",
+        image_size: int = 96,
+        test_fraction: float = 0.2,
+        missing: Literal["raise", "skip"] = "raise",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(root, image_size, **kwargs)
+        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        self.test_fraction, self.missing = test_fraction, missing
+
+    def list_files(self, root: Path) -> Listing:
+        table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
+        require(table is not None, "data.root", str(root), f"it is to hold {self.layout}")
+        images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
+        listing = Listing()
+        with open(table, newline="") as file:  # type: ignore[arg-type]
+            for row in csv.DictReader(file):
+                path = images.get(str(row.get("image_id")))
+                found = path is not None or self.missing == "skip"
+                mend = f"image {row.get('image_id')} has no file; fetch it, or set data.missing: skip"
+                require(found, "data.root", str(table), mend)
+                if path is not None:
+                    listing.add(
+                        [path], self._place("dx", row, self.classes), self._place("dataset", row, self.domain_names)
+                    )
+        return listing
+
+    def _place(self, column: str, row: dict[str, str], known: tuple[str, ...]) -> int:
+        mend = f"image {row.get('image_id')} has none of {', '.join(known)} there"
+        require(row.get(column) in known, f"data: column {column}", row.get(column), mend)
+        return known.index(row[column])
+
+    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
+        return stratified(counts, self.test_fraction)
+
+    def write_twin(self, root: Path) -> None:
+        number = 7 * 4 * 6
+        labels, domains = cycled(7, number), np.arange(number) // 7 % 4
+        write_images(root, ["HAM10000_images_part_1"], np.zeros(number, np.int64), self.image_size, shown=labels)
+        with open(root / "HAM10000_metadata.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization", "dataset"))
+            for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
+                row = (f"HAM_{i:07}", f"{i:05}", self.classes[c], "histo", 50, "male", "back", self.domain_names[d])
+                writer.writerow(row)
+
+
+def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
+    """Whole numbers of each class, a fraction of ``counts``, that add up to that fraction of all, rounded down."""
+    exact = counts * fraction
+    numbers = np.floor(exact).astype(int)
+    missing = int(counts.sum() * fraction + 1e-9) - numbers.sum()
+    numbers[np.argsort(numbers - exact, kind="stable")[:missing]] += 1
+    return numbers
+
+
+def subfolders(root: Path) -> list[str]:
+    """Names of the folders in ``root``, in alphabetical order, hidden ones left out."""
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def images_in(root: Path) -> list[Path]:
+    """Image files in a folder and its folders, in alphabetical order.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    require(len(found) > 0, "data.root", str(root), "it holds no image; fetch the data set again")
+    return found
+
+
+def existing(path: Path, named_in: Path) -> Path:
+    """A file that another names.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    require(path.is_file(), "data.root", str(path), f"{named_in.name} names it, and it is not there")
+    return path
+
+
+def write_images(
+    root: Path, folders: list[str], labels: np.ndarray, size: int, inner: str = "", shown: np.ndarray | None = None
+) -> None:
+    """JPEG files of patterns, each in the folder of its label; ``shown`` says which pattern, else the label."""
+    images = patterns(labels if shown is None else shown, size, 3, len(labels))
+    for index, (label, image) in enumerate(zip(labels, images, strict=True)):
+        folder = root / folders[label] / inner
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{index:05}.jpg", quality=95)

@@ -1,0 +1,98 @@
+r"""Synthetic data of clients that differ (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.plan import Plan
+from fl_lightning.errors import require
+from fl_lightning.seeding import base_seed, numpy_rng
+
+FEATURES, CLASSES = 60, 10
+
+
+class Synthetic(FederatedDataModule):
+    r"""FedProx's Synthetic(:math:`\alpha, \beta`): a logistic model of its own for each client, on inputs of its own.
+
+    .. math::
+        y = \arg\max (W_k x + b_k), \quad W_k, b_k \sim N(u_k, 1), \quad u_k \sim N(0, \alpha), \quad
+        x \sim N(v_k, \Sigma), \quad v_k \sim N(B_k, 1), \quad B_k \sim N(0, \beta), \quad \Sigma_{jj} = j^{-1.2}
+
+    with 60 features, 10 classes, and sizes :math:`50 + e^{N(4, 2)}`. Nine tenths of a client's samples are for
+    training. As in the authors' generator, :math:`\alpha` and :math:`\beta` are deviations.
+
+    Args:
+        alpha: how far the clients' models differ, at least 0.
+        beta: how far their inputs differ, at least 0.
+        num_clients: K, at least 1; 30 in FedProx, 100 in FedLC.
+        batch_size: examples of a training batch, at least 1.
+        largest: most samples of a client, since sizes have no bound; None for none.
+        iid: one model and one distribution of inputs for all, FedProx's Synthetic-IID.
+    """
+
+    num_classes = CLASSES
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        num_clients: int = 30,
+        batch_size: int = 10,
+        largest: int | None = None,
+        iid: bool = False,
+    ) -> None:
+        super().__init__(num_clients)
+        require(alpha >= 0, "Synthetic.alpha", alpha, "give 0 or more")
+        require(beta >= 0, "Synthetic.beta", beta, "give 0 or more")
+        require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
+        require(largest is None or largest >= 10, "Synthetic.largest", largest, "give 10 or more, or null")
+        self.alpha, self.beta, self.batch_size, self.largest, self.iid = alpha, beta, batch_size, largest, iid
+        self._ready_for: int | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Draw the clients; a second call with the same base seed does nothing."""
+        if self._ready_for == base_seed():
+            return
+        clients = self._draw(numpy_rng(base_seed(), "synthetic"))
+        cuts = [int(0.9 * len(y)) for _, y in clients]
+        self._train = [tensors(x[:cut], y[:cut]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        self._test = [tensors(x[cut:], y[cut:]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        labels = np.concatenate([y.numpy() for _, y in self._train])
+        parts = np.split(np.arange(len(labels)), np.cumsum(cuts)[:-1])
+        self.plan, self._ready_for = Plan(parts, labels, CLASSES), base_seed()
+
+    def train_dataloader(self, k: int = 0) -> DataLoader:
+        loader = {"batch_size": self.batch_size, "shuffle": True, "generator": torch.Generator()}
+        return DataLoader(TensorDataset(*self._train[k]), **loader)  # type: ignore[arg-type]
+
+    def test_dataloader(self, k: int | None = None) -> Any:
+        """The test samples of all clients, or of client ``k``."""
+        chosen = self._test if k is None else [self._test[k]]
+        x, y = (torch.cat(column) for column in zip(*chosen, strict=True))
+        return DataLoader(TensorDataset(x, y), batch_size=512)
+
+    def _draw(self, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+        sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
+        sizes = sizes if self.largest is None else sizes.clip(max=self.largest)
+        models, inputs = rng.normal(0, self.alpha, self.num_clients), rng.normal(0, self.beta, self.num_clients)
+        spread = np.arange(1, FEATURES + 1) ** -0.6  # the root of the diagonal of the covariance
+        shared = rng.normal(0, 1, (FEATURES, CLASSES)), rng.normal(0, 1, CLASSES)
+        clients = []
+        for size, u, b in zip(sizes, models, inputs, strict=True):
+            own = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
+            center = rng.normal(b, 1, FEATURES)
+            weight, bias = shared if self.iid else own
+            x = rng.normal(0 if self.iid else center, spread, (size, FEATURES))
+            clients.append((x, (x @ weight + bias).argmax(1)))
+        return clients
+
+
+def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    """float32 and int64."""
+    return torch.from_numpy(x).float(), torch.from_numpy(y)

@@ -1,0 +1,216 @@
+"""The data sets of torchvision, read by its readers and checked by its checksums."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision import datasets
+
+from fl_lightning.data.datamodule import Images
+from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.errors import UsageError, require
+
+TRAIN, TEST = 200, 100
+
+
+class TorchvisionDataModule(FileDataModule):
+    """A data set that torchvision can fetch.
+
+    Args:
+        root: folder of torchvision's copy.
+        download: fetch it into ``root`` where it is not there.
+        offline: use a small generated set instead, in the format of the files.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    source: type
+    layout: str
+
+    def __init__(self, root: str = "data", download: bool = False, offline: bool = False, **kwargs: Any) -> None:
+        super().__init__(root, offline, **kwargs)
+        self.download = download
+
+    def prepare_data(self) -> None:
+        """Download, where that was asked for."""
+        if self.download and not self.offline:
+            for split in self.splits():
+                self.source(self.root, download=True, **split)
+
+    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The reader's arguments for the training and the test set."""
+        return {"train": True}, {"train": False}
+
+    def read(self, root: Path) -> Images:
+        try:
+            train, test = (self.reader()(str(root), **split) for split in self.splits())
+        except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            mend = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
+            raise UsageError(f"data.root={str(root)!r}: {mend}") from error
+        return Images(*self.arrays(train), *self.arrays(test))
+
+    def reader(self) -> type:
+        """torchvision's class; for the offline twin without the checksums of the published files."""
+        return unchecked(self.source) if self.offline else self.source
+
+    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Images ``(N, H, W, C)`` and labels ``(N,)``."""
+        return found.data, np.asarray(found.targets)
+
+
+class CIFAR10(TorchvisionDataModule):
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes."""
+
+    source: type = datasets.CIFAR10
+    layout = "cifar-10-batches-py"
+    mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
+    label_key = "labels"
+
+    def write_twin(self, root: Path) -> None:
+        folder = root / self.source.base_folder  # type: ignore[attr-defined]
+        folder.mkdir()
+        names = [name for name, _ in self.source.train_list]  # type: ignore[attr-defined]
+        for index, name in enumerate([*names, self.source.test_list[0][0]]):  # type: ignore[attr-defined]
+            labels = cycled(self.num_classes, TEST if index == len(names) else TRAIN // len(names))
+            rows = patterns(labels, 32, 3, index).transpose(0, 3, 1, 2).reshape(len(labels), -1)
+            (folder / name).write_bytes(pickle.dumps({"data": rows, self.label_key: labels.tolist()}))
+        meta = self.source.meta  # type: ignore[attr-defined]
+        classes = [str(c) for c in range(self.num_classes)]
+        (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
+
+
+class CIFAR100(CIFAR10):
+    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels, 100 classes."""
+
+    source = datasets.CIFAR100
+    layout = "cifar-100-python"
+    mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+    num_classes = 100
+    label_key = "fine_labels"
+
+
+class MNIST(TorchvisionDataModule):
+    """MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 digits.
+
+    The four idx files may lie in ``root``, or where torchvision puts them; compressed (``.gz``) or not.
+    """
+
+    source = datasets.MNIST
+    layout = "train-images-idx3-ubyte(.gz) and its three companions"
+    mean, std = (0.1307,), (0.3081,)
+
+    def read(self, root: Path) -> Images:
+        return Images(*self._pair(root, "train"), *self._pair(root, "t10k"))
+
+    def _pair(self, root: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = (self._read_file(root, f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1"))
+        return images[..., None], labels.astype(np.int64)
+
+    def _read_file(self, root: Path, name: str) -> np.ndarray:
+        folders = [root, root / self.source.__name__ / "raw", root / self.source.__name__]
+        paths = [folder / f"{name}{ending}" for folder in folders for ending in ("", ".gz")]
+        path = next((path for path in paths if path.is_file()), None)
+        mend = f"{self.layout} not found there; give its folder, or set data.download: true"
+        require(path is not None, "data.root", str(root), mend)
+        return read_idx(path)  # type: ignore[arg-type]
+
+    def write_twin(self, root: Path) -> None:
+        for split, number in (("train", TRAIN), ("t10k", TEST)):
+            labels = cycled(10, number)
+            write_idx(root / f"{split}-images-idx3-ubyte.gz", patterns(labels, 28, 1, number)[..., 0])
+            write_idx(root / f"{split}-labels-idx1-ubyte.gz", labels.astype(np.uint8))
+
+
+class FashionMNIST(MNIST):
+    """Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 kinds of clothes.
+
+    The four idx files may lie in ``root``, or where torchvision puts them; compressed (``.gz``) or not.
+    """
+
+    source = datasets.FashionMNIST
+    mean, std = (0.2860,), (0.3530,)
+
+
+class SVHN(TorchvisionDataModule):
+    """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
+
+    source = datasets.SVHN
+    layout = "train_32x32.mat and test_32x32.mat"
+    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+
+    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"split": "train"}, {"split": "test"}
+
+    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.ascontiguousarray(found.data.transpose(0, 2, 3, 1)), found.labels.astype(np.int64)
+
+    def write_twin(self, root: Path) -> None:
+        from scipy.io import savemat
+
+        for split, number in (("train", TRAIN), ("test", TEST)):
+            labels = cycled(10, number)
+            images = patterns(labels, 32, 3, number).transpose(1, 2, 3, 0)
+            # the file has label 10 for the digit 0
+            savemat(root / f"{split}_32x32.mat", {"X": images, "y": np.where(labels == 0, 10, labels)[:, None]})
+
+
+class STL10(TorchvisionDataModule):
+    """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; the unlabelled part is not used."""
+
+    source = type("STL10", (datasets.STL10,), {"train_list": datasets.STL10.train_list[:2]})
+    layout = "stl10_binary"
+    mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"split": "train"}, {"split": "test"}
+
+    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.ascontiguousarray(found.data.transpose(0, 2, 3, 1)), found.labels.astype(np.int64)
+
+    def write_twin(self, root: Path) -> None:
+        folder = root / "stl10_binary"
+        folder.mkdir()
+        for split, number in (("train", TRAIN // 2), ("test", TEST // 2)):
+            labels = cycled(10, number)
+            images = patterns(labels, 96, 3, number)
+            # the file counts classes from 1, and columns before rows
+            (folder / f"{split}_X.bin").write_bytes(images.transpose(0, 3, 2, 1).tobytes())
+            (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
+        (folder / "class_names.txt").write_text("\n".join(map(str, range(10))))
+
+
+def unchecked(source: Any) -> type:
+    """A reader of torchvision which does not ask for the checksums of the published files."""
+    changed: dict[str, Any] = {"_check_integrity": lambda self: True}
+    if hasattr(source, "meta"):
+        changed["meta"] = source.meta | {"md5": None}
+    if hasattr(source, "split_list"):
+        changed["split_list"] = {split: [*entry[:2], None] for split, entry in source.split_list.items()}
+    return type(source.__name__, (source,), changed)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array of an idx file of bytes, compressed or not.
+
+    Raises:
+        UsageError: not such a file, or a part of it is missing.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            head = file.read(4)
+            shape = np.frombuffer(file.read(4 * head[3]), ">i4")
+            found = np.frombuffer(bytearray(file.read()), np.uint8)
+        whole = head[:3] == b"\x00\x00\x08" and len(found) == shape.prod(dtype=np.int64)
+    except (OSError, EOFError, IndexError, ValueError):
+        whole = False
+    require(whole, "data.root", str(path.parent), f"{path.name} is no whole idx file of bytes; fetch it again")
+    return found.reshape(shape)
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """Write an array of bytes as a compressed idx file."""
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    path.write_bytes(gzip.compress(head + array.tobytes(), mtime=0))

@@ -1,0 +1,475 @@
+"""Data sets in files: read by the real readers from generated files, and clear about what is wrong with others."""
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_trainer
+from PIL import Image
+
+from fl_lightning import data as sets
+from fl_lightning.data import (
+    CIFAR10,
+    CIFAR100,
+    FEMNIST,
+    HAM10000,
+    MNIST,
+    PACS,
+    STL10,
+    SVHN,
+    ByDomain,
+    Digits,
+    Dirichlet,
+    FashionMNIST,
+    ImageFolderImages,
+    Natural,
+    OfficeHome,
+    Synthetic,
+    TinyImageNet,
+)
+from fl_lightning.data.cache import decoded
+from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
+from fl_lightning.data.folders import stratified
+from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.vision import read_idx, write_idx
+from fl_lightning.errors import UsageError
+from fl_lightning.models import MLP, ImageClassifier, Logistic
+
+# class: channels, size, classes, training and test images of the twin
+TWINS = {
+    MNIST: (1, 28, 10, 200, 100),
+    FashionMNIST: (1, 28, 10, 200, 100),
+    CIFAR10: (3, 32, 10, 200, 100),
+    CIFAR100: (3, 32, 100, 200, 100),
+    SVHN: (3, 32, 10, 200, 100),
+    STL10: (3, 96, 10, 100, 50),
+    TinyImageNet: (3, 64, 200, 200, 100),
+    ImageFolderImages: (3, 64, 12, 120, 60),
+    PACS: (3, 96, 7, 84, 56),
+    OfficeHome: (3, 96, 65, 780, 260),
+    HAM10000: (3, 96, 7, 136, 32),
+    FEMNIST: (1, 28, 62, 240, 80),
+}
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize("kind", TWINS)
+def test_the_offline_twin_has_the_shapes_of_the_data_set(kind):
+    channels, size, classes, train, test = TWINS[kind]
+    data = ready(kind(offline=True, num_clients=4))
+    x, y = next(iter(data.train_dataloader(0)))
+    assert x.shape[1:] == (channels, size, size) and x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    assert data.num_classes == classes
+    assert data.plan.sizes.sum() == train
+    assert len(data.test_dataloader().rows) == test
+    labels = torch.cat([y for k in range(4) for _, y in data.train_dataloader(k)])
+    assert labels.min() >= 0 and labels.max() < classes
+    if kind not in (FEMNIST, TinyImageNet, OfficeHome):
+        assert len(labels.unique()) == classes
+    assert abs(x.mean()) < 1.5 and 0.2 < x.std() < 3
+
+
+def test_every_data_set_in_files_has_a_twin():
+    found = {one for one in vars(sets).values() if isinstance(one, type) and issubclass(one, FileDataModule)}
+    assert found == set(TWINS)
+
+
+@pytest.mark.parametrize("kind", [FashionMNIST, SVHN, STL10, CIFAR10, PACS])
+def test_images_are_the_right_way_round_and_belong_to_their_labels(kind):
+    """A pattern has its own place for every coarse block: transposed, flipped or shuffled ones differ."""
+    data = ready(kind(offline=True, num_clients=1, normalize=False))
+    channels, size, *_ = TWINS[kind]
+    for x, y in data.train_dataloader(0):
+        clean = patterns(y.numpy(), size, channels, 0).astype(float) / 255
+        gap = np.abs(x.permute(0, 2, 3, 1).numpy() - clean).mean((1, 2, 3))
+        assert gap.max() < 0.12
+
+
+def test_a_model_learns_the_twin(tmp_path):
+    model = ImageClassifier(MLP(784, [32]))
+    trainer = small_trainer(tmp_path, max_rounds=6)
+    trainer.fit(model, MNIST(offline=True, num_clients=2, batch_size=20))
+    assert trainer.metrics["test/accuracy"] > 0.8
+
+
+# ---------------------------------------------------------------- where they lie
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (CIFAR10, "cifar-10-batches-py"),
+        (CIFAR100, "cifar-100-python"),
+        (SVHN, "train_32x32.mat"),
+        (STL10, "stl10_binary"),
+        (MNIST, "train-images"),
+    ],
+)
+def test_a_missing_data_set_names_the_files_and_the_mend(kind, named, tmp_path):
+    with pytest.raises(UsageError, match=rf"data.root='{tmp_path}': {named}.* set data.download: true"):
+        ready(kind(str(tmp_path)))
+
+
+def test_a_file_with_another_checksum_is_refused(tmp_path):
+    CIFAR10(offline=True).write_twin(tmp_path)
+    with pytest.raises(UsageError, match="not found there, or damaged"):
+        ready(CIFAR10(str(tmp_path)))
+
+
+@pytest.mark.parametrize("where", ["", "FashionMNIST/raw"])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_idx_files_are_found_compressed_or_not(tmp_path, where, compressed):
+    folder = tmp_path / where
+    folder.mkdir(parents=True, exist_ok=True)
+    FashionMNIST(offline=True).write_twin(folder)
+    if not compressed:
+        for path in list(folder.glob("*.gz")):
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
+    assert ready(FashionMNIST(str(tmp_path), num_clients=3)).plan.sizes.sum() == 200
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b"nothing", lambda b: b""])
+def test_a_damaged_idx_file_is_named(tmp_path, damage):
+    path = tmp_path / "x-idx3-ubyte.gz"
+    write_idx(path, np.arange(60, dtype=np.uint8).reshape(3, 4, 5))
+    assert read_idx(path).tolist() == np.arange(60).reshape(3, 4, 5).tolist()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UsageError, match=r"x-idx3-ubyte.gz is no whole idx file of bytes"):
+        read_idx(path)
+
+
+# ---------------------------------------------------------------- folders and their cache
+@pytest.fixture
+def pacs(tmp_path):
+    PACS(offline=True).write_twin(tmp_path)
+    return tmp_path
+
+
+def make(root, **kwargs):
+    return PACS(
+        str(root), **{"image_size": 32, "test_per_class": 2, "num_clients": 4, "partitioner": ByDomain(), **kwargs}
+    )
+
+
+def test_pacs_is_split_by_class_and_domain_whatever_the_seed(pacs, monkeypatch):
+    data = ready(make(pacs))
+    assert [data.info(k).domain for k in range(4)] == ["art_painting", "cartoon", "photo", "sketch"]
+    assert data.plan.label_counts.tolist() == [[3] * 7] * 4
+    by_domain = data.test_dataloaders_by_domain()
+    assert {name: len(loader.rows) for name, loader in by_domain.items()} == dict.fromkeys(data.domain_names, 14)
+    assert torch.equal(data.test_dataloader(2).rows, by_domain["photo"].rows)
+    rows = data.test_dataloader().rows
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    assert torch.equal(ready(make(pacs)).test_dataloader().rows, rows)
+    assert not torch.equal(ready(make(pacs, split_seed=1)).test_dataloader().rows, rows)
+
+
+def caches(root):
+    return sorted((root / ".fl_lightning").glob("*"))
+
+
+def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypatch):
+    seen = []
+    real = Image.open
+    monkeypatch.setattr(Image, "open", lambda path: seen.append(path) or real(path))
+    ready(make(pacs))
+    assert len(seen) == 140
+    (cache,) = caches(pacs)
+    ready(make(pacs))
+    assert len(seen) == 140
+    ready(make(pacs, image_size=16))
+    assert len(seen) == 280 and len(caches(pacs)) == 2
+    first = next(pacs.rglob("*.jpg"))
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(first)
+    ready(make(pacs))
+    assert len(seen) == 420
+    cache.write_bytes(cache.read_bytes()[:500])
+    os.utime(first, ns=(1, 1))
+    shutil.rmtree(pacs / ".fl_lightning")
+    ready(make(pacs))
+    assert len(seen) == 560
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:500], lambda b: b"nothing", lambda b: b""])
+def test_a_damaged_cache_is_made_anew(pacs, damage):
+    before = ready(make(pacs)).train_dataloader(0).images.clone()
+    (cache,) = caches(pacs)
+    cache.write_bytes(damage(cache.read_bytes()))
+    assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
+
+
+def test_a_failed_decode_leaves_no_cache(pacs):
+    first = sorted(pacs.rglob("*.jpg"))[5]
+    first.write_bytes(first.read_bytes()[:300])
+    with pytest.raises(UsageError, match=rf"{first} is no whole image: .* fetch it again or take it out"):
+        ready(make(pacs))
+    assert caches(pacs) == []
+
+
+def test_where_the_folder_cannot_be_written_the_cache_lies_elsewhere(pacs, monkeypatch, tmp_path_factory):
+    other = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr("tempfile.tempdir", str(other))
+    monkeypatch.setattr(os, "access", lambda path, mode: pacs not in Path(path).parents)
+    ready(make(pacs))
+    assert caches(pacs) == []
+    assert len(list(other.rglob("*.npy"))) == 1
+
+
+def test_grey_transparent_and_large_images_are_converted(tmp_path):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (40, 60), dtype=np.uint8)).save(tmp_path / "grey.png")
+    Image.fromarray(rng.integers(0, 255, (8, 8, 4), dtype=np.uint8)).save(tmp_path / "alpha.png")
+    Image.fromarray(np.full((200, 100, 3), 77, np.uint8)).save(tmp_path / "plain.jpg")
+    found = decoded(tmp_path, sorted(tmp_path.glob("*.*g")), 16)
+    assert found.shape == (3, 16, 16, 3)
+    grey, plain = found[1], found[2]
+    assert np.array_equal(grey[..., 0], grey[..., 1]) and grey.std() > 0
+    assert np.abs(plain.astype(int) - 77).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda root: shutil.rmtree(root / "photo"),
+            r"it holds art_painting, cartoon, sketch, and is to hold art_painting",
+        ),
+        (
+            lambda root: shutil.rmtree(root / "sketch" / "dog"),
+            r"sketch'.*it holds elephant, giraffe, .*, and is to hold",
+        ),
+        (lambda root: [p.unlink() for p in (root / "photo" / "dog").iterdir()], r"photo/dog'.*it holds no image"),
+        (lambda root: shutil.rmtree(root), r"there is no such folder; it is to hold art_painting/dog"),
+    ],
+)
+def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, message):
+    change(pacs)
+    with pytest.raises(UsageError, match=message):
+        ready(make(pacs))
+
+
+def test_more_test_images_than_there_are_is_refused(pacs):
+    with pytest.raises(UsageError, match=r"data.test_per_class=5: a class of a domain has 5 images only"):
+        ready(make(pacs, test_per_class=5))
+
+
+def test_any_image_folder_with_and_without_a_test_folder(tmp_path):
+    ImageFolderImages(offline=True, image_size=16).write_twin(tmp_path / "both")
+    data = ready(ImageFolderImages(str(tmp_path / "both"), image_size=16, num_clients=2))
+    assert data.plan.sizes.sum() == 120 and len(data.test_dataloader().rows) == 60
+    (tmp_path / "both" / "test").rename(tmp_path / "both" / "val")
+    assert len(ready(ImageFolderImages(str(tmp_path / "both"), image_size=16)).test_dataloader().rows) == 60
+    alone = ready(ImageFolderImages(str(tmp_path / "both" / "train"), image_size=16, test_fraction=0.3))
+    assert len(alone.test_dataloader().rows) == 36
+    with pytest.raises(UsageError, match=r"it is to hold train/CLASS"):
+        ready(ImageFolderImages(str(tmp_path / "both" / "train" / "class_00")))
+
+
+def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_path):
+    twin = TinyImageNet(offline=True, image_size=16)
+    twin.write_twin(tmp_path)
+    published = ready(TinyImageNet(str(tmp_path), image_size=16))
+    labels = [y for _, y in published.test_dataloader()]
+    assert torch.equal(torch.cat(labels), torch.arange(100))
+    lines = (tmp_path / "val" / "val_annotations.txt").read_text().splitlines()
+    for line in lines:
+        file, name = line.split("\t")[:2]
+        (tmp_path / "val" / name).mkdir()
+        (tmp_path / "val" / "images" / file).rename(tmp_path / "val" / name / file)
+    for name in sorted(
+        {p.name for p in (tmp_path / "train").iterdir()} - {p.name for p in (tmp_path / "val").iterdir()}
+    ):
+        shutil.copytree(tmp_path / "train" / name / "images", tmp_path / "val" / name)
+    with pytest.raises(UsageError, match=r"val_annotations.txt names it, and it is not there"):
+        ready(TinyImageNet(str(tmp_path), image_size=16))
+    (tmp_path / "val" / "val_annotations.txt").unlink()
+    assert len(ready(TinyImageNet(str(tmp_path), image_size=16)).test_dataloader().rows) == 200
+
+
+# ---------------------------------------------------------------- HAM10000
+@pytest.fixture
+def ham(tmp_path):
+    HAM10000(offline=True, image_size=16).write_twin(tmp_path)
+    return tmp_path
+
+
+def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
+    some = sorted((ham / "HAM10000_images_part_1").iterdir())[:50]
+    (ham / "HAM10000_images_part_2").mkdir()
+    for path in some:
+        path.rename(ham / "HAM10000_images_part_2" / path.name)
+    data = ready(HAM10000(str(ham), image_size=16, num_clients=4, partitioner=ByDomain()))
+    assert [len(loader.rows) for loader in data.test_dataloaders_by_domain().values()] == [8] * 4
+    assert data.plan.sizes.tolist() == [34] * 4
+    assert data.info(3).domain == "vidir_molemax"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("nv,", "mole,", 1), r"data: column dx='mole': image .* has none of akiec"),
+        (lambda text: text.replace("rosendahl", "elsewhere", 1), r"data: column dataset='elsewhere': image"),
+        (
+            lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n",
+            r"image 99999 has no file; .* set data.missing: skip",
+        ),
+        (lambda text: text.replace("image_id", "picture"), r"image None has no file"),
+    ],
+)
+def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
+    table = ham / "HAM10000_metadata.csv"
+    table.write_text(change(table.read_text()))
+    with pytest.raises(UsageError, match=message):
+        ready(HAM10000(str(ham), image_size=16))
+
+
+def test_rows_without_image_can_be_skipped(ham):
+    next((ham / "HAM10000_images_part_1").iterdir()).unlink()
+    data = ready(HAM10000(str(ham), image_size=16, missing="skip"))
+    assert data.plan.sizes.sum() + len(data.test_dataloader().rows) == 167
+
+
+def test_numbers_by_class_add_up_to_the_share_of_all():
+    assert stratified(np.array([10, 3, 1, 0]), 0.2).tolist() == [2, 0, 0, 0]
+    assert stratified(np.array([7, 7, 7]), 0.5).sum() == 10
+    counts = np.array([327, 514, 1099, 115, 1113, 6705, 142])
+    found = stratified(counts, 0.2)
+    assert found.sum() == 2003 and (np.abs(found - 0.2 * counts) < 1).all()
+
+
+# ---------------------------------------------------------------- FEMNIST and Synthetic
+def test_femnist_writers_are_clients(tmp_path):
+    FEMNIST(offline=True).write_twin(tmp_path)
+    data = ready(FEMNIST(str(tmp_path), num_clients=20))
+    assert isinstance(data.partitioner, Natural)
+    assert [data.info(k).domain for k in (0, 19)] == ["f0000_00", "f0019_00"]
+    user = json.loads((tmp_path / "train" / "all_data_0.json").read_text())["user_data"]["f0003_00"]
+    loader = data.train_dataloader(3)
+    assert sorted(loader.labels[loader.rows].tolist()) == sorted(user["y"])
+    image = loader.images[loader.rows[0]].flatten() / 255
+    np.testing.assert_allclose(image, user["x"][0], atol=0.003)
+    assert len(data.test_dataloader(3).rows) == 4
+    assert ready(FEMNIST(str(tmp_path), num_clients=6)).plan.sizes.sum() == 240
+
+
+@pytest.mark.parametrize("text", ["{}", "nothing", '{"user_data": {"a": {"x": [[1, 2]], "y": [0]}}}'])
+def test_a_file_that_is_not_leafs_is_named(tmp_path, text):
+    FEMNIST(offline=True).write_twin(tmp_path)
+    (tmp_path / "train" / "all_data_1.json").write_text(text)
+    with pytest.raises(UsageError, match=r"all_data_1.json': not one of LEAF's files of FEMNIST"):
+        ready(FEMNIST(str(tmp_path)))
+    with pytest.raises(UsageError, match=r"it is to hold all_data_\*.json"):
+        ready(FEMNIST(str(tmp_path / "nowhere")))
+
+
+def test_synthetic_clients_differ_as_alpha_and_beta_say():
+    data = ready(Synthetic(0.0, 0.0, num_clients=200, largest=400))
+    x = [torch.cat([x for x, _ in data.train_dataloader(k)]) for k in range(200)]
+    pooled = torch.stack([rows.var(0) for rows in x if len(rows) > 300]).mean(0)
+    np.testing.assert_allclose(pooled, np.arange(1, 61) ** -1.2, rtol=0.15)
+    centers = torch.stack([rows.mean(0) for rows in x if len(rows) > 300])
+    assert centers.std(0).mean().item() == pytest.approx(1, rel=0.15)
+    wide = ready(Synthetic(0.0, 3.0, num_clients=200, largest=400))
+    middles = torch.tensor([torch.cat([x for x, _ in wide.train_dataloader(k)]).mean() for k in range(200)])
+    assert middles.std().item() == pytest.approx(3, rel=0.2)
+    assert data.plan.sizes.min() >= 45 and data.plan.sizes.max() == 360
+
+
+def test_synthetic_iid_shares_one_model_and_the_others_do_not():
+    skews = {iid: ready(Synthetic(1.0, 1.0, num_clients=20, largest=500, iid=iid)).plan.skew() for iid in (True, False)}
+    assert skews[True] < 0.4 < skews[False]
+
+
+def test_synthetic_trains_and_one_seed_gives_one_data_set(tmp_path, monkeypatch):
+    trainer = small_trainer(tmp_path, max_rounds=3)
+    trainer.fit(ImageClassifier(Logistic(60)), Synthetic(0.5, 0.5, num_clients=5, largest=200))
+    assert trainer.metrics["test/accuracy"] > 0.2
+    first, second = (ready(Synthetic(num_clients=3, largest=99)) for _ in range(2))
+    assert torch.equal(first._train[0][0], second._train[0][0])
+    assert len(first.test_dataloader(1).dataset) == len(first._test[1][1])
+
+
+# ---------------------------------------------------------------- validation, clients' tests, noise
+def test_validation_is_a_share_of_each_class_and_is_not_trained_on():
+    data = ready(Digits(num_clients=3, val_fraction=0.1))
+    val, train = data.val_dataloader().rows, torch.cat(data._rows)
+    assert not set(val.tolist()) & set(train.tolist())
+    whole = ready(Digits(num_clients=3))
+    assert len(val) + len(train) == whole.plan.sizes.sum()
+    counts = np.bincount(torch.cat([y for _, y in data.val_dataloader()]), minlength=10)
+    np.testing.assert_allclose(counts, 0.1 * whole.plan.label_counts.sum(0), atol=0.5)
+    assert whole.val_dataloader() == []
+    rows, kept = held_out(np.arange(10), np.zeros(10, int), 0.3)
+    assert len(rows) == 7 and len(kept) == 3
+
+
+def test_validation_is_evaluated_and_logged(tmp_path):
+    trainer = small_trainer(tmp_path, max_rounds=1)
+    trainer.fit(ImageClassifier(MLP(64, [16])), Digits(num_clients=2, val_fraction=0.2))
+    assert {"val/accuracy", "test/accuracy"} <= set(trainer.metrics)
+
+
+def test_a_clients_test_has_the_proportions_of_its_labels():
+    data = ready(Digits(num_clients=5, partitioner=Dirichlet(0.2)))
+    everything = len(data.test_dataloader().rows)
+    for k in range(5):
+        labels = torch.cat([y for _, y in data.test_dataloader(k)])
+        here, there = np.bincount(labels, minlength=10), data.plan.label_counts[k]
+        assert 0 < len(labels) < everything
+        largest = there.argmax()
+        np.testing.assert_allclose(here / here[largest], there / there[largest], atol=1 / here[largest])
+
+
+def test_in_proportion_takes_as_many_as_there_are():
+    labels = np.repeat([0, 1, 2], [10, 10, 10])
+    found = in_proportion(labels, np.array([4, 2, 0]), np.random.default_rng(0))
+    assert np.bincount(labels[found], minlength=3).tolist() == [10, 5, 0]
+    assert len(in_proportion(labels, np.zeros(3, int), np.random.default_rng(0))) == 0
+
+
+def test_noise_rises_from_the_first_client_to_the_last_and_leaves_the_pooled_test_alone():
+    data = ready(Digits(num_clients=3, client_noise=0.2, normalize=False))
+    plain = ready(Digits(num_clients=3, normalize=False))
+    for k, deviation in enumerate((0.0, 0.1, 0.2)):
+        for ours, theirs in (
+            (data.train_dataloader(k), plain.train_dataloader(k)),
+            (data.test_dataloader(k), plain.test_dataloader(k)),
+        ):
+            for loader in (ours, theirs):
+                loader.generator.manual_seed(1)
+                loader.shuffle = False
+            gap = next(iter(ours))[0] - next(iter(theirs))[0]
+            assert gap.std().item() == pytest.approx(deviation, rel=0.05)
+        assert data.train_dataloader(k).deterministic == (k == 0)
+    assert torch.equal(next(iter(data.test_dataloader()))[0], next(iter(plain.test_dataloader()))[0])
+
+
+def test_labels_outside_the_classes_are_refused(monkeypatch):
+    data = MNIST(offline=True)
+    monkeypatch.setattr(MNIST, "num_classes", 9)
+    with pytest.raises(UsageError, match=r"data: train_labels=9: labels count from 0 to 8"):
+        ready(data)
+
+
+def test_patterns_are_told_apart_by_class():
+    labels = cycled(5, 10)
+    images = patterns(labels, 8, 3, 0).astype(float)
+    same = np.abs(images[0] - images[5]).mean()
+    assert all(np.abs(images[0] - images[c]).mean() > 1.5 * same for c in range(1, 5))
+
+
+@pytest.mark.parametrize(("argument", "value"), [("val_fraction", 1.0), ("client_noise", -0.1)])
+def test_arguments_out_of_range_are_named(argument, value):
+    with pytest.raises(UsageError, match=rf"data.{argument}={value}"):
+        Digits(**{argument: value})
+    assert issubclass(Digits, ImageDataModule)
