@@ -68,11 +68,13 @@ def test_every_data_set_runs_on_its_offline_twin(path, tmp_path, capsys):
     options = {
         "data.offline": "true",
         "data.partitioner.init_args.min_size": "1",
-        "data.test_size": "50",
+        "data.test_size": "30",
         "model.num_classes": str(max(classes.get(path.stem, 10), 10)),
         "trainer.max_rounds": "1",
         "trainer.default_root_dir": str(tmp_path),
     }
+    if path.stem == "office_home":
+        options["data.train_size"] = "130"
     if "Dirichlet" not in path.read_text():
         del options["data.partitioner.init_args.min_size"]
     main(["fit", *(f"--config={config}" for config in configs), *(f"--{k}={v}" for k, v in options.items())])

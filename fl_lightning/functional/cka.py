@@ -114,23 +114,28 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 class _Gram(torch.autograd.Function):
     """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n.
 
-    The wide matrix is read as often as must be: autograd would multiply it twice and center its gradient.
+    The wide matrix is read as often as must be: its products are centered instead of its rows, and autograd would
+    multiply it twice.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        # the first row is taken off before the mean, so that equal rows give exactly 0
+        # without the first row, equal rows give exactly 0 and far ones keep their digits
         rows = rows - rows[0]
-        rows = rows.sub_(rows.mean(0))
         ctx.save_for_backward(rows)
-        return rows @ rows.T
+        return _twice_centered(rows @ rows.T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        both = gradient + gradient.T
-        return (both - both.mean(0)) @ rows
+        return _twice_centered(gradient + gradient.T) @ rows
+
+
+def _twice_centered(gram: Tensor) -> Tensor:
+    """H G H with H = I - 1/n."""
+    half = gram - gram.mean(0)
+    return half - half.mean(1, keepdim=True)
 
 
 def _centered_gram(x: Tensor) -> Tensor:
