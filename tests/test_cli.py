@@ -110,7 +110,7 @@ BAD = {
     "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "method: FedProx has no 'mue'; it takes mu"),
     "unknown encoder": (
         ["--model.encoder", "ResNet"],
-        "encoder='ResNet': no such class; give one of FedCKACNN",
+        "encoder='ResNet': no such class; give one of Backbone, FedCKACNN",
     ),
     "misspelt data option": (["--data.batchsize", "3"], "batchsize"),
     "unknown key": (["--trainer.max_epochs", "3"], "max_epochs"),
