@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_lightning import data, models
 from fl_lightning.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,7 @@ def test_every_command_is_known_to_a_test():
         "tensorboard",
         "--method+=",
         "CCVR",
-        "digits.yaml",
+        "protocols/short.yaml",
         "cifar10.yaml",
         "cli.py test",
     )
@@ -50,10 +51,23 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
     assert said.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["--method+=", "CCVR", "digits.yaml"])
+@pytest.mark.parametrize("text", ["--method+=", "CCVR", "protocols/short.yaml"])
 def test_composed_commands_run(text, capsys):
     main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
     assert "1 rounds, test/accuracy" in capsys.readouterr().out
+
+
+def test_the_partition_is_shown(capsys):
+    main(command("partition"))
+    assert "10 clients" in capsys.readouterr().out
+
+
+def test_every_data_set_partitioner_and_network_is_named():
+    text = README.split("## Data, clients and networks")[1].split("## Your own")[0]
+    bases = {"Augmentation", "Batches", "ClientInfo", "FederatedDataModule", "ImageDataModule", "Images", "Partitioner"}
+    changes = {"AutoAugment", "RandomCrop", "RandomFlip", "RandomRotation", "Plan"}
+    for name in [*(set(data.__all__) - bases - changes), *(set(models.__all__) - {"Encoder", "Head", "ImageClassifier"})]:
+        assert re.search(rf"`{name}\b", text), name
 
 
 def test_the_cifar10_command_is_parsed():
