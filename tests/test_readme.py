@@ -39,6 +39,7 @@ def test_every_command_is_known_to_a_test():
         "protocols/short.yaml",
         "cifar10.yaml",
         "cli.py test",
+        "cli.py partition",
     )
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
