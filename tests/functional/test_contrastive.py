@@ -1,23 +1,14 @@
-"""FedCKA's contrast of two similarities."""
+"""The contrasts of FedCKA and MOON: plain values, extremes, and where descent leads."""
 
 import math
 
+import formulas
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.autograd import gradcheck
+from formulas import draw
+from torch.nn.functional import cosine_similarity
 
-from fl_lightning.functional import linear_cka, representation_contrast
-
-
-@settings(max_examples=25, deadline=None)
-@given(to_global=st.floats(0, 1), to_previous=st.floats(0, 1))
-def test_the_papers_fraction_and_its_range(to_global, to_previous):
-    found = representation_contrast(*torch.tensor([to_global, to_previous], dtype=torch.float64)).item()
-    fraction = math.exp(to_global) / (math.exp(to_global) + math.exp(to_previous))
-    assert found == pytest.approx(-math.log(fraction))
-    assert math.log(1 + math.exp(-1)) - 1e-9 <= found <= math.log(1 + math.e) + 1e-9
+from fl_lightning.functional import linear_cka, model_contrastive_loss, representation_contrast
 
 
 def test_equal_similarities_give_log_2_and_large_ones_no_overflow():
@@ -26,16 +17,50 @@ def test_equal_similarities_give_log_2_and_large_ones_no_overflow():
     assert representation_contrast(torch.tensor(1e4), torch.tensor(0.0)).item() == 0
 
 
-def test_gradient():
-    similarities = torch.tensor([0.9, 0.2], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda s: representation_contrast(s[0], s[1]), similarities)
-
-
-def test_descent_moves_towards_global_and_away_from_previous():
-    generator = torch.Generator().manual_seed(0)
-    x, near, far = (torch.randn(16, 4, generator=generator) for _ in range(3))
+def test_fedcka_descends_towards_global_and_away_from_previous():
+    x, near, far = (draw(16, 4, seed=seed) for seed in range(3))
     x.requires_grad_()
     representation_contrast(linear_cka(x, near), linear_cka(x, far)).backward()
     moved = x.detach() - 0.5 * x.grad
     assert linear_cka(moved, near) > linear_cka(x, near)
     assert linear_cka(moved, far) < linear_cka(x, far)
+
+
+def test_moon_descends_towards_global_and_away_from_previous():
+    z, near, far = (draw(16, 4, seed=seed) for seed in range(3))
+    z.requires_grad_()
+    model_contrastive_loss(z, near, [far]).backward()
+    moved = z.detach() - 0.5 * z.grad
+    assert (cosine_similarity(moved, near) - cosine_similarity(moved, far)).mean() > (
+        cosine_similarity(z, near) - cosine_similarity(z, far)
+    ).mean()
+
+
+def test_moon_without_previous_models_is_a_zero_in_the_graph():
+    z = torch.full((3, 4), torch.inf, requires_grad=True)
+    value = model_contrastive_loss(z, z.detach())
+    value.backward()
+    assert value.item() == 0 and torch.equal(z.grad, torch.zeros_like(z))
+
+
+def test_moon_is_0_or_twice_the_inverse_temperature_at_its_ends():
+    z = draw(4, 3)
+    # opposite directions differ by 2 in cosine, 200 in the logits
+    assert model_contrastive_loss(z, z, [-z], 0.01).item() == pytest.approx(0, abs=1e-12)
+    assert model_contrastive_loss(z, -z, [z], 0.01).item() == pytest.approx(200)
+
+
+def test_moon_flattens_feature_maps():
+    z, near, far = (draw(4, 2, 3, seed=seed) for seed in range(3))
+    expected = formulas.moon(z.flatten(1).numpy(), [near.flatten(1).numpy(), far.flatten(1).numpy()], 0.5)
+    assert model_contrastive_loss(z, near, [far]).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_moon_widens_every_representation_it_compares_with():
+    z, near, far = (draw(6, 5, seed=seed).bfloat16() for seed in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model_contrastive_loss(z, near, [far])
+        mixed = model_contrastive_loss(z.float(), near, z_previous=(far,))
+    expected = formulas.moon(z.double().numpy(), [near.double().numpy(), far.double().numpy()], 0.5)
+    assert found.dtype == torch.float32
+    assert found.item() == mixed.item() == pytest.approx(expected, rel=1e-6)

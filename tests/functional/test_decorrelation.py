@@ -1,51 +1,65 @@
-"""FedDecorr: gradients on either side of d = B, dead units, whitened features."""
+"""FedDecorr and DeCov: both sides of d = B, dead units, whitened features, groups."""
 
+import formulas
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.autograd import gradcheck
+from formulas import draw
 
-from fl_lightning.errors import UsageError
-from fl_lightning.functional import correlation_frobenius
+from fl_lightning.functional import (
+    correlation_frobenius,
+    covariance_decorrelation,
+    structured_covariance_decorrelation,
+)
 
 FORMS = ["official", "paper"]
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def reference(z, form):
-    batch, d = z.shape
-    normal = (z - z.mean(0)) / np.sqrt(1e-8 + z.var(0, ddof=1))
-    gram = normal.T @ normal
-    if form == "paper":
-        return ((gram / batch) ** 2).mean()
-    return (gram[~np.eye(d, dtype=bool)] ** 2).sum() / (batch * max(d * (d - 1), 1))
-
-
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", [(8, 3), (8, 8), (4, 12), (2, 5), (5, 1), (2, 1)])
-def test_value_and_gradient(form, shape):
-    z = draw(*shape)
-    expected = reference(z.numpy(), form)
-    assert correlation_frobenius(z, form).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert gradcheck(lambda z: correlation_frobenius(z, form), z.requires_grad_())
+@pytest.mark.parametrize("shape", [(8, 8), (5, 1), (2, 1), (2, 12)])
+def test_as_many_units_as_examples_and_a_single_unit(form, shape):
+    z = draw(*shape).requires_grad_()
+    value = correlation_frobenius(z, form)
+    value.backward()
+
+    def expected(z):
+        return formulas.decorrelation(z, form)
+
+    assert value.item() == pytest.approx(expected(z.detach().numpy()), rel=1e-9, abs=1e-12)
+    np.testing.assert_allclose(z.grad.numpy(), formulas.differences(expected, z.detach().numpy()), rtol=1e-5, atol=1e-8)
+
+
+def test_two_examples_give_one_half_and_a_single_unit_0():
+    assert correlation_frobenius(draw(2, 6)).item() == pytest.approx(0.5)
+    assert correlation_frobenius(draw(6, 1)).item() == 0
+
+
+@pytest.mark.parametrize("batch", [2, 7, 64])
+def test_the_official_form_is_the_batch_size_times_the_papers_without_its_diagonal(batch):
+    z, d = draw(batch, 5), 5
+    paper, official = (correlation_frobenius(z, form).item() for form in ("paper", "official"))
+    diagonal = d * ((batch - 1) / batch) ** 2
+    assert official == pytest.approx(batch * (d**2 * paper - diagonal) / (d * (d - 1)), rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(64, 40), (16, 512), (128, 128)])
 def test_float32_keeps_its_digits_on_either_side(shape):
     z = draw(*shape).relu()
-    found = correlation_frobenius(z.float()).item()
-    assert found == pytest.approx(reference(z.numpy(), "official"), rel=1e-5)
+    batch, d = shape
+    # the formula's double loop, as matrices
+    k = np.corrcoef(z.numpy().T) * (batch - 1) / batch
+    expected = batch * (k[~np.eye(d, dtype=bool)] ** 2).mean()
+    assert correlation_frobenius(z.float()).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_few_uncorrelated_units_of_a_large_batch_are_at_0_in_float32():
+def test_faint_correlations_of_few_units_in_a_large_batch_keep_their_digits_in_float32():
     z = draw(1000, 2)
     white = torch.linalg.qr(z - z.mean(0))[0]
     assert 0 <= correlation_frobenius(white.float()).item() < 1e-8
+    # the square of the correlation is a millionth of the diagonal that a difference of sums would take off
+    white[:, 1] += 1e-3 * white[:, 0]
+    expected = formulas.decorrelation(white.numpy())
+    assert correlation_frobenius(white.float()).item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,37 +90,22 @@ def test_a_constant_column_adds_nothing_and_is_not_moved(shape, dead):
     assert not z.grad[:, 1].any() and torch.isfinite(z.grad).all()
 
 
-def test_all_units_dead():
-    z = torch.zeros(8, 5, requires_grad=True)
-    value = correlation_frobenius(z)
-    value.backward()
-    assert value.item() == 0 and not z.grad.any()
+@pytest.mark.parametrize("loss", [correlation_frobenius, covariance_decorrelation])
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_all_units_dead(loss, value):
+    z = torch.full((7, 5), value, requires_grad=True)
+    found = loss(z)
+    found.backward()
+    assert found.item() == 0 and not z.grad.any()
 
 
-def test_bf16_autocast_changes_nothing():
-    z = torch.randn(8, 5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = correlation_frobenius(z)
-    assert torch.equal(inside, correlation_frobenius(z))
+def test_groups_are_contiguous_and_of_equal_size():
+    # units of one of these pairs have covariance 1, all others 0
+    def between(i, j):
+        z = torch.zeros(2, 6, dtype=torch.float64)
+        z[:, [i, j]] = torch.tensor([[1.0], [-1.0]]).double()
+        return structured_covariance_decorrelation(z, groups=3).item()
 
-
-@settings(max_examples=25, deadline=None)
-@given(
-    batch=st.integers(2, 9),
-    d=st.integers(1, 20),
-    log=st.integers(-9, 9),
-    form=st.sampled_from(FORMS),
-    seed=st.integers(0, 99),
-)
-def test_in_range_for_any_shape_and_scale(batch, d, log, form, seed):
-    z = (draw(batch, d, seed=seed).float() * 10.0**log).requires_grad_()
-    value = correlation_frobenius(z, form)
-    value.backward()
-    largest = (batch - 1) ** 2 / batch ** (1 if form == "official" else 2)
-    assert 0 <= value.item() <= largest * (1 + 1e-5)
-    assert torch.isfinite(z.grad).all()
-
-
-def test_another_form_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"form='other'.*official or paper"):
-        correlation_frobenius(torch.zeros(2, 2), form="other")
+    together = {(i, j) for i in range(6) for j in range(i + 1, 6) if between(i, j) == 0}
+    assert together == {(0, 1), (2, 3), (4, 5)}
+    assert between(0, 2) == 1  # half of the two entries of a symmetric matrix

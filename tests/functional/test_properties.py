@@ -1,14 +1,19 @@
-"""What holds for any shape, scale and degenerate batch: invariances, ranges, finiteness."""
+"""What holds for any shape, scale and degenerate batch: ranges, finiteness, invariances of value and gradient."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
 from fl_lightning import functional as F
 
-few = settings(max_examples=30, deadline=None, derandomize=True)
+few = settings(max_examples=50, deadline=None, derandomize=True)
+MISSING = ["floor", "mask", "clamp"]
+HINGES = ["linear", "none", "square", "clamped_square"]
 
 
 @st.composite
@@ -42,29 +47,83 @@ def alike(first, second, **kwargs):
     torch.testing.assert_close(first, second, **{"rtol": 1e-6, "atol": 1e-9, **kwargs})
 
 
-# ---------------------------------------------------------------- every loss: finite, with a finite gradient
+# ---------------------------------------------------------------- every loss: in its range, with a finite gradient
+ANY = (-math.inf, math.inf)
+
+
+def deviations(classes):
+    """The largest of a column of the identity, and of a column of probabilities: half zeros, half ones, two rows."""
+    return classes**-0.5, 0.5**0.5 if classes > 1 else 0
+
+
+def fedlc(z, missing):
+    counts = torch.arange(z.shape[1]).roll(-1)
+    counts[0] = 5
+    return cross_entropy(F.calibrated_logits(z, counts, missing=missing), torch.zeros(len(z), dtype=torch.long))
+
+
+def fedrs(z, mode):
+    counts = torch.arange(z.shape[1])
+    return cross_entropy(F.restricted_logits(z, counts, mode=mode), torch.zeros(len(z), dtype=torch.long))
+
+
+def fedproto(z):
+    prototypes = another(torch.zeros(3, z.shape[1])).to(z)
+    return F.prototype_distance(z, torch.arange(len(z)) % 3, prototypes, torch.tensor([True, False, True]))
+
+
+# name to (loss, its range given B and d)
 LOSSES = {
-    "linear_cka": lambda z: F.linear_cka(z, another(z, 4).to(z)),
-    "linear_cka debiased": lambda z: F.linear_cka(z, another(z, 4).to(z), debiased=True),
-    "linear_ckas": lambda z: F.linear_ckas(z, another(z).to(z), another(z, 3).to(z)).sum(),
-    "rbf_cka": lambda z: F.rbf_cka(z, another(z, 4).to(z)),
-    "frobenius_similarity": lambda z: F.frobenius_similarity(z, another(z).to(z)),
-    "cosine_similarity": lambda z: F.cosine_similarity(z, another(z).to(z)),
-    "representation_contrast": lambda z: F.representation_contrast(z.sum(), z[0, 0]),
-    "model_contrastive_loss": lambda z: F.model_contrastive_loss(z, another(z).to(z), [another(z, seed=2).to(z)]),
-    "model_contrastive_loss alone": lambda z: F.model_contrastive_loss(z, another(z).to(z)),
-    "rbf_uniformity": F.rbf_uniformity,
-    "rbf_uniformity detached": lambda z: F.rbf_uniformity(z, detach_bandwidth=True),
-    "probability_variance_hinge": F.probability_variance_hinge,
-    "correlation_frobenius": F.correlation_frobenius,
-    "correlation_frobenius paper": lambda z: F.correlation_frobenius(z, "paper"),
-    "covariance_decorrelation": F.covariance_decorrelation,
-    "structured_covariance_decorrelation": lambda z: F.structured_covariance_decorrelation(z, 1 + z.shape[1] // 2),
-    "prototype_distance": lambda z: F.prototype_distance(
-        z, torch.arange(len(z)) % 3, another(torch.zeros(3, z.shape[1])).to(z), torch.tensor([True, False, True])
+    "linear_cka": (lambda z: F.linear_cka(z, another(z, 4).to(z)), lambda b, d: (0, 1)),
+    "linear_cka debiased": (lambda z: F.linear_cka(z, another(z, 4).to(z), debiased=True), lambda b, d: (-1, 1)),
+    "linear_ckas": (lambda z: F.linear_ckas(z, another(z).to(z), another(z, 3).to(z)).sum(), lambda b, d: (0, 2)),
+    "rbf_cka": (lambda z: F.rbf_cka(z, another(z, 4).to(z)), lambda b, d: (0, 1)),
+    "frobenius_similarity": (lambda z: F.frobenius_similarity(z, another(z).to(z)), lambda b, d: (-math.inf, 0)),
+    "cosine_similarity": (lambda z: F.cosine_similarity(z, another(z).to(z)), lambda b, d: (-1, 1)),
+    "representation_contrast": (
+        lambda z: F.representation_contrast(z.sum(), z[0, 0]),
+        lambda b, d: (0, math.inf),
     ),
-    "calibrated_logits": lambda z: F.calibrated_logits(z, torch.arange(z.shape[1])).logsumexp(1).sum(),
-    "restricted_logits": lambda z: F.restricted_logits(z, torch.arange(z.shape[1])).logsumexp(1).sum(),
+    "model_contrastive_loss": (
+        lambda z: F.model_contrastive_loss(z, another(z).to(z), [another(z, seed=2).to(z)]),
+        lambda b, d: (0, math.log(1 + math.exp(4))),
+    ),
+    "model_contrastive_loss alone": (lambda z: F.model_contrastive_loss(z, another(z).to(z)), lambda b, d: (0, 0)),
+    "rbf_uniformity": (F.rbf_uniformity, lambda b, d: (0, 1)),
+    "rbf_uniformity detached": (lambda z: F.rbf_uniformity(z, 2.0, detach_bandwidth=True), lambda b, d: (0, 1)),
+    "probability_variance_hinge linear": (F.probability_variance_hinge, lambda b, d: (0, deviations(d)[0])),
+    "probability_variance_hinge none": (
+        lambda z: F.probability_variance_hinge(z, "none"),
+        lambda b, d: (min(0, deviations(d)[0] - deviations(d)[1]), deviations(d)[0]),
+    ),
+    "probability_variance_hinge square": (
+        lambda z: F.probability_variance_hinge(z, "square"),
+        lambda b, d: (0, max(deviations(d)[0], deviations(d)[1] - deviations(d)[0]) ** 2),
+    ),
+    "probability_variance_hinge clamped_square": (
+        lambda z: F.probability_variance_hinge(z, "clamped_square"),
+        lambda b, d: (0, deviations(d)[0] ** 2),
+    ),
+    "correlation_frobenius": (F.correlation_frobenius, lambda b, d: (0, (b - 1) ** 2 / b if d > 1 else 0)),
+    "correlation_frobenius paper": (
+        lambda z: F.correlation_frobenius(z, "paper"),
+        lambda b, d: (0, (b - 1) ** 2 / b**2),
+    ),
+    "covariance_decorrelation": (F.covariance_decorrelation, lambda b, d: (0, math.inf if b > 1 and d > 1 else 0)),
+    "structured_covariance_decorrelation": (
+        lambda z: F.structured_covariance_decorrelation(z, 1 + z.shape[1] // 2),
+        lambda b, d: (0, math.inf if b > 1 and d > 1 else 0),
+    ),
+    "structured_covariance_decorrelation inside": (
+        lambda z: F.structured_covariance_decorrelation(z, 1, gamma=0.5),
+        lambda b, d: (-math.inf, 0),
+    ),
+    "prototype_distance": (fedproto, lambda b, d: (0, math.inf)),
+    **{f"calibrated_logits {missing}": (lambda z, m=missing: fedlc(z, m), lambda b, d: ANY) for missing in MISSING},
+    **{
+        f"restricted_logits {mode}": (lambda z, m=mode: fedrs(z, m), lambda b, d: ANY)
+        for mode in ("binary", "frequency")
+    },
 }
 OTHERS = {"class_sums", "covariance_spectrum", "effective_rank", "eigenvalues", "singular_values", "stable_rank"}
 
@@ -76,107 +135,186 @@ def test_every_function_is_among_the_losses_or_has_properties_of_its_own():
 @pytest.mark.parametrize("name", LOSSES)
 @few
 @given(z=rows())
-def test_value_and_gradient_are_finite(name, z):
+def test_float32_stays_in_range_with_a_finite_gradient(name, z):
+    loss, span = LOSSES[name]
     narrow = z.float().requires_grad_()
-    value = LOSSES[name](narrow)
-    (gradient,) = torch.autograd.grad(value, narrow, allow_unused=name.endswith("alone"))
-    assert torch.isfinite(value)
-    assert gradient is None or torch.isfinite(gradient).all()
+    value = loss(narrow)
+    (gradient,) = torch.autograd.grad(value, narrow)
+    assert torch.isfinite(value) and torch.isfinite(gradient).all()
+    low, high = span(*z.shape)
+    assert low - 1e-5 <= value.item() <= high + 1e-5 * max(1, abs(high))
+
+
+def slope(loss, x):
+    """The gradient relative to the value's own size of change, so that 0 means none at any scale of x."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(x), x)
+    return gradient * x.detach().abs().max()
+
+
+SHIFTED = ["linear_cka", "linear_cka debiased", "rbf_cka", "rbf_uniformity", "correlation_frobenius"]
+SCALED = ["linear_cka", "linear_cka debiased", "cosine_similarity", "model_contrastive_loss", "rbf_uniformity"]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+@few
+@given(z=rows(min_rows=4, min_width=2, degenerate=False, scales=(-1, 1)))
+def test_forces_on_the_examples_cancel_where_a_shift_of_all_is_not_seen(name, z):
+    found = slope(LOSSES[name][0], z)
+    alike(found.sum(0), torch.zeros_like(found[0]), atol=1e-9 * max(1.0, float(found.abs().max())))
+    assert found.any()
+
+
+@pytest.mark.parametrize("name", SCALED)
+@few
+@given(z=rows(min_rows=4, min_width=2, degenerate=False))
+def test_no_force_along_the_rows_where_scale_is_not_seen(name, z):
+    found = slope(LOSSES[name][0], z)
+    along = (found * z).sum() / z.abs().max()
+    assert abs(along.item()) <= 1e-9 * max(1.0, float(found.abs().max()))
+    assert found.any()
+
+
+@few
+@given(z=rows(min_rows=2, min_width=2, scales=(-1, 1)))
+def test_the_force_along_the_rows_is_the_degree_of_the_loss(z):
+    for degree, loss in (
+        (4, F.covariance_decorrelation),
+        (4, lambda z: F.structured_covariance_decorrelation(z, 2, 0.7)),
+        (2, lambda z: F.frobenius_similarity(z, torch.zeros_like(z))),
+    ):
+        x = z.clone().requires_grad_()
+        value = loss(x)
+        (gradient,) = torch.autograd.grad(value, x)
+        alike((gradient * z).sum(), degree * value.detach(), rtol=1e-8, atol=1e-12)
+
+
+@few
+@given(o=rows(min_rows=2, min_width=2, scales=(-2, 1)), hinge=st.sampled_from(HINGES))
+def test_forces_on_the_logits_of_an_example_cancel(o, hinge):
+    found = slope(lambda o: F.probability_variance_hinge(o, hinge), o)
+    alike(found.sum(1), torch.zeros(len(o)).double())
 
 
 # ---------------------------------------------------------------- similarities
-@pytest.mark.parametrize("cka", [F.linear_cka, lambda x, y: F.linear_cka(x, y, debiased=True), F.rbf_cka])
+@pytest.mark.parametrize(
+    "cka", [F.linear_cka, lambda x, y: F.linear_cka(x, y, debiased=True), F.rbf_cka], ids=["linear", "debiased", "rbf"]
+)
 @few
-@given(x=rows(min_rows=4, min_width=2, degenerate=False), exponent=st.integers(-3, 3))
-def test_cka_does_not_see_rotation_isotropic_scale_or_shift(cka, x, exponent):
-    y = another(x, 5)
+@given(
+    x=rows(min_rows=4, min_width=2, degenerate=False), exponent=st.integers(-3, 3), width=st.sampled_from([1, 5, 20])
+)
+def test_cka_does_not_see_rotation_isotropic_scale_shift_or_order(cka, x, exponent, width):
+    y = another(x, width)
     plain = cka(x, y)
     alike(cka(x @ rotation(x.shape[1]), y), plain)
-    alike(cka(10.0**exponent * x, y), plain)
+    alike(cka(-(10.0**exponent) * x, y), plain)
     alike(cka(x + 3 * x[0], y), plain, rtol=1e-4, atol=1e-6)
-    alike(cka(y, x), plain)
+    alike(cka(x[:, order(x.shape[1])], y), plain)
     alike(cka(x[order(len(x))], y[order(len(x))]), plain)
+    alike(cka(y, x), plain)
+    assert cka(x, x).item() == pytest.approx(1)
 
 
 @few
 @given(x=rows(min_rows=2, min_width=2, degenerate=False))
-def test_biased_ckas_lie_in_0_to_1_and_are_1_with_themselves(x):
+def test_plain_ckas_of_an_activation_with_itself_are_1(x):
     for cka in (F.linear_cka, F.rbf_cka):
-        assert -1e-9 <= cka(x, another(x, 3)).item() <= 1 + 1e-9
-        assert cka(x, x).item() == pytest.approx(1)
+        assert cka(x, 7 * x).item() == pytest.approx(1)
 
 
 @few
-@given(x=rows(degenerate=False))
-def test_the_other_similarities_are_symmetric_and_largest_for_equals(x):
+@given(x=rows(degenerate=False), factor=st.floats(0.1, 10))
+def test_the_other_similarities_are_symmetric_and_largest_for_equals(x, factor):
     y = another(x)
     for similarity in (F.frobenius_similarity, F.cosine_similarity):
         alike(similarity(x, y), similarity(y, x))
+        alike(similarity(x @ rotation(x.shape[1]), y @ rotation(x.shape[1])), similarity(x, y))
         assert similarity(x, y) <= similarity(x, x) + 1e-12
+    alike(F.frobenius_similarity(x + factor, y + factor), F.frobenius_similarity(x, y))
+    alike(F.frobenius_similarity(factor * x, factor * y), factor**2 * F.frobenius_similarity(x, y))
     assert F.frobenius_similarity(x, x).item() == 0
-    assert F.cosine_similarity(x, 7 * x).item() == pytest.approx(1)
-    assert -1 - 1e-9 <= F.cosine_similarity(x, y).item() <= 1 + 1e-9
+    alike(F.cosine_similarity(factor * x, y), F.cosine_similarity(x, y))
+    alike(F.cosine_similarity(-x, y), -F.cosine_similarity(x, y))
+    assert F.cosine_similarity(x, factor * x).item() == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- contrasts
 @few
-@given(z=rows(degenerate=False, scales=(-3, 3)), factor=st.floats(0.1, 10), temperature=st.floats(0.1, 2))
-def test_moon_sees_directions_only_and_orders_of_examples_and_models_do_not_matter(z, factor, temperature):
-    near, far, third = another(z), another(z, seed=2), another(z, seed=3)
-    plain = F.model_contrastive_loss(z, near, [far, third], temperature)
-    alike(F.model_contrastive_loss(factor * z, near, [far, 3 * third], temperature), plain)
-    alike(F.model_contrastive_loss(z, near, [third, far], temperature), plain)
-    alike(F.model_contrastive_loss(z @ (r := rotation(z.shape[1])), near @ r, [far @ r, third @ r], temperature), plain)
-    chosen = order(len(z))
-    alike(F.model_contrastive_loss(z[chosen], near[chosen], [far[chosen], third[chosen]], temperature), plain)
-    assert 0 <= plain.item() <= np.log(1 + 2 * np.exp(2 / temperature)) + 1e-9
-    assert F.model_contrastive_loss(z, near, [near] * 2, temperature).item() == pytest.approx(np.log(3))
+@given(
+    z=rows(degenerate=False, scales=(-3, 3)),
+    factor=st.floats(0.1, 10),
+    temperature=st.floats(0.1, 2),
+    previous=st.integers(1, 4),
+)
+def test_moon_sees_directions_only_and_orders_of_examples_and_models_do_not_matter(z, factor, temperature, previous):
+    near, *far = (another(z, seed=seed) for seed in range(1, 2 + previous))
+    turn, chosen = rotation(z.shape[1]), order(len(z))
+    plain = F.model_contrastive_loss(z, near, far, temperature)
+    for ours, theirs, others in (
+        (factor * z, near, far),
+        (z, factor * near, far),
+        (z, near, [*far[:-1], factor * far[-1]]),
+        (z, near, far[::-1]),
+        (z @ turn, near @ turn, [other @ turn for other in far]),
+        (z[chosen], near[chosen], [other[chosen] for other in far]),
+    ):
+        alike(F.model_contrastive_loss(ours, theirs, others, temperature), plain)
+    assert 0 <= plain.item() <= math.log(1 + previous * math.exp(2 / temperature)) + 1e-9
+    assert F.model_contrastive_loss(z, near, far[:-1], temperature) < plain
+    assert F.model_contrastive_loss(z, near, [near] * previous).item() == pytest.approx(math.log(1 + previous))
 
 
 @few
-@given(to_global=st.floats(-1, 1), to_previous=st.floats(-1, 1), shift=st.floats(-5, 5))
-def test_fedckas_contrast_depends_on_the_difference_alone_and_rises_with_the_previous(to_global, to_previous, shift):
+@given(to_global=st.floats(0, 1), to_previous=st.floats(0, 1), shift=st.floats(-5, 5))
+def test_fedckas_contrast_is_of_the_difference_alone_and_rises_with_the_previous(to_global, to_previous, shift):
     first, second = torch.tensor([to_global, to_previous], dtype=torch.float64)
     value = F.representation_contrast(first, second)
     alike(F.representation_contrast(first + shift, second + shift), value)
-    assert F.representation_contrast(first, second + 0.1) > value > F.representation_contrast(first + 0.1, second) > 0
+    assert F.representation_contrast(first, second + 0.1) > value > F.representation_contrast(first + 0.1, second)
+    # the fractions of the two add up to 1
+    alike(torch.exp(-value) + torch.exp(-F.representation_contrast(second, first)), torch.ones_like(value))
+    assert 0.3132 < value.item() < 1.3133
 
 
 # ---------------------------------------------------------------- uniformity and variance
 @few
-@given(z=rows(min_rows=2, degenerate=False), exponent=st.integers(-3, 3))
-def test_uniformity_does_not_see_rotation_shift_order_or_scale(z, exponent):
-    plain = F.rbf_uniformity(z)
-    alike(F.rbf_uniformity(z @ rotation(z.shape[1])), plain)
-    alike(F.rbf_uniformity(z + z[0]), plain, rtol=1e-4)
-    alike(F.rbf_uniformity(z[order(len(z))]), plain)
-    alike(F.rbf_uniformity(10.0**exponent * z), plain)
-    assert 0 < plain.item() < 1
-    assert F.rbf_uniformity(z, 2.0) > plain
+@given(z=rows(min_rows=2, degenerate=False), exponent=st.integers(-3, 3), detach=st.booleans())
+def test_uniformity_does_not_see_rotation_shift_order_or_scale(z, exponent, detach):
+    plain = F.rbf_uniformity(z, 1.0, detach)
+    for moved in (
+        z @ rotation(z.shape[1]),
+        z[order(len(z))],
+        z[:, order(z.shape[1])],
+        -(10.0**exponent) * z,
+    ):
+        alike(F.rbf_uniformity(moved, 1.0, detach), plain)
+    alike(F.rbf_uniformity(z + z[0], 1.0, detach), plain, rtol=1e-4)
+    # half of the pairs are no farther apart than the median
+    assert math.exp(-1) / 2 <= plain.item() < 1
+    assert F.rbf_uniformity(z, 2.0, detach) > plain
 
 
 @few
-@given(o=rows(min_rows=2, min_width=2, scales=(-2, 2)), shift=st.floats(-5, 5))
-def test_variance_does_not_see_order_or_a_shift_of_a_row_and_lies_in_its_range(o, shift):
-    c = o.shape[1] ** -0.5
-    for hinge, low, high in (("linear", 0, c), ("none", -1, c), ("square", 0, 1), ("clamped_square", 0, c**2)):
+@given(o=rows(min_rows=2, scales=(-2, 2)), shift=st.floats(-5, 5))
+def test_variance_does_not_see_order_or_a_shift_of_a_row(o, shift):
+    for hinge in HINGES:
         plain = F.probability_variance_hinge(o, hinge)
         alike(F.probability_variance_hinge(o[order(len(o))][:, order(o.shape[1])], hinge), plain)
         alike(F.probability_variance_hinge(o + shift * torch.arange(len(o))[:, None], hinge), plain)
-        assert low - 1e-9 <= plain.item() <= high + 1e-9
 
 
 # ---------------------------------------------------------------- decorrelation
 @few
-@given(z=rows(min_rows=3, min_width=2, degenerate=False, scales=(0, 2)), factor=st.floats(0.5, 5))
+@given(z=rows(min_rows=2, min_width=2, degenerate=False, scales=(2, 4)), factor=st.floats(0.5, 5))
 def test_correlation_does_not_see_scale_sign_or_shift_of_a_column_or_order(z, factor):
-    columns = factor * torch.where(torch.arange(z.shape[1]) % 2 == 0, 1.0, -2.0)
+    columns = factor * another(z[:1]).sign() * torch.linspace(1, 3, z.shape[1])
     for form in ("official", "paper"):
         plain = F.correlation_frobenius(z, form)
+        # of this scale, variances are far above the constant beside them
         alike(F.correlation_frobenius(z * columns, form), plain, rtol=1e-5)
         alike(F.correlation_frobenius(z + columns, form), plain, rtol=1e-5)
         alike(F.correlation_frobenius(z[order(len(z))][:, order(z.shape[1])], form), plain)
-        assert plain.item() >= 0
 
 
 @few
@@ -187,7 +325,7 @@ def test_covariance_does_not_see_shift_or_order_and_grows_with_the_fourth_power(
     alike(F.covariance_decorrelation(z[order(len(z))][:, order(z.shape[1])]), plain)
     alike(F.covariance_decorrelation(factor * z), factor**4 * plain)
     between = F.structured_covariance_decorrelation(z, groups)
-    assert -1e-9 <= between.item() <= plain.item() * (1 + 1e-9) + 1e-9
+    assert between.item() <= plain.item() * (1 + 1e-9)
     # what gamma = 1 takes off is what groups leave out of DeCov
     inside = between - F.structured_covariance_decorrelation(z, groups, gamma=1.0)
     alike(between + inside, plain)
@@ -202,12 +340,17 @@ def test_class_sums_add_up_and_prototypes_are_where_the_distance_is_least(z, cla
     sums, counts = F.class_sums(z, targets, classes)
     alike(sums.sum(0), z.sum(0))
     assert counts.sum().item() == len(z)
+    chosen = order(len(z))
+    for found, expected in zip(F.class_sums(z[chosen], targets[chosen], classes), (sums, counts), strict=True):
+        alike(found, expected)
     means, known = sums / counts.clamp_min(1), counts[:, 0] > 0
     least = F.prototype_distance(z, targets, means, known)
     moved = F.prototype_distance(z, targets, means + 0.1 * another(means), known)
-    assert 0 <= least.item() <= moved.item() + 1e-12
-    assert F.prototype_distance(means[targets], targets, means, known).item() == 0
+    assert 0 <= least < moved
     alike(F.prototype_distance(z + z[0], targets, means + z[0], known), least, rtol=1e-5)
+    alike(F.prototype_distance(z[chosen], targets[chosen], means, known), least)
+    assert F.prototype_distance(means[targets], targets, means, known).item() == 0
+    assert F.prototype_distance(z, targets, means, torch.zeros_like(known)).item() == 0
 
 
 # ---------------------------------------------------------------- logits
@@ -217,46 +360,102 @@ def test_logits_of_clients_that_lack_nothing(o, counts, alpha):
     n = torch.tensor(counts[: o.shape[1]])
     assert torch.equal(F.restricted_logits(o, n, alpha), o)
     alike(F.restricted_logits(o, n, 1.0, "frequency"), o)
-    found = [F.calibrated_logits(o, n, 0.5, missing) for missing in ("floor", "mask", "clamp")]
+    found = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    shift = o - found[0]
-    alike(shift, shift[:1].expand_as(shift), atol=1e-7)  # one margin a class, whatever the example
-    assert (shift[0][n.argsort()].diff() <= 1e-7).all()
+
+
+@few
+@given(o=rows(scales=(-2, 2)), count=st.integers(1, 1000), tau=st.floats(0, 5), alpha=st.floats(0, 1))
+def test_equal_counts_leave_cross_entropy_as_it_is(o, count, tau, alpha):
+    n, labels = torch.full((o.shape[1],), count), torch.arange(len(o)) % o.shape[1]
+    plain = cross_entropy(o, labels)
+    for missing in MISSING:
+        alike(cross_entropy(F.calibrated_logits(o, n, tau, missing), labels), plain)
+    alike(F.restricted_logits(o, n, alpha, "frequency"), o)
+
+
+@few
+@given(
+    o=rows(max_width=12, scales=(-2, 2)),
+    counts=st.lists(st.integers(0, 10**6), min_size=12, max_size=12),
+    tau=st.floats(0.01, 10),
+    missing=st.sampled_from(MISSING),
+)
+def test_rarer_classes_are_lowered_more_whatever_the_example(o, counts, tau, missing):
+    n = torch.tensor(counts[: o.shape[1]])
+    lowered = o - F.calibrated_logits(o, n, tau, missing)
+    present = n > 0
+    alike(lowered[:, present], lowered[:1, present].expand(len(o), -1))
+    margins = lowered[0][n.argsort()]
+    assert (margins[:-1] >= margins[1:] - 1e-9).all() and (margins > 0).all()
+    assert torch.isfinite(lowered[:, present]).all() and torch.isinf(lowered[:, ~present]).all() == (
+        missing == "mask" or bool(present.all())
+    )
+
+
+@few
+@given(o=rows(scales=(-2, 2)), counts=st.lists(st.integers(0, 50), min_size=16, max_size=16), alpha=st.floats(0, 1))
+def test_restricted_logits_shrink_between_alpha_and_1(o, counts, alpha):
+    n = torch.tensor(counts[: o.shape[1]])
+    for mode in ("binary", "frequency"):
+        found = F.restricted_logits(o, n, alpha, mode)
+        assert (found * o >= 0).all()
+        assert (found.abs() <= o.abs() * (1 + 1e-12)).all() and (found.abs() >= alpha * o.abs() * (1 - 1e-12)).all()
+        alike(found[:, n == 0], alpha * o[:, n == 0])
+        if n.any():
+            assert torch.equal(found[:, n.argmax()], o[:, n.argmax()])
 
 
 # ---------------------------------------------------------------- spectra
 @few
-@given(m=rows(scales=(-3, 3)))
-def test_singular_values_descend_and_do_not_see_rotation(m):
-    found = F.singular_values(m)
+@given(m=rows(scales=(-3, 3)), exponent=st.integers(-3, 3))
+def test_singular_values_descend_and_do_not_see_rotation(m, exponent):
+    found, loose = F.singular_values(m), 1e-9 * float(m.abs().max())
     assert found.shape == (min(m.shape),)
     assert (found >= 0).all() and (found.diff() <= 0).all()
-    turned = rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)
-    alike(F.singular_values(turned), found, atol=1e-9 * float(m.abs().max()) + 1e-12)
+    alike(F.singular_values(rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)), found, atol=loose)
+    alike(F.singular_values(m.T), found, atol=loose)
+    alike(F.singular_values(-(10.0**exponent) * m), 10.0**exponent * found, atol=10.0**exponent * loose)
     alike(found.square().sum(), m.square().sum(), rtol=1e-8)
 
 
 @few
 @given(z=rows(scales=(-2, 2)), exponent=st.integers(-2, 2))
 def test_the_spectrum_of_a_covariance_descends_and_grows_with_the_square(z, exponent):
-    found, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max()) + 1e-15
+    found, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max())
     assert found.shape == (z.shape[1],)
-    assert (found >= 0).all() and (found.diff() <= loose).all()
-    alike(found.sum(), z.var(0, unbiased=False).sum(), rtol=1e-6, atol=loose)
+    assert (found >= 0).all() and (found.diff() <= 0).all()
+    alike(found.sum(), z.var(0, unbiased=False).sum(), atol=loose)
     scale = 10.0**exponent
-    alike(F.covariance_spectrum(scale * z), scale**2 * found, rtol=1e-5, atol=scale**2 * loose)
-    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), found, rtol=1e-5, atol=loose)
-    centered = z - z.mean(0)
-    alike(F.eigenvalues(centered.T @ centered / len(z)), found, rtol=1e-5, atol=loose)
+    alike(F.covariance_spectrum(scale * z), scale**2 * found, atol=scale**2 * loose)
+    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), found, atol=loose)
+    alike(F.covariance_spectrum(z + z[0]), found, atol=loose)
+    alike(F.covariance_spectrum(z[order(len(z))]), found, atol=loose)
 
 
 @few
-@given(values=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20), exponent=st.integers(-9, 9))
-def test_ranks_count_directions_whatever_the_scale(values, exponent):
-    s = torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
-    for rank in (F.effective_rank, F.stable_rank):
-        found = rank(s)
-        assert 1 - 1e-9 <= found.item() <= len(s) + 1e-9
-        alike(rank(10.0**exponent * s), found)
-        alike(rank(torch.cat([s, torch.zeros(3, dtype=s.dtype)])), found)
-        assert rank(torch.full_like(s, 2.5)).item() == pytest.approx(len(s))
+@given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=12))
+def test_eigenvalues_of_a_turned_diagonal_are_its_entries_sorted(values):
+    s = torch.tensor(values, dtype=torch.float64)
+    turn = rotation(len(s))
+    found = F.eigenvalues(turn @ torch.diag(s) @ turn.T)
+    assert (found >= 0).all()
+    alike(found, s.sort(descending=True).values, atol=1e-9 * max(values) + 1e-30)
+
+
+@few
+@given(
+    values=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20),
+    exponent=st.integers(-9, 9),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_ranks_count_directions_whatever_the_scale(values, exponent, dtype):
+    s = torch.tensor(values, dtype=dtype)
+    near = {"rtol": 1e-9 if dtype == torch.float64 else 1e-4}
+    effective, stable = F.effective_rank(s), F.stable_rank(s)
+    for rank, found in ((F.effective_rank, effective), (F.stable_rank, stable)):
+        assert 1 - near["rtol"] <= found.item() <= len(s) * (1 + near["rtol"])
+        alike(rank(10.0**exponent * s), found, **near)
+        alike(rank(s[order(len(s))]), found, **near)
+        alike(rank(torch.cat([s, torch.zeros(3, dtype=dtype)])), found, **near)
+        assert rank(torch.full_like(s, 2.5)).item() == pytest.approx(len(s), rel=near["rtol"])

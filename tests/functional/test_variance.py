@@ -1,27 +1,13 @@
-"""FedUV's variance hinge: gradients, saturation and ranges."""
+"""FedUV's variance hinge: where its forms differ, saturation, and predictions that are all the same."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.autograd import gradcheck
 
-from fl_lightning.errors import UsageError
 from fl_lightning.functional import probability_variance_hinge
 
 HINGES = ["linear", "none", "square", "clamped_square"]
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("hinge", HINGES)
-@pytest.mark.parametrize("shape", [(2, 4), (8, 3), (3, 10)])
-def test_gradient(hinge, shape):
-    assert gradcheck(lambda o: probability_variance_hinge(o, hinge), (2 * draw(*shape)).requires_grad_())
 
 
 def test_hinges_differ_where_a_class_varies_more_than_the_identity():
@@ -42,31 +28,18 @@ def test_probabilities_near_underflow_have_a_finite_gradient(hinge):
 
 
 @pytest.mark.parametrize("classes", [7, 10, 65, 100, 200])
-def test_equal_predictions_lie_at_the_identitys_deviation(classes):
-    expected = torch.eye(classes, dtype=torch.float64).std(0).mean().item()
-    assert probability_variance_hinge(torch.zeros(6, classes).double()).item() == pytest.approx(expected)
+def test_equal_predictions_lie_at_the_identitys_deviation_and_are_not_moved(classes):
+    logits = torch.full((6, classes), 0.1, dtype=torch.float64, requires_grad=True)
+    value = probability_variance_hinge(logits)
+    value.backward()
+    assert value.item() == pytest.approx(torch.eye(classes, dtype=torch.float64).std(0).mean().item())
+    assert not logits.grad.any()
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    batch=st.integers(0, 9),
-    classes=st.integers(1, 12),
-    log=st.integers(-6, 6),
-    hinge=st.sampled_from(HINGES),
-    seed=st.integers(0, 99),
-)
-def test_in_range_for_any_shape_and_scale(batch, classes, log, hinge, seed):
-    logits = (draw(batch, classes, seed=seed).float() * 10.0**log).requires_grad_()
+@pytest.mark.parametrize("hinge", HINGES)
+def test_saturated_equal_predictions_receive_the_value_but_no_gradient(hinge):
+    logits = torch.tensor([[200.0, 0, -200]] * 4, requires_grad=True)
     value = probability_variance_hinge(logits, hinge)
     value.backward()
-    c = 1 / math.sqrt(classes)
-    # a column of probabilities deviates at most as much as half zeros and half ones of two rows
-    ranges = {"linear": (0, c), "none": (c - math.sqrt(0.5), c), "clamped_square": (0, c * c)}
-    low, high = ranges.get(hinge, (0, 0.5))
-    assert (low if batch > 1 else 0) - 1e-6 <= value.item() <= max(high, c * c) + 1e-6
-    assert torch.isfinite(logits.grad).all()
-
-
-def test_another_hinge_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"hinge='cubic'.*clamped_square"):
-        probability_variance_hinge(torch.zeros(2, 2), hinge="cubic")
+    assert value.item() == pytest.approx(1 / 3 if "square" in hinge else 3**-0.5)
+    assert not logits.grad.any()
