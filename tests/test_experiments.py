@@ -60,7 +60,7 @@ def test_a_fragment_spells_out_every_argument(path):
 OFFLINE = sorted(path for path in (ROOT / "experiments" / "data").glob("*.yaml") if "root: data" in path.read_text())
 
 
-@pytest.mark.parametrize("path", [path for path in OFFLINE if path.stem != "npy_images"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OFFLINE, ids=lambda path: path.stem)
 def test_every_data_set_runs_on_its_offline_twin(path, tmp_path, capsys):
     model = ROOT / "experiments" / "models" / "feduvcnn_small_grey.yaml" if "mnist" in path.stem else None
     configs = [path, model or ROOT / "experiments" / "models" / "feduvcnn_small.yaml"]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
+from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
@@ -50,7 +51,7 @@ class Digits(ImageDataModule):
         return x.round().to(torch.uint8).permute(0, 2, 3, 1).repeat(1, 1, 1, self.channels).numpy()
 
 
-class NpyImages(ImageDataModule):
+class NpyImages(FileDataModule):
     """A folder with ``train_images.npy``, ``train_labels.npy``, ``test_images.npy`` and ``test_labels.npy``.
 
     Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``, labels integers ``(N,)`` from 0. They are memory-mapped.
@@ -59,25 +60,37 @@ class NpyImages(ImageDataModule):
         root: the folder.
         mean: mean of each channel, of values in [0, 1]; None measures it on 10,000 training images.
         std: deviation of each channel; None measures it.
+        offline: use a small generated set instead, 32 x 32 pixels of 10 classes, in the format of the files.
         **kwargs: see :class:`ImageDataModule`.
     """
 
     def __init__(
-        self, root: str, mean: list[float] | None = None, std: list[float] | None = None, **kwargs: Any
+        self,
+        root: str = "data",
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        offline: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.root, self._given = Path(root), (mean, std)
+        super().__init__(root, offline, **kwargs)
+        self._given = (mean, std)
 
-    def load(self) -> Images:
+    def read(self, root: Path) -> Images:
         names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
-        missing = [name for name in names if not (self.root / name).is_file()]
+        missing = [name for name in names if not (root / name).is_file()]
         mend = f"{', '.join(missing)} not found there; give a folder with {', '.join(names)}"
-        require(not missing, "data.root", str(self.root), mend)
-        images, labels, test_images, test_labels = (open_array(self.root / name) for name in names)
+        require(not missing, "data.root", str(root), mend)
+        images, labels, test_images, test_labels = (open_array(root / name) for name in names)
         found = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
         self.num_classes = int(max(labels.max(), test_labels.max())) + 1
         self.mean, self.std = self._statistics(found.train_images)
         return found
+
+    def write_twin(self, root: Path) -> None:
+        for split, number in (("train", 200), ("test", 100)):
+            labels = cycled(10, number)
+            np.save(root / f"{split}_images.npy", patterns(labels, 32, 3, number))
+            np.save(root / f"{split}_labels.npy", labels)
 
     def _statistics(self, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, std = self._given

@@ -32,7 +32,9 @@ class FileDataModule(ImageDataModule):
         with tempfile.TemporaryDirectory() as folder:
             self.write_twin(Path(folder))
             found = self.read(Path(folder))
-            return found._replace(train_images=np.array(found.train_images), test_images=np.array(found.test_images))
+            # out of the folder, which is about to go
+            arrays = [np.array(array) for array in found[:4]]
+            return Images(arrays[0], arrays[1], arrays[2], arrays[3], *found[4:])
 
     @abstractmethod
     def read(self, root: Path) -> Images:

@@ -28,6 +28,7 @@ from fl_lightning.data import (
     FashionMNIST,
     ImageFolderImages,
     Natural,
+    NpyImages,
     OfficeHome,
     Synthetic,
     TinyImageNet,
@@ -42,6 +43,7 @@ from fl_lightning.models import MLP, ImageClassifier, Logistic
 
 # class: channels, size, classes, training and test images of the twin
 TWINS = {
+    NpyImages: (3, 32, 10, 200, 100),
     MNIST: (1, 28, 10, 200, 100),
     FashionMNIST: (1, 28, 10, 200, 100),
     CIFAR10: (3, 32, 10, 200, 100),
