@@ -134,18 +134,22 @@ class FashionMNIST(MNIST):
     mean, std = (0.2860,), (0.3530,)
 
 
-class SVHN(TorchvisionDataModule):
-    """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
-
-    source = datasets.SVHN
-    layout = "train_32x32.mat and test_32x32.mat"
-    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+class _Split(TorchvisionDataModule):
+    """A reader that takes its split by name, and gives channels first."""
 
     def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"split": "train"}, {"split": "test"}
 
     def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
         return np.ascontiguousarray(found.data.transpose(0, 2, 3, 1)), found.labels.astype(np.int64)
+
+
+class SVHN(_Split):
+    """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
+
+    source = datasets.SVHN
+    layout = "train_32x32.mat and test_32x32.mat"
+    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
     def write_twin(self, root: Path) -> None:
         from scipy.io import savemat
@@ -157,18 +161,12 @@ class SVHN(TorchvisionDataModule):
             savemat(root / f"{split}_32x32.mat", {"X": images, "y": np.where(labels == 0, 10, labels)[:, None]})
 
 
-class STL10(TorchvisionDataModule):
+class STL10(_Split):
     """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; the unlabelled part is not used."""
 
     source = type("STL10", (datasets.STL10,), {"train_list": datasets.STL10.train_list[:2]})
     layout = "stl10_binary"
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-
-    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"split": "train"}, {"split": "test"}
-
-    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
-        return np.ascontiguousarray(found.data.transpose(0, 2, 3, 1)), found.labels.astype(np.int64)
 
     def write_twin(self, root: Path) -> None:
         folder = root / "stl10_binary"
