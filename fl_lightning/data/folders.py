@@ -189,7 +189,7 @@ class TinyImageNet(FolderDataModule):
         (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
 
 
-class DomainFolders(FolderDataModule):
+class _DomainFolders(FolderDataModule):
     """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is for test."""
 
     folders: tuple[tuple[str, ...], ...]
@@ -218,7 +218,7 @@ class DomainFolders(FolderDataModule):
             write_images(root / names[0], classes, cycled(len(classes), each * len(classes)), self.image_size)
 
 
-class PACS(DomainFolders):
+class PACS(_DomainFolders):
     """PACS: 9,991 images of 7 classes in 4 domains, 40 of each class and domain for test (FedUV, CVPR 2024).
 
     Args:
@@ -239,7 +239,7 @@ class PACS(DomainFolders):
         self.test_per_class = test_per_class if not self.offline else min(test_per_class, 2)
 
 
-class OfficeHome(DomainFolders):
+class OfficeHome(_DomainFolders):
     """Office-Home: 15,588 images of 65 classes in 4 domains, 7 of each class and domain for test (FedUV, CVPR 2024).
 
     Args:

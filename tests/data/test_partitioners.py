@@ -357,7 +357,7 @@ def test_natural_clients_are_the_writers_or_several_whole_ones_each():
     merged = Natural()(np.zeros(20, int), 2, rng(), writers)
     owners = [set(writers[part]) for part in merged]
     assert owners[0] | owners[1] == set(range(5)) and not owners[0] & owners[1]
-    with pytest.raises(UsageError, match=r"num_clients with the partitioner Natural=6: the data has 5"):
+    with pytest.raises(UsageError, match=r"num_clients with the partitioner Natural=6: the data has 5 clients"):
         Natural()(np.zeros(20, int), 6, rng(), writers)
 
 

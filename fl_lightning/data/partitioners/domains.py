@@ -71,7 +71,7 @@ class Natural(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, domains: Any = None) -> Parts:
         number = int(domains.max()) + 1
-        mend = f"the data has {number} of its own, give at most that"
+        mend = f"the data has {number} clients of its own, give at most that"
         require(num_clients <= number, "data.num_clients with the partitioner Natural", num_clients, mend)
         order = np.arange(number) if num_clients == number else rng.permutation(number)
         members = np.split(np.argsort(domains, kind="stable"), np.cumsum(np.bincount(domains))[:-1])
