@@ -37,9 +37,9 @@ class Taps:
         self.recording = True
         self.stop_after: frozenset[str] = frozenset()
         self._transform = transform
-        self._handles = [
-            module.get_submodule(path).register_forward_hook(self._hook(name)) for name, path in self.paths.items()
-        ]
+        # the tap whose output is replaced comes last: others of the same submodule record the raw one
+        names = sorted(self.paths, key="logits".__eq__)
+        self._handles = [module.get_submodule(self.paths[n]).register_forward_hook(self._hook(n)) for n in names]
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor | None]:
         def record(module: nn.Module, args: tuple, output: Tensor) -> Tensor | None:

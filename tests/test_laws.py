@@ -145,6 +145,16 @@ def test_fedlc_without_labels_is_refused_before_round_0(run):
         run([FedLC()], model=model, data=data, taps={"logits": "head"})
 
 
+def test_a_second_tap_of_the_classifier_records_raw_logits_too(run):
+    class Watch(Method):
+        requires = ("logits", "early.1")
+
+        def penalty(self, client, step):
+            assert torch.equal(step.taps["early.1"], step.taps["logits"])
+
+    run([Watch(), FedLC(tau=5.0)], model=ImageClassifier(MLP(64, [16])), max_rounds=1)
+
+
 def test_fedlc_is_not_applied_in_evaluation(run):
     _, trainer = run([FedLC(tau=50.0)], max_rounds=0)
     plain = run([], max_rounds=0)[1]
@@ -177,6 +187,8 @@ def test_fedcka_takes_its_layers_by_number_or_by_name(run):
     by_name = run([FedCKA(layers=["early.0", "early.1"])], "cnn")[0]
     assert_same_bits(by_name, run([FedCKA(layers=2)], "cnn")[0])
     assert differs(by_name, run([FedCKA(layers=["early.0", "early.3"])], "cnn")[0])
+    everything = run([FedCKA(layers=7), FedLC()], "cnn")[1]
+    assert everything.metrics["train/fedcka"] > 0
     with pytest.raises(UsageError, match=r"FedCKA\.layers=\[\]: give 1 or more"):
         FedCKA(layers=[])
 

@@ -66,7 +66,7 @@ def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, s
     found = shapes(model, torch.randn(1, 3, size, size))
     assert found["representation"] == (1, width)
     assert found["logits"] == (1, 7)
-    assert sum(tap.startswith("early") for tap in found) == blocks
+    assert sum(tap.startswith("early") for tap in found) == blocks + 1
     if smallest:
         assert found[f"early.{blocks - 1}"][-1] == size // smallest
         assert found["early.0"][-1] == size
@@ -123,6 +123,51 @@ def test_any_network_of_torchvision_is_a_backbone():
         Backbone(squeezenet1_1)
 
 
+SHAPES = {
+    "FedUV's CNN": {
+        "encoder.layers.2.0.weight": (128, 64, 3, 3),
+        "encoder.layers.7.1.running_var": (256,),
+        "projector.layers.0.weight": (256, 256),
+        "classifier.weight": (10, 256),
+    },
+    "MOON's CNN": {
+        "encoder.layers.5.0.weight": (120, 400),
+        "projector.layers.2.weight": (256, 84),
+        "classifier.bias": (10,),
+    },
+    "FedUV's ResNet-18": {
+        "encoder.stem.0.weight": (64, 3, 3, 3),
+        "encoder.layer1.0.downsample.0.weight": (64, 64, 1, 1),
+        "encoder.layer4.1.conv2.weight": (512, 512, 3, 3),
+        "classifier.weight": (100, 512),
+    },
+    "FedUV's ResNet-50": {
+        "encoder.stem.0.weight": (64, 3, 7, 7),
+        "encoder.layer1.0.downsample.0.weight": (256, 64, 1, 1),
+        "encoder.layer4.2.conv3.weight": (2048, 512, 1, 1),
+        "projector.layers.3.weight": (2048, 2048),
+    },
+    "FedDecorr's MobileNetV2": {
+        "encoder.layers.1.layers.0.0.weight": (32, 32, 1, 1),
+        "encoder.layers.1.shortcut.0.weight": (16, 32, 1, 1),
+        "encoder.layers.17.layers.1.0.weight": (960, 1, 3, 3),
+        "encoder.layers.18.0.weight": (1280, 320, 1, 1),
+    },
+    "FedDecorr's ResNet-32": {
+        "encoder.layer2.0.conv1.weight": (32, 16, 3, 3),
+        "encoder.layer3.4.conv2.weight": (64, 64, 3, 3),
+        "classifier.weight": (10, 64),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_networks_have_their_layers_by_name(name):
+    encoder, head, classes, _ = SIZES[name]
+    state = ImageClassifier(encoder(), head and head(), classes).state_dict()
+    assert {key: tuple(state[key].shape) for key in SHAPES[name]} == SHAPES[name]
+
+
 def test_mlp_size():
     assert count(ImageClassifier(MLP(64, [32, 16]))) == 64 * 32 + 32 + 32 * 16 + 16 + 160 + 10
 
@@ -148,13 +193,14 @@ def test_feduv_cnn_maps_have_the_published_sizes_at_32_and_96_px():
 def test_fedcka_cnn_taps_are_after_relu_and_before_pooling():
     model = ImageClassifier(FedCKACNN())
     found = shapes(model, torch.randn(2, 3, 32, 32))
-    assert [found[f"early.{i}"] for i in range(6)] == [
+    assert [found[f"early.{i}"] for i in range(7)] == [
         (2, 16, 28, 28),
         (2, 32, 10, 10),
         (2, 120),
         (2, 84),
         (2, 84),
         (2, 256),
+        (2, 10),
     ]
     assert model.get_submodule(model.taps["early.0"])(torch.randn(1, 3, 32, 32)).min() == 0
 
@@ -170,7 +216,7 @@ def test_resnet_taps_are_the_stem_every_block_and_the_stages(size):
     found = shapes(model, torch.randn(1, 3, size, size))
     sides = [size, *[size] * 2, *[size // 2] * 2, *[size // 4] * 2, *[size // 8] * 2]
     assert [found[f"early.{i}"][-1] for i in range(9)] == sides
-    assert "early.9" not in found
+    assert found["early.9"] == (1, 10) and "early.10" not in found
     for stage in range(1, 5):
         assert found[f"stage.{stage}"] == found[f"early.{2 * stage}"] == (1, 32 * 2**stage, *[sides[2 * stage]] * 2)
     assert found["representation"] == (1, 512)

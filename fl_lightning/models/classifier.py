@@ -20,8 +20,9 @@ from fl_lightning.models.projector import Head
 class ImageClassifier(LightningModule):
     """``logits = classifier(projector(encoder(x)))``, trained by cross-entropy; logs ``loss`` and ``accuracy``.
 
-    Its taps are ``early.0``, ``early.1``, ... (the encoder's early layers), those that the encoder names otherwise,
-    ``representation`` (what the classifier reads, ``(B, d)``) and ``logits`` ``(B, C)``.
+    Its taps are ``early.0``, ``early.1``, ... (the encoder's layers from the input on, then projector and classifier),
+    those that the encoder names otherwise, ``representation`` (what the classifier reads, ``(B, d)``) and ``logits``
+    ``(B, C)``.
 
     Args:
         encoder: the network up to the projector.
@@ -48,8 +49,10 @@ class ImageClassifier(LightningModule):
                 projector.eval()(torch.zeros(1, encoder.out_features))
             projector.train()
         self.classifier = nn.Linear((projector or encoder).out_features, num_classes)
-        inner = {f"early.{i}": path for i, path in enumerate(encoder.early)} | dict(encoder.named)
-        self.taps = {name: f"encoder.{path}" for name, path in inner.items()}
+        last = ["projector", "classifier"] if projector else ["classifier"]
+        layers = [*(f"encoder.{path}" for path in encoder.early), *last]
+        self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
+        self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
         self._needs_two = has_batch_norm(self)
 
