@@ -5,7 +5,8 @@ python experiments/speed/methods.py [--model FedUVCNN|ResNet18] [--cycles 9] [--
 
 Images of 32 px, batch 64, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
 whose ratio shows how far the machine can be trusted. All run in turn, in threads of which one goes at a time. Rounds
-count without their evaluation. Peak memory is measured by a process for each method, from the start of its training on.
+count without their evaluation. Peak memory is measured by a process for each method, as the rise over what it holds
+when training begins.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -120,20 +120,21 @@ def measure(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
 
 
 class Rise(Callback):
-    """The rise of the peak of resident memory from the first round on."""
+    """The rise of resident memory from the first round's start to its peak (Linux)."""
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         if trainer.server.round == 0:
-            self.before = peak()
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            self.before = memory("VmRSS")
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        self.megabytes = (peak() - self.before) / 2**20
+        self.megabytes = memory("VmHWM") - self.before
 
 
-def peak() -> float:
-    """Peak resident memory of this process in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def memory(key: str) -> float:
+    """An entry of this process's status in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
 def memory_of(args: argparse.Namespace, name: str) -> float:

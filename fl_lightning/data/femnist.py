@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +73,26 @@ def read_split(folder: Path, writers: dict[str, int]) -> tuple[np.ndarray, np.nd
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
     mend = "it is to hold all_data_*.json, as LEAF's preprocess.sh writes them"
     require(len(files) > 0, "data.root", str(folder), mend)
-    parts = [part for file in files for part in read_file(file, writers)]
-    images, labels, domains = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return images.reshape(-1, 28, 28, 1), labels, domains
+    images, labels, domains = bytearray(), [], []  # grows in place: joining arrays would hold all of it twice
+    for pixels, classes, writer in (part for file in files for part in read_file(file, writers)):
+        images += pixels.tobytes()
+        labels.append(classes)
+        domains.append(np.full(len(classes), writer))
+    return np.frombuffer(images, np.uint8).reshape(-1, 28, 28, 1), np.concatenate(labels), np.concatenate(domains)
 
 
-def read_file(file: Path, writers: dict[str, int]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Images ``(n, 784)`` uint8, labels and writer ``(n,)`` of each writer in a file."""
+def read_file(file: Path, writers: dict[str, int]) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Images ``(n, 784)`` uint8, labels ``(n,)`` and number of each writer in a file."""
     try:
         users = json.loads(file.read_bytes())["user_data"]
-        return [as_arrays(users.pop(name), writers.setdefault(name, len(writers))) for name in list(users)]
+        for name in list(users):
+            yield *as_arrays(users.pop(name)), writers.setdefault(name, len(writers))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {error}") from error
 
 
-def as_arrays(user: dict[str, Any], writer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One writer's images ``(n, 784)`` uint8 of values in [0, 1], labels and number ``(n,)``."""
+def as_arrays(user: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """One writer's images ``(n, 784)`` uint8, of values in [0, 1], and labels ``(n,)``."""
     labels = np.array(user["y"], np.int64)
     images = (np.array(user["x"], np.float32).reshape(len(labels), 784) * 255).round().clip(0, 255)
-    return images.astype(np.uint8), labels, np.full(len(labels), writer)
+    return images.astype(np.uint8), labels
