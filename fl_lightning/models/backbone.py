@@ -12,13 +12,13 @@ from fl_lightning.models.encoders import Encoder
 
 
 class Backbone(Encoder):
-    """A classifier without its last linear layer: ``network: torchvision.models.efficientnet_b0``.
+    """A classifier without its last linear layer: ``network: {class_path: torchvision.models.efficientnet_b0}``.
 
     Its input is that of the network, its output what the last linear layer read, ``(B, d)``.
 
     Args:
-        network: what builds it, by its path of import.
-        options: arguments of ``network``.
+        network: a module by ``class_path`` and ``init_args``, or what builds it, by its path of import.
+        options: arguments of what builds it; None where ``network`` is a module.
         early: submodules of the network whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
         named: further submodules by the names of their taps.
         head: path of the last linear layer; None takes the last there is.
@@ -29,22 +29,29 @@ class Backbone(Encoder):
 
     def __init__(
         self,
-        network: Callable[..., nn.Module],
+        network: Callable[..., nn.Module] | nn.Module,
         options: dict[str, Any] | None = None,
         early: list[str] | None = None,
         named: dict[str, str] | None = None,
         head: str | None = None,
     ) -> None:
         super().__init__()
-        self.network = network(**(options or {}))
+        if isinstance(network, nn.Module):
+            require(not options, "Backbone.options", options, "give them as network.init_args")
+        self.network = network if isinstance(network, nn.Module) else network(**(options or {}))
         paths = dict(self.network.named_modules())
-        linear = [path for path, part in paths.items() if isinstance(part, nn.Linear)]
+        linear = [path for path, part in paths.items() if path and isinstance(part, nn.Linear)]
         where = head if head is not None else (linear or [""])[-1]
         require(where in linear, "Backbone.head", where, f"give one of {', '.join(linear) or '(no linear layer)'}")
         self.out_features: int = paths[where].in_features
         self.network.set_submodule(where, nn.Identity())
-        for path in [*(early or []), *(named or {}).values()]:
-            require(path in paths, "Backbone.early", path, f"give one of {', '.join(filter(None, paths))}")
+        wanted = [("early", path) for path in early or []] + [("named", path) for path in (named or {}).values()]
+        for key, path in wanted:
+            require(path in paths, f"Backbone.{key}", path, f"give one of {', '.join(filter(None, paths))}")
+        for part in paths.values():
+            # an activation in place would overwrite what a tap before it recorded
+            if getattr(part, "inplace", False):
+                part.inplace = False
         self.early = tuple(f"network.{path}" for path in early or [])
         self.named = {name: f"network.{path}" for name, path in (named or {}).items()}
 

@@ -57,6 +57,7 @@ class ImageClassifier(LightningModule):
         self._needs_two = has_batch_norm(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.encoder.check(x)
         z = self.encoder(x)
         return self.classifier(z if self.projector is None else self.projector(z))
 

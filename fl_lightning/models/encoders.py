@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
@@ -18,11 +19,43 @@ class Encoder(nn.Module):
         out_features: d.
         early: paths of the submodules whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
         named: paths of further submodules by the names of their taps.
+        in_features: numbers of an input, None for any.
+        in_channels: channels of the images, None for any.
+        image_size: height and width of the images, None for any.
+        smallest: the least height and width of the images.
     """
 
     out_features: int
     early: tuple[str, ...] = ()
     named: Mapping[str, str] = MappingProxyType({})
+    in_features: int | None = None
+    in_channels: int | None = None
+    image_size: int | None = None
+    smallest: int = 1
+
+    def check(self, x: Tensor) -> None:
+        """Whether the network is built for inputs like ``x``, ``(B, ...)``.
+
+        Raises:
+            UsageError: it is not.
+        """
+        # a compiler would trace the messages; what it compiles ran before as it is
+        if torch.compiler.is_compiling():
+            return
+        if self.in_features is not None:
+            numbers = x.shape[1:].numel()
+            self._agree("in_features", numbers == self.in_features, x, str(numbers))
+        if self.in_channels is not None:
+            self._agree("in_channels", x.ndim == 4, x, "images of channels x height x width")
+            channels, *size = x.shape[1:]
+            self._agree("in_channels", channels == self.in_channels, x, str(channels))
+            fits = self.image_size is None or set(size) == {self.image_size}
+            self._agree("image_size", fits, x, "their height and width, which must be equal")
+            self._agree("smallest", min(size) >= self.smallest, x, "larger ones")
+
+    def _agree(self, key: str, agrees: bool, x: Tensor, mend: str) -> None:
+        name = f"{type(self).__name__}.{key}"
+        require(agrees, name, getattr(self, key), f"inputs are {' x '.join(map(str, x.shape[1:]))}, give {mend}")
 
 
 class FedUVCNN(Encoder):
@@ -40,6 +73,8 @@ class FedUVCNN(Encoder):
     def __init__(self, width: int = 4, in_channels: int = 3) -> None:
         super().__init__()
         require(width >= 1, "width", width, "give 1 or more")
+        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        self.in_channels, self.smallest = in_channels, 21
         a, b, c = 16 * width, 32 * width, 64 * width
         layers = [(a, 3, 1), (a, 1, 1), (b, 3, 2), (b, 3, 1), (b, 1, 1), (c, 3, 2), (c, 3, 1), (c, 1, 1)]
         self.layers = nn.Sequential()
@@ -70,7 +105,7 @@ class FedCKACNN(Encoder):
         super().__init__()
         head = [nn.Sequential(nn.Linear(84, 84), nn.ReLU()), nn.Linear(84, 256)]
         self.layers = nn.Sequential(*two_convolutions(in_channels, (16, 32), image_size, (120, 84)), *head)
-        self.out_features = 256
+        self.out_features, self.in_channels, self.image_size = 256, in_channels, image_size
         self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6, 7, 8))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +126,7 @@ class MOONCNN(Encoder):
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
         self.layers = nn.Sequential(*two_convolutions(in_channels, (6, 16), image_size, (120, 84)))
-        self.out_features = 84
+        self.out_features, self.in_channels, self.image_size = 84, in_channels, image_size
         self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,7 +147,7 @@ class FedDynCNN(Encoder):
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
         self.layers = nn.Sequential(*two_convolutions(in_channels, (64, 64), image_size, (384, 192)))
-        self.out_features = 192
+        self.out_features, self.in_channels, self.image_size = 192, in_channels, image_size
         self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,6 +158,7 @@ def two_convolutions(
     in_channels: int, channels: tuple[int, int], image_size: int, widths: tuple[int, int]
 ) -> list[nn.Module]:
     """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU."""
+    require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
     require(image_size >= 16, "image_size", image_size, "give 16 or more")
     side = ((image_size - 4) // 2 - 4) // 2
     first, second = channels
@@ -147,7 +183,7 @@ class Logistic(Encoder):
     def __init__(self, in_features: int = 64) -> None:
         super().__init__()
         require(in_features >= 1, "in_features", in_features, "give 1 or more")
-        self.out_features = in_features
+        self.out_features = self.in_features = in_features
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)
@@ -168,7 +204,7 @@ class MLP(Encoder):
         self.layers = nn.Sequential(
             nn.Flatten(), *(nn.Sequential(nn.Linear(m, n), nn.ReLU()) for m, n in itertools.pairwise(widths))
         )
-        self.out_features = widths[-1]
+        self.out_features, self.in_features = widths[-1], in_features
         self.early = tuple(f"layers.{i + 1}" for i in range(len(widths) - 1))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class MobileNetV2(Encoder):
                 layers.append(InvertedResidual(before, channels, expansion, stride if index == 0 else 1))
                 before = channels
         self.layers = nn.Sequential(*layers, Conv2dNormActivation(before, 1280, 1, inplace=False))
-        self.out_features = 1280
+        self.out_features, self.in_channels = 1280, in_channels
         self.early = tuple(f"layers.{i}" for i in range(len(layers)))
 
     def forward(self, x: Tensor) -> Tensor:

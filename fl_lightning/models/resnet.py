@@ -33,17 +33,19 @@ class _ResNet(Encoder):
         super().__init__()
         require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
         require(first_stride in (1, 2), "first_stride", first_stride, "give 1 or 2")
+        for key, value, choices in (("stem", stem, STEMS), ("norm", norm, NORMS), ("init", init, INITS)):
+            require(value in choices, key, value, f"give {' or '.join(choices)}")
         layer = NORMS[norm]
         built = TorchvisionResNet(block, blocks, norm_layer=layer)
         if first_stride != 1:
             built.inplanes = 64
             built.layer1 = built._make_layer(block, 64, blocks[0], stride=first_stride)
-        kernel, stride = (3, 1) if stem == "small" else (7, 2)
+        kernel, stride = STEMS[stem]
         convolution = nn.Conv2d(in_channels, 64, kernel, stride, kernel // 2, bias=False)
         self.stem = nn.Sequential(convolution, layer(64), nn.ReLU())
         self.layer1, self.layer2, self.layer3, self.layer4 = built.layer1, built.layer2, built.layer3, built.layer4
         self.apply(INITS[init])
-        self.out_features = 512 * block.expansion
+        self.out_features, self.in_channels = 512 * block.expansion, in_channels
         places = [f"layer{i}.{j}" for i, number in enumerate(blocks, 1) for j in range(number)]
         self.early = ("stem", *places)
         self.named = {f"stage.{i}": f"layer{i}" for i in range(1, 5)}
@@ -115,7 +117,7 @@ class _ThinResNet(Encoder):
             first = BasicBlock(16, 16) if stage == 1 else BasicBlock(channels // 2, channels, 2, Subsample(channels))
             self.add_module(f"layer{stage}", nn.Sequential(first, *more(channels, blocks - 1)))
         self.apply(_he_in)
-        self.out_features = 64
+        self.out_features, self.in_channels = 64, in_channels
         self.early = ("stem", *(f"layer{i}.{j}" for i in (1, 2, 3) for j in range(blocks)))
         self.named = {f"stage.{i}": f"layer{i}" for i in (1, 2, 3)}
 
@@ -186,5 +188,7 @@ def _default(part: nn.Module) -> None:
     getattr(part, "reset_parameters", lambda: None)()
 
 
+# kernel and stride
+STEMS: dict[str, tuple[int, int]] = {"small": (3, 1), "large": (7, 2)}
 NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
 INITS: dict[str, Callable[[nn.Module], None]] = {"he": _he, "default": _default}
