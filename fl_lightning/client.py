@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.errors import ClientError
 from fl_lightning.logged import Logged
+from fl_lightning.memory import Memories
 from fl_lightning.method import Method, MethodList, Step
 from fl_lightning.references import References, Rows, frozen_copy
 from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
@@ -32,6 +33,7 @@ class Client(LightningModule):
         module: the user's LightningModule.
         methods: what acts on the client.
         taps: tap name to submodule path of ``module``.
+        memories: what clients keep between rounds; None keeps all of it in memory.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
@@ -46,7 +48,13 @@ class Client(LightningModule):
         others: names of the buffers and frozen parameters.
     """
 
-    def __init__(self, module: LightningModule, methods: MethodList, taps: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: LightningModule,
+        methods: MethodList,
+        taps: Mapping[str, str],
+        memories: Memories | None = None,
+    ) -> None:
         super().__init__()
         self.module = module
         self.methods = methods
@@ -54,6 +62,9 @@ class Client(LightningModule):
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
+        # buffers that are in no state: they must not carry something from one client to the next
+        self._transient = [part for part in module.buffers() if all(part is not held for held in self.live.values())]
+        self._fresh = [part.clone() for part in self._transient]
         self.received: State = {}
         self.info = ClientInfo(0, 0, None)
         self.weight = 1.0
@@ -61,7 +72,7 @@ class Client(LightningModule):
         self.num_steps = 0
         self.drift = 0.0
         self.lr = 0.0
-        self._memories: dict[int, dict[str, dict[str, Any]]] = {}
+        self._memories = memories if memories is not None else Memories()
         self._change: State | None = None
         self.tap_paths = dict(taps)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -89,7 +100,7 @@ class Client(LightningModule):
 
     def memory(self, method: Method) -> dict[str, Any]:
         """What ``method`` keeps for this client between rounds: tensors and plain values."""
-        return self._memories.setdefault(self.info.id, {}).setdefault(method.name, {})
+        return self._memories.visited(self.info.id).setdefault(method.name, {})
 
     @torch.no_grad()
     def add_to_gradients(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -162,6 +173,8 @@ class Client(LightningModule):
         self.logged.clear()
         self.references.start()
         copy_into(self.live, self.received)
+        for part, fresh in zip(self._transient, self._fresh, strict=True):
+            part.copy_(fresh)
         self.module.train()
         self.methods.on_client_start(self)
 
@@ -171,7 +184,7 @@ class Client(LightningModule):
         self.references.end_batch()
         self._check_finite()
         if kept:
-            self._memories.setdefault(self.info.id, {})["state"] = clone(select(self.live, kept))
+            self._memories.visited(self.info.id)["state"] = clone(select(self.live, kept))
 
     def load(self, state: State) -> None:
         """Put a state into the module, for evaluation."""
@@ -211,8 +224,8 @@ class Client(LightningModule):
         """The state entries of client ``k`` that do not travel, as it left them; none before its first visit."""
         return self._memories.get(k, {}).get("state", {})
 
-    def memories(self) -> dict[int, dict[str, dict[str, Any]]]:
-        """All clients' memories by id and method."""
+    def memories(self) -> Memories:
+        """The memories of the clients that this process holds, by id and method."""
         return self._memories
 
     # ------------------------------------------------------------------ inside

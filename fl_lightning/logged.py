@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
-from fl_lightning.state import Sums, Weighted
+from fl_lightning.state import Weighted
 
 
 class _Mean:
@@ -85,13 +85,19 @@ class Logged:
         mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0))
         return (float(mean.total) - total) / max(mean.weight - weight, 1)
 
-    def sums(self) -> Sums:
+    def take(self) -> dict[str, Weighted]:
+        """The totals of the numbers logged so far, which then count no more."""
+        found = {name: Weighted.summed(mean.total, mean.weight) for name, mean in self._means.items()}
+        self._means = {}
+        return found
+
+    def sums(self) -> dict[str, Weighted]:
         """The totals by name; a torchmetrics object gives its value, weighted by its examples, and is reset."""
-        found = Sums()
-        for name, mean in self._means.items():
-            found.add(name, Weighted(mean.total, torch.tensor(float(mean.weight), dtype=torch.float64)))
+        found = self.take()
         for name, (metric, weight) in self._metrics.items():
-            found.add(name, Weighted.of(metric.compute(), weight))
+            # the value of this process: others may have no such metric at this moment
+            metric.sync_on_compute = False
+            found[name] = Weighted.of(metric.compute(), weight)
             metric.reset()
         return found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import UsageError, require
-from fl_lightning.state import State, Sums, Weighted
+from fl_lightning.state import State, Weighted, under
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
@@ -190,12 +190,9 @@ class MethodList:
         for method in self.methods:
             method.on_before_optimizer_step(client, optimizer)
 
-    def on_client_end(self, client: Client) -> Sums:
-        payload = Sums()
-        for method in self.methods:
-            for key, value in (method.on_client_end(client) or {}).items():
-                payload.add(f"{method.name}/{key}", value)
-        return payload
+    def on_client_end(self, client: Client) -> dict[str, Weighted]:
+        payload = {method.name: method.on_client_end(client) or {} for method in self.methods}
+        return {f"{name}/{key}": value for name, sent in payload.items() for key, value in sent.items()}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
         for method in self.methods:
@@ -216,23 +213,17 @@ class MethodList:
         for method in self.methods:
             method.on_round_start(server)
 
-    def transform_update(self, server: Server, delta: State, payload: Sums) -> State:
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
         for method in self.methods:
-            delta = method.transform_update(server, delta, _part(payload, method))
+            delta = method.transform_update(server, delta, under(method.name, payload))
         return delta
 
-    def on_round_end(self, server: Server, payload: Sums) -> None:
+    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
         for method in self.methods:
-            method.on_round_end(server, _part(payload, method))
+            method.on_round_end(server, under(method.name, payload))
 
     def evaluated_state(self, server: Server) -> State:
         state = server.state
         for method in self.methods:
             state = method.evaluated_state(server, state)
         return state
-
-
-def _part(payload: Sums, method: Method) -> dict[str, Weighted]:
-    """The entries of ``payload`` that ``method`` sent, under its own keys."""
-    prefix = f"{method.name}/"
-    return {key.removeprefix(prefix): value for key, value in payload.totals.items() if key.startswith(prefix)}

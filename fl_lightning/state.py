@@ -1,18 +1,22 @@
 """Arithmetic on ``{name: tensor}`` and on what travels: a state goes down to a client, sums come up.
 
-Everything that a client sends is a total and a weight. The server only adds and divides once, in float64
-and in the order of the names, so one process and several compute the same thing.
+Everything that a client sends is a total and a weight. The server only adds, exactly, and divides once: so one
+process and several compute the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.exact import ExactSum
+
 State = dict[str, Tensor]
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -35,6 +39,11 @@ class Weighted:
         scale = torch.as_tensor(weight, device=total.device).detach().double()
         return cls(total * scale, scale)
 
+    @classmethod
+    def summed(cls, total: Tensor, weight: float) -> Weighted:
+        """A total of which ``weight`` is known beside it."""
+        return cls(total, torch.tensor(float(weight), dtype=torch.float64, device=total.device))
+
     def __add__(self, other: Weighted) -> Weighted:
         return Weighted(self.total + other.total, self.weight + other.weight)
 
@@ -45,41 +54,114 @@ class Weighted:
 
 
 class Sums:
-    """Running :class:`Weighted` totals by name; memory does not grow with the number of clients."""
+    """Running :class:`Weighted` totals by name, exact: the same bits in any order and over any number of processes.
+
+    All numbers lie in one flat vector; memory does not grow with the number of additions.
+
+    Attributes:
+        layout: the shapes of total and weight by name, in the order of the vector.
+    """
 
     def __init__(self) -> None:
-        self.totals: dict[str, Weighted] = {}
+        self.layout: Layout = {}
+        self.exact = ExactSum()
+        self._totals: dict[str, Weighted] | None = None
 
-    def add(self, name: str, value: Weighted) -> None:
-        held = self.totals.get(name)
-        self.totals[name] = value if held is None else held + value
+    def add(self, values: Mapping[str, Weighted]) -> None:
+        """Add what one client (or one batch) sends.
 
-    def merge(self, other: Sums, prefix: str = "") -> None:
-        for name, value in other.totals.items():
-            self.add(prefix + name, value)
+        Raises:
+            ArithmeticError: a number is nan or infinite, or a name comes with another shape than before.
+        """
+        if not values:
+            return
+        self._totals = None
+        found = {name: (value.total.shape, value.weight.shape) for name, value in values.items()}
+        if found != self.layout:
+            self.arrange(merged(self.layout, found), next(iter(values.values())).total.device)
+        self.exact.add(torch.cat([part for name in self.layout for part in self._flat(name, values)]))
+
+    def arrange(self, layout: Layout, device: torch.device | None = None) -> None:
+        """Take on a layout that holds all of the present names, with zeros for the new ones."""
+        if layout == self.layout:
+            return
+        begins, size = offsets(layout)
+        places = [torch.arange(begins[name], begins[name] + length(self.layout[name])) for name in self.layout]
+        if self.layout:
+            self.exact = self.exact.rearranged(torch.cat(places).to(self.exact.device), size)
+        else:
+            self.exact = ExactSum(size, self.exact.device if device is None else device)
+        self.layout, self._totals = layout, None
+
+    def load(self, exponents: list[int], buffer: Tensor) -> None:
+        """Take over the numbers of a buffer in the present layout."""
+        self.exact.load(exponents, buffer.to(self.exact.device))
+        self._totals = None
+
+    @property
+    def totals(self) -> dict[str, Weighted]:
+        """What was added up, by name."""
+        if self._totals is None:
+            flat = self.exact.value().split([s.numel() for shapes in self.layout.values() for s in shapes])
+            shapes = [shape for pair in self.layout.values() for shape in pair]
+            parts = iter([part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
+            self._totals = {name: Weighted(next(parts), next(parts)) for name in self.layout}
+        return self._totals
 
     def means(self) -> dict[str, Tensor]:
-        return {name: value.mean() for name, value in self.totals.items()}
+        """The mean by name."""
+        return means(self.totals)
+
+    def under(self, prefix: str) -> dict[str, Weighted]:
+        """The totals whose names begin with ``prefix/``, under the rest of the name."""
+        return under(prefix, self.totals)
+
+    def _flat(self, name: str, values: Mapping[str, Weighted]) -> list[Tensor]:
+        like: dict[str, Any] = {"dtype": torch.float64, "device": self.exact.device}
+        if name not in values:
+            return [torch.zeros(length(self.layout[name]), **like)]
+        return [part.detach().to(**like).reshape(-1) for part in (values[name].total, values[name].weight)]
 
 
-class StateSum:
-    """The running weighted sum of states with equal keys, in float64."""
+Shapes = tuple[torch.Size, torch.Size]
+Layout = dict[str, Shapes]
 
-    def __init__(self) -> None:
-        self.total: State = {}
-        self.weight = 0.0
 
-    def add(self, state: State, weight: float) -> None:
-        if not self.total:
-            self.total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in state.items()}
-        if state:
-            torch._foreach_add_(list(self.total.values()), list(state.values()), alpha=weight)
-        self.weight += weight
+def merged(first: Layout, second: Layout) -> Layout:
+    """Both layouts in one, by ascending names.
 
-    def mean(self) -> State:
-        if not self.total or not self.weight:
-            return {}
-        return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
+    Raises:
+        ArithmeticError: a name has another shape in the second.
+    """
+    for name in first.keys() & second.keys():
+        if first[name] != second[name]:
+            one, other = (tuple(map(tuple, layout[name])) for layout in (first, second))
+            raise ArithmeticError(f"{name} has the shape {other}, and {one} before")
+    return dict(sorted((first | second).items()))
+
+
+def length(shapes: Shapes) -> int:
+    """The numbers of a total and its weight."""
+    return sum(shape.numel() for shape in shapes)
+
+
+def offsets(layout: Layout) -> tuple[dict[str, int], int]:
+    """Where each name's numbers begin in the flat vector, and its length."""
+    begins, size = {}, 0
+    for name, shapes in layout.items():
+        begins[name] = size
+        size += length(shapes)
+    return begins, size
+
+
+def under(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """The entries whose names begin with ``prefix/``, under the rest of the name."""
+    return {name.removeprefix(f"{prefix}/"): v for name, v in values.items() if name.startswith(f"{prefix}/")}
+
+
+def means(values: Mapping[str, Weighted]) -> dict[str, Tensor]:
+    """The mean by name."""
+    return {name: value.mean() for name, value in values.items()}
 
 
 def tensors(module: nn.Module) -> State:
@@ -116,6 +198,12 @@ def difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> State:
     wide_new = [new[name].detach().double() for name in new]
     wide_old = [old[name].detach().double() for name in new]
     return dict(zip(new, torch._foreach_sub(wide_new, wide_old), strict=True)) if new else {}
+
+
+@torch.no_grad()
+def weigh(values: list[Tensor], weight: float) -> list[Tensor]:
+    """``weight`` times each of the tensors, in float64."""
+    return list(torch._foreach_mul([value.detach().double() for value in values], float(weight))) if values else []
 
 
 def norm(state: Mapping[str, Tensor]) -> Tensor:

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
 from fl_lightning.checkpoint import load_checkpoint
-from fl_lightning.client import Client, count_examples
-from fl_lightning.engine import Totals, Worker, configure_optimizer
+from fl_lightning.checks import (
+    as_list,
+    check_classes,
+    check_data,
+    check_devices,
+    check_label_counts,
+    check_module,
+    check_precision,
+    lr_factors,
+)
+from fl_lightning.client import Client
+from fl_lightning.engine import Failures, Stopwatch, Team, place
 from fl_lightning.errors import ClientError, UsageError, require
+from fl_lightning.evaluation import Evaluator
+from fl_lightning.launch import ClientStrategy, threads, world_of_cluster
 from fl_lightning.logged import tagged
+from fl_lightning.memory import Memories
 from fl_lightning.method import Method, MethodList
 from fl_lightning.report.partition import save_partition
 from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
-from fl_lightning.seeding import ambient, base_seed
+from fl_lightning.seeding import base_seed
 from fl_lightning.server import Scope, Server
 from fl_lightning.state import State, Sums, Weighted, clone, norm, num_bytes, select
 from fl_lightning.taps import resolve_taps
+from fl_lightning.worker import Totals, Worker, configure_optimizer
+
+Found = TypeVar("Found")
 
 
 class FederatedTrainer:
@@ -63,9 +78,18 @@ class FederatedTrainer:
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
         gradient_clip_val: largest norm of a local gradient; None does not clip.
         accelerator: as in Fabric: auto, cpu, gpu, ...
-        devices: 1; several devices are not supported yet.
+        devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
+            side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
+            the same, bit for bit, for any number of workers of equal ``threads_per_worker``. Under torchrun and SLURM
+            their number of processes counts.
+        workers_per_device: workers that share a GPU; on a CPU, workers are counted by ``devices``.
+        strategy: auto; a strategy that wraps the model would average the gradients of different clients.
+        num_nodes: machines that a cluster environment starts this program on.
         precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ...
-        threads_per_worker: threads that torch uses; None leaves its choice.
+        threads_per_worker: threads of each worker, at least 1; None is 1 where there are several workers, else torch's
+            choice. With more than 1 thread, several workers run the program anew instead of being forked.
+        client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what is beyond it
+            lies in the folder of temporary files.
         channels_last: keep images and weights in the channels_last memory format.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
             local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
@@ -100,9 +124,13 @@ class FederatedTrainer:
         client_lr_scheduler: LRSchedulerCallable | None = None,
         gradient_clip_val: float | None = None,
         accelerator: str = "auto",
-        devices: int | str = 1,
+        devices: int | str | list[int] = 1,
+        workers_per_device: int = 1,
+        strategy: str = "auto",
+        num_nodes: int = 1,
         precision: str | int | None = None,
         threads_per_worker: int | None = None,
+        client_memory: float = 4.0,
         channels_last: bool = False,
         cache_references: bool = False,
         callbacks: list[Callback] | Callback | None = None,
@@ -120,7 +148,10 @@ class FederatedTrainer:
         require(0 < participation <= 1, "trainer.participation", participation, "give a share in (0, 1]")
         require(cohort_size is None or cohort_size >= 1, "trainer.cohort_size", cohort_size, "give 1 or more, or null")
         require(eval_every_n_rounds >= 1, "trainer.eval_every_n_rounds", eval_every_n_rounds, "give 1 or more")
-        require(devices in (1, "1", "auto"), "trainer.devices", devices, "only one device is supported, give 1")
+        check_devices(devices, workers_per_device, num_nodes)
+        wraps = "it wraps the model, which would average the gradients of different clients; give auto"
+        require(strategy == "auto", "trainer.strategy", strategy, wraps)
+        require(client_memory >= 0, "trainer.client_memory", client_memory, "give 0 or more GiB")
         clips = gradient_clip_val is None or gradient_clip_val > 0
         require(clips, "trainer.gradient_clip_val", gradient_clip_val, "give a norm above 0, or null")
         threads = threads_per_worker is None or threads_per_worker >= 1
@@ -143,21 +174,33 @@ class FederatedTrainer:
         self.name = name
         self.on_client_error, self.min_clients = on_client_error, min_clients
         self.fast_dev_run = bool(fast_dev_run)
-        if threads_per_worker is not None:
-            torch.set_num_threads(threads_per_worker)
+        self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
+        self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
+        self.client_memory = client_memory
         own = [ProgressBar()] if enable_progress_bar else []
         self.callbacks: list[Any] = [*as_list(callbacks), RunRecord(), *own]
-        self.fabric = self._build_fabric(accelerator, precision)
+        self.fabric = self._build_fabric(1)
+        check_precision(precision, self.fabric.device)
         self.run_dir: Path | None = None
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
+        # who holds a client's memory, and how many batches each client has
+        self._holders: dict[int, int] = {}
+        self._batches: dict[int, int] = {}
 
-    def _build_fabric(self, accelerator: str, precision: Any) -> Fabric:
+    def _build_fabric(self, devices: int | str | list[int], num_nodes: int = 1) -> Fabric:
+        how: dict[str, Any] = {"accelerator": self.accelerator, "precision": self.precision, "devices": devices}
         try:
-            return Fabric(accelerator=accelerator, devices=1, precision=precision, callbacks=self.callbacks)
-        except (ValueError, RuntimeError, TypeError) as error:
-            text = str(error).splitlines()[0]
-            raise UsageError(f"trainer.accelerator={accelerator!r}, trainer.precision={precision!r}: {text}") from error
+            fabric = Fabric(**how, callbacks=self.callbacks)
+            if fabric.world_size * num_nodes * self.workers_per_device == 1:
+                return fabric
+            strategy = ClientStrategy(self.workers_per_device, self._forks)
+            return Fabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=self.callbacks)
+        except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
+            text = " ".join(str(error).split())
+            raise UsageError(
+                ", ".join(f"trainer.{name}={value!r}" for name, value in how.items()) + f": {text}"
+            ) from error
 
     # ------------------------------------------------------------------ commands
     def fit(
@@ -175,27 +218,7 @@ class FederatedTrainer:
             ClientError: a client failed in a round.
         """
         methods = MethodList(as_list(method))
-        self._prepare(model, datamodule, methods)
-        self._start_run(methods)
-        if self.worker.kept:
-            some = "all" if not self.worker.sent else f"{len(self.worker.kept)} of {len(self.client.live)}"
-            self.warn(
-                f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-            )
-        status = "failed"
-        try:
-            methods.on_fit_start(self.server)
-            self.fabric.call("on_fit_start", trainer=self)
-            for round_ in range(self.max_rounds):
-                self._round(round_)
-            self.fabric.call("on_fit_end", trainer=self)
-            status = "success"
-        finally:
-            self.fabric.call("teardown", trainer=self)
-            for logger in self.loggers:
-                logger.finalize(status)
-            self.client.load(self.methods.evaluated_state(self.server))
-            self.client.release()
+        self._launch(partial(self._fit, methods), model, datamodule, methods)
 
     def validate(
         self,
@@ -212,7 +235,8 @@ class FederatedTrainer:
             ckpt_path: checkpoint of a run, whose global model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._evaluate_once("val", model, datamodule, ckpt_path, as_list(method))
+        command = partial(self._evaluate_once, "val", model, ckpt_path)
+        return self._launch(command, model, datamodule, MethodList(as_list(method)))
 
     def test(
         self,
@@ -229,7 +253,8 @@ class FederatedTrainer:
             ckpt_path: checkpoint of a run, whose global model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._evaluate_once("test", model, datamodule, ckpt_path, as_list(method))
+        command = partial(self._evaluate_once, "test", model, ckpt_path)
+        return self._launch(command, model, datamodule, MethodList(as_list(method)))
 
     def partition(
         self, model: LightningModule, datamodule: LightningDataModule, method: list[Method] | Method | None = None
@@ -265,7 +290,8 @@ class FederatedTrainer:
         if self._evaluation_is_due(round_):
             with self.timed("evaluate"):
                 self._evaluate_all()
-        self.fabric.call("on_round_end", trainer=self)
+        with self.timed("log"):
+            self.fabric.call("on_round_end", trainer=self)
         self.metrics["time/round"] = time.perf_counter() - started
         self.history.append(self.metrics)
         self._log(round_)
@@ -276,42 +302,86 @@ class FederatedTrainer:
         return self.sampler(self.seed, round_, number, size)
 
     def _train_cohort(self, round_: int) -> Totals:
-        totals = Totals()
+        """Train the clients that are placed here, and add up what all workers' clients send."""
+        totals, failures = Totals(), Failures()
+        self.worker.clock = Stopwatch()
         self.worker.lr_factor = self._lr_factors[round_]
-        for k in self.server.cohort:
+        for k in self._placed():
+            self.team.check()
             try:
-                update = self.worker.visit(k, round_, self.server.state)
-            except ClientError as error:
-                self._failed(error)
+                totals.add(self.worker.visit(k, round_, self.server.state))
+            except (ClientError, UsageError) as error:
+                failures.add(k, error)
+                if self.on_client_error == "raise":
+                    break
                 continue
             self.fabric.call("on_client_end", trainer=self, client=self.client)
-            totals.add(update)
+        self._join(failures)
+        self.team.add_up(totals.sums)
+        self.worker.clock.lap("wait")
+        self.metrics |= {f"time/{phase}": seconds for phase, seconds in self._mean_seconds().items()}
         return totals
 
-    def _failed(self, error: ClientError) -> None:
+    def _placed(self) -> list[int]:
+        """The clients of this worker, whose memories follow them."""
+        placed = place({k: self._steps(k) for k in self.server.cohort}, self.team.size, self._holders)
+        there = {k: worker for worker, clients in enumerate(placed) for k in clients}
+        moves = [
+            (k, self._holders[k], there[k]) for k in self.server.cohort if self._holders.get(k, there[k]) != there[k]
+        ]
+        self.team.move(self.client.memories(), moves)
+        for worker, clients in enumerate(placed if self.team.size > 1 else ()):
+            self.metrics[f"placed/{worker}/clients"] = len(clients)
+            self.metrics[f"placed/{worker}/steps"] = sum(map(self._steps, clients))
+        self._holders |= there
+        self.worker.clock.lap("place")
+        return placed[self.team.rank]
+
+    def _steps(self, k: int) -> int:
+        """Expected local steps of client ``k``."""
+        if self.local_steps is not None:
+            return self.local_steps
+        if k not in self._batches:
+            self._batches[k] = len(self.data.train_dataloader(k))
+        return self._batches[k] * self.local_epochs
+
+    def _join(self, failures: Failures) -> None:
+        """Tell the other workers what happened here, and take in what happened there."""
+        for theirs, metrics in self.team.gather((failures.found, self.metrics)):
+            failures.take(theirs)
+            self.metrics = metrics | self.metrics
+        if not failures.found:
+            return
         if self.on_client_error == "raise":
-            raise error
-        self.metrics["clients/failed"] = self.metrics.get("clients/failed", 0) + 1
-        self.warn(f"skipped: {error}")
-        left = len(self.server.cohort) - int(self.metrics["clients/failed"])
+            failures.throw()
+        for text in failures.texts():
+            self.warn(f"skipped: {text}")
+        self.metrics["clients/failed"] = len(failures.found)
+        left = len(self.server.cohort) - len(failures.found)
         if left < self.min_clients:
-            raise ClientError(f"trainer.min_clients={self.min_clients}, but only {left} clients are left: {error}")
+            few = f"trainer.min_clients={self.min_clients}, but only {left} clients are left: {failures.texts()[-1]}"
+            raise ClientError(few)
+
+    def _mean_seconds(self) -> dict[str, float]:
+        """Seconds of the phases of the visits, as means over the workers."""
+        workers = self.team.gather(dict(self.worker.clock.seconds))
+        return {phase: sum(w.get(phase, 0.0) for w in workers) / len(workers) for phase in PHASES}
 
     def _aggregate(self, totals: Totals) -> None:
         """Divide the sums once, and let the methods and the server optimizer move the global state."""
-        delta = self.methods.transform_update(self.server, totals.delta.mean(), totals.payload)
-        self.server.step(delta, totals.others.mean())
+        delta = self.methods.transform_update(self.server, totals.means("delta"), totals.payload)
+        self.server.step(delta, totals.means("others"))
         self.methods.on_round_end(self.server, totals.payload)
-        for name, mean in totals.logged.means().items():
+        for name, mean in totals.means("logged").items():
             self.metrics[tagged("train", name)] = float(mean)
-        self.metrics["drift/client"] = float(totals.drift.mean())
+        self.metrics["drift/client"] = totals.drift
         self.metrics["drift/global"] = float(norm(delta))
         self._count(totals)
 
     def _count(self, totals: Totals) -> None:
         """Clients and bytes of the round."""
         sent = num_bytes(select(self.server.state, self.worker.sent + self.worker.sent_others))
-        payload = sum(v.total.numel() * 4 for v in totals.payload.totals.values())
+        payload = sum(v.total.numel() * 4 for v in totals.payload.values())
         self.metrics["clients"] = totals.num_clients
         self.metrics["bytes/down"] = sent * len(self.server.cohort)
         self.metrics["bytes/up"] = (sent + payload) * totals.num_clients
@@ -322,29 +392,58 @@ class FederatedTrainer:
 
     def _evaluate_all(self) -> None:
         """Evaluate the global model, or every client's own where entries of the state do not travel."""
-        state, own = self.methods.evaluated_state(self.server), self.own_entries()
+        state, own = self.methods.evaluated_state(self.server), self._own_here() if self.own_models else None
         for phase in ("val", "test"):
             self.metrics.update(self._evaluate_models(phase, state, own))
 
+    @property
+    def own_models(self) -> bool:
+        """Whether each client that has trained has a model of its own, which is what is evaluated."""
+        return bool(self.worker.kept and self._holders)
+
+    def _own_here(self) -> dict[int, State]:
+        """The entries of the clients' models that do not travel, of the clients that this worker holds."""
+        return {k: entries for k in self.client.memories() if (entries := self.client.own_entries(k))}
+
     def own_entries(self) -> dict[int, State]:
-        """The entries of each client's model that do not travel, of the clients that have trained; empty if all do."""
-        clients = sorted(self.client.memories()) if self.worker.kept else []
-        return {k: entries for k in clients if (entries := self.client.own_entries(k))}
+        """The entries of each client's model that do not travel, of the clients that have trained; empty if all do.
+
+        Called by all workers; the first one then holds the memories of all clients, the others none.
+        """
+        if not self.own_models:
+            return {}
+        self.team.move(self.client.memories(), [(k, held, 0) for k, held in sorted(self._holders.items()) if held])
+        self._holders = dict.fromkeys(self._holders, 0)
+        return self._own_here()
 
     def _evaluate_models(
-        self, phase: str, state: State, own: dict[int, State], observed: bool = True
+        self, phase: str, state: State, own: dict[int, State] | None, observed: bool = True
     ) -> dict[str, float]:
-        """The mean metrics of ``state``, completed by each client's ``own`` entries in turn where there are any."""
+        """The metrics of ``state``; or the means over the clients, who each complete it by their ``own`` entries."""
+        if own is None:
+            self.client.load(state)
+            return self.evaluate(phase, observed)
         found = Sums()
-        for entries in own.values() or [State()]:
+        for entries in own.values():
             self.client.load({**state, **entries})
-            for tag, value in self.evaluate(phase, observed).items():
-                found.add(tag, Weighted.of(value))
+            found.add({tag: Weighted.of(value) for tag, value in self.evaluate(phase, observed, shared=False).items()})
+        self.team.add_up(found)
         return {tag: float(mean) for tag, mean in found.means().items()}
 
+    def evaluate(self, phase: str, observed: bool = True, shared: bool = True) -> dict[str, float]:
+        """Evaluate what is loaded in the resident module on the ``val`` or ``test`` data, in eval mode.
+
+        If ``observed``, callbacks see each batch's taps in ``on_evaluation_batch_end``. The batches are dealt out over
+        the workers, which then all call this; unless ``shared``, this worker evaluates them all. Returns the metrics by
+        tag, none without data.
+        """
+        return self.evaluator.evaluate(phase, observed, shared)
+
     def _log(self, round_: int) -> None:
+        began = time.perf_counter()
         for logger in self.loggers:
             logger.log_metrics(dict(self.metrics), step=round_)
+        self._writing = time.perf_counter() - began
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -353,79 +452,73 @@ class FederatedTrainer:
         yield
         self.metrics[f"time/{phase}"] = self.metrics.get(f"time/{phase}", 0.0) + time.perf_counter() - started
 
-    # ------------------------------------------------------------------ evaluation
-    @torch.no_grad()
-    def evaluate(self, phase: str, observed: bool = True) -> dict[str, float]:
-        """Evaluate what is loaded in the resident module on the ``val`` or ``test`` data, in eval mode.
-
-        If ``observed``, callbacks see each batch's taps in ``on_evaluation_batch_end``. Returns the metrics by tag,
-        none without data.
-        """
-        loaders = self._loaders(phase)
-        module, name = self.client.module, self._step_name(phase)
-        if not loaders or name is None:
-            return {}
-        module.eval()
-        self.client.logged.clear()
-        stage = "validation" if name == "validation_step" else "test"
-        with ambient(self.seed, phase):
-            getattr(module, f"on_{stage}_epoch_start")()
-            for index, loader in enumerate(loaders):
-                self._evaluate_loader(loader, index, name, phase if observed else None)
-            getattr(module, f"on_{stage}_epoch_end")()
-        if observed:
-            self.fabric.call("on_evaluation_end", trainer=self, phase=phase)
-        return {tagged(phase, key): float(value) for key, value in self.client.logged.sums().means().items()}
-
-    def _evaluate_loader(self, loader: Iterable, index: int, name: str, phase: str | None) -> None:
-        step = getattr(self.client.module, name)
-        extra = {"dataloader_idx": index} if is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else {}
-        takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
-        for batch_idx, batch in enumerate(itertools.islice(loader, self.limit_batches)):
-            moved = self.worker.to_device(batch)
-            self.client.logged.batch_size = count_examples(moved)
-            with self.fabric.autocast():
-                step(moved, batch_idx, **extra) if takes_index else step(moved, **extra)
-            if phase is not None:
-                self.fabric.call("on_evaluation_batch_end", trainer=self, phase=phase, taps=self.client.tapped)
-
-    def _step_name(self, phase: str) -> str | None:
-        """The step of the module that evaluates ``phase``: its own, or for test the validation step."""
-        names = ("validation_step",) if phase == "val" else ("test_step", "validation_step")
-        return next((name for name in names if is_overridden(name, self.client.module)), None)
-
-    def _loaders(self, phase: str) -> list[Iterable]:
-        found = self.data.val_dataloader() if phase == "val" else self.data.test_dataloader()
-        return list(found) if isinstance(found, (list, tuple)) else [found]
-
-    def _evaluate_once(
-        self, phase: str, model: LightningModule, datamodule: Any, ckpt_path: Any, methods: list[Method]
-    ) -> dict[str, float]:
-        self._prepare(model, datamodule, MethodList(methods))
-        require(bool(self._loaders(phase)), "data", type(datamodule).__name__, f"it has no {phase} data")
-        own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
-        try:
-            return self._evaluate_models(phase, clone(self.client.live), own, observed=False)
-        finally:
-            self.client.release()
-
     # ------------------------------------------------------------------ before round 0
-    def _prepare(self, model: LightningModule, datamodule: Any, methods: MethodList) -> None:
-        """Check that everything fits and put it together; writes nothing."""
+    def _launch(
+        self, command: Callable[[], Found], model: LightningModule, datamodule: Any, methods: MethodList
+    ) -> Found:
+        """Check what can be checked, start the workers, put everything together, and run a command in each."""
         self.seed, self.methods, self.data = base_seed(), methods, datamodule
         check_module(model)
         check_data(datamodule)
-        wanted = methods.wanted_taps()
+        paths = resolve_taps(model, self.taps, self._wanted_taps())
+        loaded = self._forks
+        if loaded:
+            # before the others are forked, so that they share it
+            self._load_data()
+        devices, num_nodes = self._workers()
+        self.fabric = self._build_fabric(devices, num_nodes)
+        with threads(self.threads_per_worker or (1 if self.fabric.world_size > 1 else None)):
+            return self.fabric.launch(partial(self._work, command, model, paths, loaded))
+
+    @property
+    def _forks(self) -> bool:
+        """Whether workers are forked: a forked process has one thread, and cannot use a GPU its parent has used."""
+        alone = world_of_cluster() is None and "LOCAL_RANK" not in os.environ
+        return alone and self.threads_per_worker in (None, 1) and not torch.cuda.is_initialized()
+
+    def _workers(self) -> tuple[int | str | list[int], int]:
+        """Devices and number of nodes."""
+        world = world_of_cluster()
+        if world is not None:
+            return world
+        if self.devices != "auto" or self.fabric.device.type != "cpu":
+            return self.devices, self.num_nodes
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        clients = size_of_cohort(self.data.num_clients, self.participation, self.cohort_size) if self._forks else cores
+        chosen = max(1, min(cores // (self.threads_per_worker or 1), clients))
+        print(f"trainer.devices=auto: {chosen} workers on {cores} cores, {clients} clients in a round", file=sys.stderr)
+        return chosen, self.num_nodes
+
+    def _load_data(self) -> None:
+        # the first worker of each machine fetches the data, and the others wait
+        if self.fabric.local_rank == 0:
+            self.data.prepare_data()
+        self.fabric.barrier()
+        self.data.setup("fit")
+
+    def _work(
+        self, command: Callable[[], Found], model: LightningModule, paths: dict[str, str], loaded: bool, fabric: Fabric
+    ) -> Found:
+        """What each worker does."""
+        self.team = Team(fabric)
+        if not loaded:
+            self._load_data()
+        self._check_cohort(self.data.num_clients)
+        check_classes(model, self.data)
+        check_label_counts(self.methods, self.data)
+        self._check_cache(self.data)
+        self._assemble(model, paths)
+        try:
+            return command()
+        finally:
+            self.client.memories().close()
+            self.client.release()
+
+    def _wanted_taps(self) -> dict[str, str]:
+        wanted = self.methods.wanted_taps()
         for callback in self.callbacks:
             wanted |= {tap: type(callback).__name__ for tap in getattr(callback, "requires", ())}
-        paths = resolve_taps(model, self.taps, wanted)
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        self._check_cohort(datamodule.num_clients)
-        check_classes(model, datamodule)
-        check_label_counts(methods, datamodule)
-        self._check_cache(datamodule)
-        self._assemble(model, paths)
+        return wanted
 
     def _check_cohort(self, num_clients: int) -> None:
         fits = self.cohort_size is None or self.cohort_size <= num_clients
@@ -437,14 +530,13 @@ class FederatedTrainer:
         require(same, "trainer.cache_references", self.cache_references, mend)
 
     def _assemble(self, model: LightningModule, paths: dict[str, str]) -> None:
-        self.fabric.launch()
         self.fabric.to_device(model)
         precision = self.fabric.strategy.precision
         precision.convert_module(model)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)
         model.fabric = self.fabric
-        self.client = Client(model, self.methods, paths)
+        self.client = Client(model, self.methods, paths, Memories(self.client_memory * 2**30, self.fabric.device))
         self.client.info = self.data.info(0)
         self.methods.setup(self.client, configure_optimizer(self.client, 1.0)[0])
         number = self.data.num_clients
@@ -454,15 +546,44 @@ class FederatedTrainer:
         options = {name: getattr(self, name) for name in ("weighting", "buffers", "gradient_clip_val", "limit_batches")}
         options |= {"local_epochs": self.local_epochs, "local_steps": self.local_steps}
         options |= {"channels_last": self.channels_last, "cache_references": self.cache_references}
-        self.worker = Worker(self.fabric, self.client, self.data, self.seed, **options)
+        self.worker = Worker(self.fabric, self.client, self.data, self.seed, self.team, **options)
+        self.evaluator = Evaluator(self.worker, self.team, partial(self.fabric.call, trainer=self))
         self._lr_factors = lr_factors(self.client_lr_scheduler, self.max_rounds)
+        self._holders, self._batches = {}, {}
         self.fabric.call("setup", trainer=self)
+
+    def _fit(self, methods: MethodList) -> None:
+        self._start_run(methods)
+        if self.worker.kept:
+            some = "all" if not self.worker.sent else f"{len(self.worker.kept)} of {len(self.client.live)}"
+            self.warn(
+                f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+            )
+        status = "failed"
+        try:
+            methods.on_fit_start(self.server)
+            self.fabric.call("on_fit_start", trainer=self)
+            for round_ in range(self.max_rounds):
+                self._round(round_)
+            self.fabric.call("on_fit_end", trainer=self)
+            status = "success"
+        finally:
+            self.fabric.call("teardown", trainer=self)
+            for logger in self.loggers:
+                logger.finalize(status)
+            self.client.load(self.methods.evaluated_state(self.server))
+
+    def _evaluate_once(self, phase: str, model: LightningModule, ckpt_path: Any) -> dict[str, float]:
+        require(bool(self.evaluator.loaders(phase)), "data", type(self.data).__name__, f"it has no {phase} data")
+        own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
+        mine = {k: entries for k, entries in own.items() if k % self.team.size == self.team.rank}
+        return self._evaluate_models(phase, clone(self.client.live), mine if own else None, observed=False)
 
     def _start_run(self, methods: MethodList) -> None:
         """Make the run's folder and its loggers."""
         self.loggers: list[Logger] = []
-        self.history = []
-        if self.fast_dev_run:
+        self.history, self._writing = [], 0.0
+        if self.fast_dev_run or not self.fabric.is_global_zero:
             return
         name = self.name or "+".join(method.name for method in methods.methods) or "fedavg"
         table = CSVLogger(self.default_root_dir, name, flush_logs_every_n_steps=1)
@@ -491,67 +612,5 @@ class FederatedTrainer:
             print(f"warning: {message}", file=sys.stderr)
 
 
-def as_list(given: Any) -> list:
-    """A list of what may be a list, one thing or None."""
-    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
-
-
-def check_module(model: LightningModule) -> None:
-    """Refuse what the loop cannot drive.
-
-    Raises:
-        UsageError: no ``training_step`` or ``configure_optimizers``, or manual optimization.
-    """
-    kind = type(model).__name__
-    for name in ("training_step", "configure_optimizers"):
-        require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
-    require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
-
-
-def check_data(datamodule: Any) -> None:
-    """Refuse a data module that has no clients.
-
-    Raises:
-        UsageError: ``datamodule`` is not federated.
-    """
-    federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
-    mend = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
-    require(federated, "data", type(datamodule).__name__, mend)
-
-
-def check_classes(model: LightningModule, datamodule: Any) -> None:
-    """Refuse a model with fewer classes than the data has.
-
-    Raises:
-        UsageError: both declare ``num_classes``, and the model's is smaller.
-    """
-    ours, theirs = getattr(model, "num_classes", None), getattr(datamodule, "num_classes", None)
-    if isinstance(ours, int) and isinstance(theirs, int):
-        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
-
-
-def check_label_counts(methods: MethodList, datamodule: Any) -> None:
-    """Refuse a method that counts labels where there are none.
-
-    Raises:
-        UsageError: the clients' label counts are not known.
-    """
-    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
-    known = not needing or datamodule.info(0).label_counts is not None
-    mend = "the clients' label counts are not known; give a training set with integer labels"
-    require(known, "method", ", ".join(needing), mend)
-
-
-def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
-    """The factor on the clients' learning rates in each round: what ``scheduler`` makes of a rate of 1."""
-    if scheduler is None:
-        return [1.0] * rounds
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    stepped: Any = scheduler(optimizer)
-    factors = []
-    for _ in range(rounds):
-        factors.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        stepped.step()
-    require(all(math.isfinite(f) for f in factors), "trainer.client_lr_scheduler", factors, "give a finite schedule")
-    return factors
+# of the visits, beside what the trainer times itself
+PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")

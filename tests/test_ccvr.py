@@ -29,7 +29,7 @@ def merged(clients, c):
 def test_the_sums_of_clients_give_their_merged_means_and_covariances():
     rng = np.random.default_rng(0)
     clients = [(rng.normal(3, 2, (n, 4)), rng.integers(0, 3, n)) for n in (7, 1, 20)]
-    statistics = ClassStatistics(3, 4)
+    statistics = ClassStatistics(3)
     for z, y in clients:
         for part in np.array_split(np.arange(len(y)), 2):
             statistics.add(torch.from_numpy(z[part]), torch.from_numpy(y[part]))
@@ -39,7 +39,7 @@ def test_the_sums_of_clients_give_their_merged_means_and_covariances():
 
 
 def test_draws_have_the_mean_and_covariance_of_their_class_and_skip_classes_of_one():
-    statistics = ClassStatistics(3, 2)
+    statistics = ClassStatistics(3)
     z = torch.tensor([[0.0, 0.0], [2.0, 1.0], [4.0, 5.0], [9.0, 9.0]])
     statistics.add(z, torch.tensor([0, 0, 0, 2]))
     drawn, labels = statistics.sample(40_000, torch.Generator().manual_seed(0))

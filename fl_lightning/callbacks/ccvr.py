@@ -23,7 +23,7 @@ from fl_lightning.checkpoint import save_checkpoint
 from fl_lightning.client import targets_of
 from fl_lightning.errors import require
 from fl_lightning.seeding import torch_rng
-from fl_lightning.state import State, clone
+from fl_lightning.state import State, Sums, Weighted, clone
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -35,42 +35,41 @@ class ClassStatistics:
     The sums of several clients add, and give what the merging of their means and covariances gives.
 
     Attributes:
-        counts: n_c ``(C,)``.
-        totals: sum of the representations of each class ``(C, d)``.
-        products: sum of their outer products ``(C, d, d)``.
+        sums: of each class's representations ``(d,)`` and their outer products ``(d, d)``.
     """
 
-    def __init__(self, num_classes: int, width: int) -> None:
-        self.counts = torch.zeros(num_classes, dtype=torch.float64)
-        self.totals = torch.zeros(num_classes, width, dtype=torch.float64)
-        self.products = torch.zeros(num_classes, width, width, dtype=torch.float64)
+    def __init__(self, num_classes: int) -> None:
+        self.sums = [Sums() for _ in range(num_classes)]
 
     def add(self, z: Tensor, targets: Tensor) -> None:
         """Count representations ``(B, d)`` with labels ``(B,)``."""
         rows, labels = z.detach().double().cpu(), targets.cpu()
         for c in labels.unique().tolist():
             members = rows[labels == c]
-            self.counts[c] += len(members)
-            self.totals[c] += members.sum(0)
-            self.products[c] += members.T @ members
+            found = {"rows": members.sum(0), "products": members.T @ members}
+            self.sums[c].add({name: Weighted.summed(total, len(members)) for name, total in found.items()})
+
+    @property
+    def counts(self) -> list[int]:
+        """n_c, C of them."""
+        return [int(sums.totals["rows"].weight) if sums.layout else 0 for sums in self.sums]
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:
         """Mean ``(d,)`` and unbiased covariance ``(d, d)`` of class ``c``, which has 2 examples or more."""
-        number, mean = self.counts[c], self.totals[c] / self.counts[c]
-        return mean, (self.products[c] - number * torch.outer(mean, mean)) / (number - 1)
+        number, totals = self.counts[c], self.sums[c].totals
+        mean = totals["rows"].total / number
+        return mean, (totals["products"].total - number * torch.outer(mean, mean)) / (number - 1)
 
     def sample(self, number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """``number`` draws from the Gaussian of each class with 2 examples or more, and their labels."""
-        drawn, classes = [], torch.nonzero(self.counts >= 2).flatten()
-        require(
-            len(classes) > 0, "CCVR with the largest class", int(self.counts.max()), "it needs 2 examples of a class"
-        )
-        for c in classes.tolist():
+        drawn, classes = [], [c for c, count in enumerate(self.counts) if count >= 2]
+        require(len(classes) > 0, "CCVR with the largest class", max(self.counts), "it needs 2 examples of a class")
+        for c in classes:
             mean, covariance = self.gaussian(c)
             values, vectors = torch.linalg.eigh(covariance)  # fewer examples than dimensions: some values are 0
             noise = torch.randn(number, len(mean), generator=generator, dtype=torch.float64)
             drawn.append(mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
-        return torch.cat(drawn).float(), classes.repeat_interleave(number)
+        return torch.cat(drawn).float(), torch.tensor(classes).repeat_interleave(number)
 
 
 class CCVR(Callback):
@@ -122,13 +121,13 @@ class CCVR(Callback):
             save_checkpoint({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
-        """The sums over all clients."""
-        client = trainer.client
+        """The sums over all clients, dealt out over the workers."""
+        client, team = trainer.client, trainer.team
         head: nn.Linear = client.module.get_submodule(client.tap_paths["logits"])  # type: ignore[assignment]
-        statistics = ClassStatistics(head.out_features, head.in_features)
+        statistics = ClassStatistics(head.out_features)
         client.references.start()
         client.freeze("ccvr", state, ("representation",))
-        for k in range(trainer.data.num_clients):
+        for k in range(team.rank, trainer.data.num_clients, team.size):
             for batch in trainer.worker.loader(k, trainer.max_rounds):
                 targets = targets_of(batch)
                 require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
@@ -136,13 +135,15 @@ class CCVR(Callback):
                 with trainer.fabric.autocast():
                     statistics.add(client.observe("ccvr")["representation"].flatten(1), targets)  # type: ignore[arg-type]
         client.references.end_batch()
+        for sums in statistics.sums:
+            team.add_up(sums)
         return statistics
 
     def _calibrated(self, trainer: FederatedTrainer, state: State, statistics: ClassStatistics) -> State:
         """The trained classifier by the names it has in the state."""
         path = trainer.client.tap_paths["logits"]
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
-        classes, width = statistics.totals.shape
+        classes, width = old["weight"].shape
         head = nn.Linear(width, classes, bias="bias" in old)
         head.load_state_dict(old)
         generator = torch_rng(trainer.seed, "ccvr")

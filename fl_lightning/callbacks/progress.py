@@ -18,7 +18,8 @@ class ProgressBar(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         # disable=None asks tqdm to be quiet when it does not write to a terminal
-        self._bar: Any = tqdm(total=trainer.max_rounds, desc="rounds", unit="round", disable=None)
+        quiet = None if trainer.fabric.is_global_zero else True
+        self._bar: Any = tqdm(total=trainer.max_rounds, desc="rounds", unit="round", disable=quiet)
         self._shown: dict[str, str] = {}
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:

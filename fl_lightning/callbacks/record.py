@@ -51,9 +51,10 @@ class RunRecord(Callback):
             writer.add_custom_scalars(LAYOUT)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        clients = trainer.own_entries()
         if trainer.run_dir is None:
             return
-        found = {"state_dict": trainer.methods.evaluated_state(trainer.server), "clients": trainer.own_entries()}
+        found = {"state_dict": trainer.methods.evaluated_state(trainer.server), "clients": clients}
         found |= {"round": trainer.max_rounds, "seed": trainer.seed}
         save_checkpoint(found, trainer.run_dir / "checkpoints" / "last.ckpt")
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import effective_rank, eigenvalues, singular_values, stable_rank
+from fl_lightning.state import Sums, Weighted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,24 +27,24 @@ if TYPE_CHECKING:
 
 
 class Covariance:
-    """The covariance of rows that come batch by batch, in float64: memory is d x d."""
+    """The covariance of rows that come batch by batch, in float64: memory is d x d.
+
+    Attributes:
+        sums: of the rows ``(d,)`` and of their outer products ``(d, d)``.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total: Tensor | float = 0.0
-        self.products: Tensor | float = 0.0
+        self.sums = Sums()
 
     def add(self, z: Tensor) -> None:
         rows = z.detach().flatten(1).double()
-        self.count += len(rows)
-        self.total = self.total + rows.sum(0)
-        self.products = self.products + rows.T @ rows
+        found = {"rows": rows.sum(0), "products": rows.T @ rows}
+        self.sums.add({name: Weighted.summed(total, len(rows)) for name, total in found.items()})
 
-    def spectrum(self) -> Tensor:
-        """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; ``(d,)``."""
-        mean = torch.as_tensor(self.total) / self.count
-        covariance = torch.as_tensor(self.products) / self.count - torch.outer(mean, mean)
-        return eigenvalues(covariance)
+    def spectrum(self) -> Tensor | None:
+        """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; None without rows."""
+        means = self.sums.means()
+        return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
 
 class SpectrumMonitor(Callback):
@@ -88,17 +89,17 @@ class SpectrumMonitor(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
-        self._models: list[dict[str, Tensor]] = []
+        self._models = Sums()
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         if not (self.local_models and self._due(trainer.server.round)):
             return
-        trainer.evaluate("test")
-        for what, values in (self._models or [self._measure()])[0].items():
+        trainer.evaluate("test", shared=False)
+        for what, values in (self._models.means() or self._measure()).items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
-        self._models = []
+        self._models = Sums()
 
     def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
         if phase == "test" and self._due(trainer.server.round):
@@ -106,18 +107,19 @@ class SpectrumMonitor(Callback):
 
     def on_evaluation_end(self, trainer: FederatedTrainer, phase: str) -> None:
         if phase == "test" and self._due(trainer.server.round):
-            self._models.append(self._measure())
+            trainer.evaluator.add_up(self._covariance.sums)
+            self._models.add({what: Weighted.of(values) for what, values in self._measure().items()})
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if not self._due(trainer.server.round):
             return
-        models = self._models or [self._measure()]
-        for what in models[0]:
-            values = torch.stack([model[what] for model in models]).mean(0)
+        if trainer.own_models:
+            trainer.team.add_up(self._models)
+        for what, values in (self._models.means() or self._measure()).items():
             self._log(trainer, what, values)
             self._spectra.setdefault(what, []).append(values.cpu().numpy())
-        self._keep_local(trainer.data.num_clients)
+        self._keep_local(trainer)
         self._rounds.append(trainer.server.round)
         if trainer.run_dir is not None:
             self._save(trainer.run_dir / "spectra.npz")
@@ -146,8 +148,8 @@ class SpectrumMonitor(Callback):
     def _measure(self) -> dict[str, Tensor]:
         """The spectra of what is loaded in the resident module and was just evaluated."""
         weight: Tensor = self._classifier.weight  # type: ignore[assignment]
-        found = {"classifier": singular_values(weight)}
-        return found | ({"representation": self._covariance.spectrum()} if self._covariance.count else {})
+        found = {"classifier": singular_values(weight), "representation": self._covariance.spectrum()}
+        return {what: values for what, values in found.items() if values is not None}
 
     def _log(self, trainer: FederatedTrainer, what: str, values: Tensor) -> None:
         chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
@@ -159,9 +161,14 @@ class SpectrumMonitor(Callback):
         if not values.any():
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
-    def _keep_local(self, num_clients: int) -> None:
-        for what, found in self._local.items():
-            table = np.full((num_clients, len(next(iter(found.values())))), np.nan)
+    def _keep_local(self, trainer: FederatedTrainer) -> None:
+        if not self.local_models:
+            return
+        for theirs in trainer.team.gather(self._local):
+            for what, found in theirs.items():
+                self._local[what] = self._local.get(what, {}) | found
+        for what, found in sorted(self._local.items()):
+            table = np.full((trainer.data.num_clients, len(next(iter(found.values())))), np.nan)
             table[list(found)] = list(found.values())
             self._spectra.setdefault(f"local_{what}", []).append(table)
 

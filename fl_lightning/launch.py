@@ -1,0 +1,216 @@
+"""Starting the workers: forked from this process, started by a cluster, or by running the program again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.launchers.launcher import _Launcher
+from torch import distributed
+
+from fl_lightning.errors import ClientError, UsageError
+
+PARTED = (UsageError, ClientError, KeyboardInterrupt)
+
+
+class ClientStrategy(DDPStrategy):
+    """Workers that train different clients: each has the whole model, and nothing wraps it.
+
+    Args:
+        workers_per_device: processes that share a device.
+        forks: start the workers of this machine by forking this process, where no cluster starts them.
+    """
+
+    def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
+        super().__init__()
+        self.workers_per_device, self.forks = workers_per_device, forks
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The device of each worker of this machine."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        self._parallel_devices = [one for one in devices or [] for _ in range(self.workers_per_device)]
+
+    def _configure_launcher(self) -> None:
+        environment: Any = self.cluster_environment
+        if self.forks and not environment.creates_processes_externally:
+            self._launcher: Any = ForkedWorkers(environment, self.num_processes)
+        else:
+            super()._configure_launcher()
+
+    def setup_environment(self) -> None:
+        """Join the other workers.
+
+        Raises:
+            UsageError: the port is in use.
+        """
+        environment: Any = self.cluster_environment
+        self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
+        self._set_world_ranks()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        if distributed.is_initialized():
+            return
+        try:
+            # the sums are added in float64 on the CPU, whatever trains; a round may take hours
+            how: dict[str, Any] = {"rank": environment.global_rank(), "world_size": environment.world_size()}
+            distributed.init_process_group("gloo", timeout=timedelta(days=30), **how)
+        except RuntimeError as error:
+            raise UsageError(f"MASTER_PORT={environment.main_port}: {str(error).splitlines()[0]}") from error
+
+
+class ForkedWorkers(_Launcher):
+    """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
+
+    A forked process starts in a tenth of a second, where importing torch and lightning takes many. It has one thread:
+    the others of this process do not exist there, and a parallel operation would wait for them for ever.
+
+    Args:
+        environment: address and port.
+        number: of workers.
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(self, environment: ClusterEnvironment, number: int) -> None:
+        self.environment, self.number = environment, number
+        self._children: dict[int, ForkProcess] = {}
+        self._parent = os.getpid()
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function`` in all workers, and return what it returns in this one.
+
+        Raises:
+            UsageError: the port is in use.
+            ClientError: a worker was lost.
+        """
+        refuse_port_in_use(self.environment)
+        with restored_environment():
+            # chosen now, so that all know it
+            os.environ["MASTER_PORT"] = str(self.environment.main_port)
+            self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
+            try:
+                return function(*args, **kwargs)
+            except PARTED:
+                raise
+            except Exception as error:
+                self._wait(2.0)  # a lost worker is seen by its connection before it is seen to be gone
+                self.check()
+                raise error
+            finally:
+                self._end()
+
+    def check(self) -> None:
+        """Whether the others are still there.
+
+        Raises:
+            ClientError: one is not.
+        """
+        if not self._children and os.getppid() != self._parent:
+            os._exit(1)  # this is a worker whose parent is gone
+        for rank, child in self._children.items():
+            if child.exitcode:
+                raise ClientError(f"worker {rank} (process {child.pid}) {ending(child.exitcode)}")
+
+    def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
+        context = torch.multiprocessing.get_context("fork")
+        child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=True)
+        # what is in a buffer of this process would be written by the child as well
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child.start()
+        return child
+
+    def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+        torch.set_num_threads(1)
+        self._children = {}
+        os.environ["LOCAL_RANK"] = str(rank)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+        try:
+            function(*args, **kwargs)
+        except PARTED as error:
+            # worker 0 says so as well, but for the traceback of what is not ours
+            if error.__cause__ is not None and not isinstance(error.__cause__, PARTED):
+                traceback.print_exc()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _wait(self, seconds: float) -> None:
+        for child in self._children.values():
+            child.join(seconds / len(self._children))
+
+    def _end(self) -> None:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        failed = sys.exc_info()[0] is not None
+        self._wait(1.0 if failed else 30.0)
+        for child in self._children.values():
+            child.terminate()
+            child.join(5)
+            child.kill()
+        self._children = {}
+
+
+def ending(exitcode: int) -> str:
+    """How a process ended."""
+    return f"was killed by {signal.Signals(-exitcode).name}" if exitcode < 0 else "failed, see its traceback above"
+
+
+def refuse_port_in_use(environment: ClusterEnvironment) -> None:
+    """Raise a UsageError where another program listens on the port that the user gave."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((environment.main_address, environment.main_port))
+        except OSError as error:
+            mend = "give another in the environment variable, or unset it"
+            raise UsageError(f"MASTER_PORT={environment.main_port}: {error.strerror}; {mend}") from error
+
+
+@contextmanager
+def restored_environment() -> Iterator[None]:
+    """Put the variables of the environment back as they were: they belong to one run."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def world_of_cluster() -> tuple[int, int] | None:
+    """Workers of a node and number of nodes where torchrun or SLURM started this process; None where neither did."""
+    if TorchElasticEnvironment.detect():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        return local, int(os.environ["WORLD_SIZE"]) // local
+    if SLURMEnvironment.detect():
+        nodes = int(os.environ.get("SLURM_NNODES", 1))
+        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Let torch use ``number`` threads; None leaves its choice."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
