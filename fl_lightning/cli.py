@@ -90,6 +90,8 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """The last metrics and where everything lies, on one line."""
         trainer: Any = self.trainer
+        if not trainer.fabric.is_global_zero:
+            return
         found = {name: trainer.metrics[name] for name in ("test/accuracy", "test/loss") if name in trainer.metrics}
         where = trainer.run_dir or "no folder (fast_dev_run)"
         print(", ".join([f"{trainer.max_rounds} rounds", *(f"{n} {v:.4f}" for n, v in found.items()), f"in {where}"]))
@@ -101,7 +103,8 @@ class FederatedCLI(LightningCLI):
         self._print(self.trainer.test(**kwargs))
 
     def _print(self, metrics: Any) -> None:
-        print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if self.trainer.fabric.is_global_zero:
+            print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:

@@ -46,10 +46,14 @@ def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
     # other people's code draws from NumPy's legacy generator
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     drawn = address(seed, purpose, *where)
-    with torch.random.fork_rng():
+    # torch.manual_seed would queue a call for every kind of device that is not in use, with its traceback
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         random.seed(drawn)
         np.random.seed(drawn % 2**32)  # noqa: NPY002
-        torch.manual_seed(drawn)
+        torch.default_generator.manual_seed(drawn)
+        for _ in devices:
+            torch.cuda.manual_seed(drawn)
         try:
             yield
         finally:

@@ -37,7 +37,7 @@ from fl_lightning.client import Client
 from fl_lightning.engine import Failures, Stopwatch, Team, place
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.evaluation import Evaluator
-from fl_lightning.launch import ClientStrategy, threads, world_of_cluster
+from fl_lightning.launch import ClientStrategy, keep_freed_memory, threads, world_of_cluster
 from fl_lightning.logged import tagged
 from fl_lightning.memory import Memories
 from fl_lightning.method import Method, MethodList
@@ -501,6 +501,7 @@ class FederatedTrainer:
     ) -> Found:
         """What each worker does."""
         self.team = Team(fabric)
+        keep_freed_memory()
         if not loaded:
             self._load_data()
         self._check_cohort(self.data.num_clients)
@@ -538,7 +539,7 @@ class FederatedTrainer:
         model.fabric = self.fabric
         self.client = Client(model, self.methods, paths, Memories(self.client_memory * 2**30, self.fabric.device))
         self.client.info = self.data.info(0)
-        self.methods.setup(self.client, configure_optimizer(self.client, 1.0)[0])
+        self.methods.setup(self.client, configure_optimizer(self.client)[0])
         number = self.data.num_clients
         examples = sum(self.data.info(k).num_examples for k in range(number))
         how = (self.server_optimizer, number, examples, self.server_optimizer_scope)

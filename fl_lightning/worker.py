@@ -125,6 +125,8 @@ class Worker:
         self.limit_batches, self.channels_last = limit_batches, channels_last
         self.lr_factor = 1.0
         self.clock = Stopwatch()
+        self._optimizer: Optimizer | None = None
+        self._options: list[dict[str, Any]] = []
         client.references.caching = cache_references
         exchanged = {name for name in client.live if client.methods.exchanges(name)}
         self.sent = client.sent
@@ -171,7 +173,7 @@ class Worker:
 
     def _train(self, loader: Iterable) -> None:
         module = self.client.module
-        optimizer, schedulers = configure_optimizer(self.client, self.lr_factor)
+        optimizer, schedulers = self._fresh_optimizer()
         watched = any(config.reduce_on_plateau for config in schedulers)
         module.on_train_start()
         self.clock.lap("load")
@@ -186,6 +188,20 @@ class Worker:
             module.on_train_epoch_end()
             self._step_schedulers(schedulers, "epoch", epoch + 1)
         module.on_train_end()
+
+    def _fresh_optimizer(self) -> tuple[Optimizer, list[LRSchedulerConfig]]:
+        """An optimizer without a past: the last one, as it was before its first step, or one built anew."""
+        if self._optimizer is None or not can_reset(self._optimizer):
+            optimizer, schedulers = configure_optimizer(self.client)
+            self._options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            self._optimizer = None if schedulers else optimizer
+        else:
+            optimizer, schedulers = self._optimizer, []
+            optimizer.state.clear()
+            for group, options in zip(optimizer.param_groups, self._options, strict=True):
+                group.update(options)
+        scale_learning_rates(optimizer, schedulers, self.lr_factor)
+        return optimizer, schedulers
 
     def _epochs(self, loader: Iterable) -> Iterator[Iterable]:
         """The passes over the client's data; with ``local_steps`` they go on until the steps are done."""
@@ -260,8 +276,8 @@ def check_finite(sent: Mapping[str, Tensor]) -> None:
             raise ClientError(f"what it sends as {name} is nan or infinite")
 
 
-def configure_optimizer(client: Client, lr_factor: float) -> tuple[Optimizer, list[LRSchedulerConfig]]:
-    """A fresh optimizer (and schedulers) of the user's module, its learning rates times ``lr_factor``.
+def configure_optimizer(client: Client) -> tuple[Optimizer, list[LRSchedulerConfig]]:
+    """A fresh optimizer (and schedulers) of the user's module.
 
     Raises:
         UsageError: the module returns no optimizer, or several.
@@ -273,9 +289,13 @@ def configure_optimizer(client: Client, lr_factor: float) -> tuple[Optimizer, li
             f"model={type(client.module).__name__}: configure_optimizers gives {len(optimizers)} optimizers; "
             "a client is trained with one, return one"
         )
-    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    scale_learning_rates(optimizers[0], configs, lr_factor)
-    return optimizers[0], configs
+    return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
+
+
+def can_reset(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is as new without its state: torch's own are, where nothing is hooked to them."""
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
 
 
 def scale_learning_rates(optimizer: Optimizer, configs: list[LRSchedulerConfig], factor: float) -> None:

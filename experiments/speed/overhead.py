@@ -9,6 +9,7 @@ run in turn, A B A B; both read the same batches, and after each pair the two gl
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import sys
@@ -141,9 +142,16 @@ def measure(args: argparse.Namespace) -> Bare:
     return watch
 
 
+def machine() -> str:
+    """The processor and the versions, for the head of a table."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
+
+
 def report(args: argparse.Namespace, watch: Bare) -> None:
     ours, bare = watch.ours[1:], watch.bare[1:]  # the first pair warms up
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{machine()}, {args.threads} threads")
     print(f"{args.model}, {args.precision}, channels_last {args.channels_last}, {args.pairs} pairs")
     print(f"{'':10}{'fastest':>10}{'median':>10}")
     for name, values in (("bare", bare), ("ours", ours)):

@@ -1,0 +1,132 @@
+"""How near a round comes to the limit: the same steps and evaluation on batches that lie ready, by as many workers.
+
+python experiments/speed/limit.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--channels_last] [--augment]
+                                  [--workers 2]
+
+FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images, one thread a worker.
+Before each round the same workers run the limit: their clients' forward and backward passes and optimizer steps, and
+the evaluation's forward passes, on tensors in their final form. A ratio is the limit's time over the round's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch import seed_everything
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from overhead import LR, build, generate, machine  # lies beside this file
+
+from fl_lightning import FederatedTrainer  # found through the path above
+from fl_lightning.callbacks import Callback
+from fl_lightning.data import NpyImages, RandomCrop, RandomFlip
+from fl_lightning.engine import place
+
+
+class Limit(Callback):
+    """Runs pure compute before each round of the trainer, and keeps the seconds of both."""
+
+    def __init__(self) -> None:
+        self.limit: list[float] = []
+        self.ours: list[float] = []
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self.module = trainer.client.twin().requires_grad_()
+        clients = range(trainer.data.num_clients)
+        mine = place(dict.fromkeys(clients, 1), trainer.team.size, {})[trainer.team.rank]
+        ready = trainer.worker.to_device
+        self.batches = [[ready(batch) for batch in trainer.worker.loader(k, 0)] for k in mine]
+        tests = [ready(batch) for batch in trainer.data.test_dataloader()]
+        self.tests = tests[trainer.team.rank :: trainer.team.size]
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._end_of_ours(trainer)
+        trainer.fabric.barrier()
+        began = time.perf_counter()
+        self._compute(trainer)
+        trainer.fabric.barrier()
+        self.limit.append(time.perf_counter() - began)
+        self._began = time.perf_counter()
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        self._end_of_ours(trainer)
+
+    def _end_of_ours(self, trainer: FederatedTrainer) -> None:
+        if self.limit:
+            trainer.fabric.barrier()
+            self.ours.append(time.perf_counter() - self._began)
+
+    def _compute(self, trainer: FederatedTrainer) -> None:
+        module = self.module.train()
+        optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9)
+        for client in self.batches:
+            for x, y in client:
+                with trainer.fabric.autocast():
+                    loss = torch.nn.functional.cross_entropy(module(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        module.eval()
+        with torch.no_grad():
+            for x, _ in self.tests:
+                with trainer.fabric.autocast():
+                    module(x)
+
+
+def measure(args: argparse.Namespace) -> Limit:
+    watch = Limit()
+    seed_everything(0, verbose=False)
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Path(folder))
+        trainer = FederatedTrainer(
+            max_rounds=args.pairs + 1,
+            threads_per_worker=1,
+            devices=args.workers,
+            precision=args.precision,
+            channels_last=args.channels_last,
+            callbacks=[watch],
+            logger=False,
+            enable_progress_bar=False,
+            default_root_dir=Path(folder, "runs"),
+            accelerator="cpu",
+        )
+        augment = [RandomCrop(4), RandomFlip()] if args.augment else []
+        trainer.fit(build(args.model), NpyImages(folder, num_clients=10, batch_size=64, augment=augment))
+    watch.phases = {
+        phase: statistics.median(metrics[phase] for metrics in trainer.history[1:])
+        for phase in trainer.history[0]
+        if phase.startswith("time/")
+    }
+    return watch
+
+
+def report(args: argparse.Namespace, watch: Limit) -> None:
+    limit, ours = watch.limit[1:], watch.ours[1:]  # the first pair warms up
+    print(machine())
+    print(f"{args.model}, {args.precision}, {args.workers} workers of one thread, {len(ours)} pairs in turn")
+    print(f"{'seconds':12}{'fastest':>10}{'median':>10}")
+    for name, values in (("limit", limit), ("fl_lightning", ours)):
+        print(f"{name:12}{min(values):10.3f}{statistics.median(values):10.3f}")
+    ratios = sorted(a / b for a, b in zip(limit, ours, strict=True))
+    print(f"{'ratio':12}{min(limit) / min(ours):10.3f}{statistics.median(ratios):10.3f}  (median over pairs)")
+    print(f"ratios of the pairs: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    print("median seconds by phase:", ", ".join(f"{n.removeprefix('time/')} {v:.4f}" for n, v in watch.phases.items()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
+    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--channels_last", action="store_true")
+    parser.add_argument("--augment", action="store_true", help="crop and flip")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    report(given, measure(given))

@@ -1,0 +1,66 @@
+"""What clients keep: in memory up to a limit, then on disk, and the same when it comes back."""
+
+import pytest
+import torch
+from conftest import assert_same_bits
+
+from fl_lightning.memory import Memories
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, Local
+
+
+def remember(memories, k, numbers=1000):
+    memories.visited(k)["method"] = {"state": {"w": torch.full((numbers,), float(k))}, "pool": [torch.ones(2)], "n": k}
+    memories.settle(k)
+
+
+def test_beyond_the_limit_the_least_recently_visited_lie_on_disk():
+    memories = Memories(limit=3 * 4100)
+    for k in range(10):
+        remember(memories, k)
+    assert list(memories) == list(range(10))
+    folder = memories._folder
+    assert {int(path.stem) for path in folder.iterdir()} == set(range(7))
+    assert memories[2]["method"]["state"]["w"].eq(2).all()
+    assert memories[2]["method"]["n"] == 2
+    memories.close()
+    assert not folder.exists()
+
+
+def test_a_visit_to_what_lies_on_disk_changes_it_for_good():
+    memories = Memories(limit=4100)
+    for k in range(3):
+        remember(memories, k)
+    memories.visited(0)["method"]["state"]["w"] += 5
+    memories.settle(0)
+    remember(memories, 2)
+    assert memories[0]["method"]["state"]["w"].eq(5).all()
+    memories.close()
+
+
+def test_a_client_without_memory_takes_no_place():
+    memories = Memories()
+    memories.visited(3).setdefault("method", {})
+    memories.settle(3)
+    assert len(memories) == 0
+
+
+def test_a_memory_that_is_handed_over_is_gone_here_and_whole_there():
+    here, there = Memories(limit=0), Memories()
+    remember(here, 4)
+    there.unpack(4, here.pack(4))
+    assert len(here) == 0
+    assert there[4]["method"]["pool"][0].tolist() == [1.0, 1.0]
+    there.unpack(5, here.pack(5))
+    assert 5 not in there
+    here.close()
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD, MOON, FedBN, Local])
+def test_no_limit_changes_a_bit(run, method):
+    from test_composition import plain_sgd_model
+
+    given = {"participation": 0.5, "max_rounds": 4}
+    held, _ = run([method()], model=plain_sgd_model(), **given)
+    spilled, trainer = run([method()], model=plain_sgd_model(), client_memory=0.0, **given)
+    assert_same_bits(held, spilled)
+    assert not trainer.client.memories()._folder.exists()
