@@ -176,8 +176,10 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(pacs, monkeypatch):
     assert not torch.equal(ready(make(pacs, split_seed=1)).test_dataloader().rows, rows)
 
 
-def caches(root):
-    return sorted((root / ".fl_lightning").glob("*"))
+def caches(root, ending="images"):
+    found = sorted((root / ".fl_lightning").glob("*"))
+    assert {path.suffix for path in found} <= {".images", ".npz"}
+    return [path for path in found if path.suffix == f".{ending}"]
 
 
 def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypatch):
@@ -202,12 +204,50 @@ def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypa
     assert len(seen) == 560
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:500], lambda b: b"nothing", lambda b: b""])
-def test_a_damaged_cache_is_made_anew(pacs, damage):
+def flipped(content):
+    return content[:300] + bytes([content[300] ^ 1]) + content[301:]
+
+
+DAMAGES = {
+    "one bit": flipped,
+    "cut off": lambda b: b[:500],
+    "cut off and padded": lambda b: b[:500] + bytes(len(b) - 500),
+    "longer": lambda b: b + b"0",
+    "another file": lambda b: b"nothing",
+    "empty": lambda b: b"",
+    "zeros": lambda b: bytes(len(b)),
+}
+
+
+@pytest.mark.parametrize("ending", ["images", "npz"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_made_anew(pacs, damage, ending):
     before = ready(make(pacs)).train_dataloader(0).images.clone()
-    (cache,) = caches(pacs)
-    cache.write_bytes(damage(cache.read_bytes()))
+    (cache,) = caches(pacs, ending)
+    content = cache.read_bytes()
+    cache.write_bytes(DAMAGES[damage](content))
     assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
+    if ending == "images":
+        assert cache.read_bytes() == content
+
+
+def test_a_cache_whose_checksum_is_missing_or_of_other_images_is_made_anew(pacs):
+    """What a crash between the two files leaves."""
+    before = ready(make(pacs)).train_dataloader(0).images.clone()
+    (cache,), (beside,) = caches(pacs), caches(pacs, "npz")
+    content = cache.read_bytes()
+    for left in (None, beside.read_bytes()):
+        cache.write_bytes(bytes(len(content)))
+        beside.unlink() if left is None else beside.write_bytes(left)
+        assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
+        assert cache.read_bytes() == content
+
+
+def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
+    order, real = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: order.append(Path(b).suffix) or real(a, b))
+    ready(make(pacs))
+    assert order == [".images", ".npz"]
 
 
 def test_a_failed_decode_leaves_no_cache(pacs):
@@ -224,7 +264,7 @@ def test_where_the_folder_cannot_be_written_the_cache_lies_elsewhere(pacs, monke
     monkeypatch.setattr(os, "access", lambda path, mode: pacs not in Path(path).parents)
     ready(make(pacs))
     assert caches(pacs) == []
-    assert len(list(other.rglob("*.npy"))) == 1
+    assert len(list(other.rglob("*.images"))) == 1
 
 
 def test_grey_transparent_and_large_images_are_converted(tmp_path):
