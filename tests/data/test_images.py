@@ -17,7 +17,9 @@ from fl_lightning.data import (
     RandomCrop,
     RandomFlip,
     RandomRotation,
+    augmentation,
 )
+from fl_lightning.data.augmentation import rotated
 from fl_lightning.errors import UsageError
 
 
@@ -315,16 +317,36 @@ def test_options_out_of_range_are_refused(options, message):
         ready(Digits(**options))
 
 
-@pytest.mark.parametrize("augmentation", [RandomRotation(30), AutoAugment()])
-def test_transforms_of_torchvision_draw_for_each_image_from_the_loaders_generator_alone(augmentation):
+@pytest.mark.parametrize("change", [RandomRotation(30), AutoAugment()])
+def test_rotation_and_autoaugment_draw_for_each_image_from_the_loaders_generator_alone(change):
     one = np.random.default_rng(0).integers(0, 255, (1, 3, 16, 16), dtype=np.uint8)
     images = torch.from_numpy(one).repeat(8, 1, 1, 1)
     before = torch.random.get_rng_state()
-    first, second, other = (augmentation(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, second, other = (change(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert first.dtype == torch.uint8 and first.shape == images.shape
     assert torch.equal(first, second) and not torch.equal(first, other)
     assert len({image.numpy().tobytes() for image in first}) > 4
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 32, 32), (40, 1, 28, 28), (40, 3, 20, 33)])
+@pytest.mark.parametrize("largest", [15, 180])
+def test_a_batch_is_rotated_as_torchvision_rotates_each_image(shape, largest):
+    from torchvision.transforms.v2.functional import rotate
+
+    images = torch.randint(1, 256, shape, dtype=torch.uint8)
+    degrees = torch.linspace(-largest, largest, 41)[:-1] + 0.1
+    expected = torch.stack([rotate(image, float(angle)) for image, angle in zip(images, degrees, strict=True)])
+    # pixels halfway between two may fall on either
+    assert (rotated(images, degrees) != expected).float().mean() < 2e-3
+    assert torch.equal(rotated(images, torch.zeros(40)), images)
+
+
+def test_a_batch_is_rotated_at_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(augmentation, "grid_sample", lambda x, *a, **k: calls.append(len(x)) or x)
+    RandomRotation()(torch.zeros(64, 3, 32, 32, dtype=torch.uint8), torch.Generator())
+    assert calls == [64]
 
 
 def test_rotation_stays_within_its_angle():
