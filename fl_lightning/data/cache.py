@@ -47,9 +47,9 @@ def kept(
     return open_whole(path) or write(path, make)
 
 
-def fingerprint(root: Path, paths: Sequence[Path], size: int) -> str:
-    """Names, sizes and times of the files, and what is made of them."""
-    text = hashlib.blake2b(f"{VERSION} {size}".encode(), digest_size=12)
+def fingerprint(root: Path, paths: Sequence[Path], made: object) -> str:
+    """Names, sizes and times of the files, and what is ``made`` of them."""
+    text = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
         stat = path.stat()
         text.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())

@@ -1,9 +1,11 @@
 """Data sets in files: read by the real readers from generated files, and clear about what is wrong with others."""
 
 import gzip
+import io
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +34,13 @@ from fl_lightning.data import (
     OfficeHome,
     Synthetic,
     TinyImageNet,
+    femnist,
+    json_window,
 )
 from fl_lightning.data.cache import decoded
 from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
 from fl_lightning.data.folders import stratified
+from fl_lightning.data.json_window import Window
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
 from fl_lightning.errors import UsageError
@@ -404,14 +409,104 @@ def test_femnist_writers_are_clients(tmp_path):
     assert ready(FEMNIST(str(tmp_path), num_clients=6)).plan.sizes.sum() == 240
 
 
-@pytest.mark.parametrize("text", ["{}", "nothing", '{"user_data": {"a": {"x": [[1, 2]], "y": [0]}}}'])
-def test_a_file_that_is_not_leafs_is_named(tmp_path, text):
+def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
+    """4,000 images: 3 MB as uint8, 22 MB as JSON, more than 100 MB as numbers of Python."""
+    user = json.dumps({"x": np.random.default_rng(0).random((100, 784)).round(3).tolist(), "y": [7] * 100})
+    for split, number in (("train", 36), ("test", 4)):
+        (tmp_path / split).mkdir()
+        users = ",\n".join(f'"writer {u}" : {user}' for u in range(number))
+        text = '{"users": ["é"], "user_data": {' + users + '}, "num_samples": [100]}'
+        (tmp_path / split / "all_data_0.json").write_text(text, encoding="utf-8")
+    tracemalloc.start()
+    data = ready(FEMNIST(str(tmp_path), num_clients=36))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3e6 + 20e6
+    monkeypatch.setattr(femnist, "read_file", None)
+    again = ready(FEMNIST(str(tmp_path), num_clients=36))
+    assert isinstance(again.load().train_images, np.memmap)
+    assert torch.equal(again._train[0], data._train[0]) and torch.equal(again._train[1], data._train[1])
+    assert again.plan.hash == data.plan.hash and again.plan.domain(35) == "writer 35"
+    assert (data.plan.sizes.sum(), len(data.test_dataloader().rows)) == (3600, 400)
+    image = data._train[0][data._rows[35][99]].flatten() / 255
+    np.testing.assert_allclose(image, json.loads(user)["x"][99], atol=0.003)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 50, 1000])
+def test_a_window_decodes_what_json_decodes_wherever_the_blocks_end(monkeypatch, block):
+    monkeypatch.setattr(json_window, "BLOCK", block)
+    found = {"a": [1.25, -3, 1e-7, None], "b é\n": {"c": '}]"\u20ac'}, "n": 12345, "m": "", "t": [], "l": True}
+    for text in (json.dumps(found), json.dumps(found, indent=3, ensure_ascii=False)):
+        window = Window(io.StringIO(text))
+        assert {key: window.value() for key in window.members()} == found
+        nested = Window(io.StringIO(f'{{"u": {text} , "v":\t{text}}}'))
+        assert {key: {k: nested.value() for k in nested.members()} for key in nested.members()} == {
+            "u": found,
+            "v": found,
+        }
+        for end in range(len(text)):
+            cut = Window(io.StringIO(text[:end]))
+            with pytest.raises(ValueError, match=r"character|char "):
+                {key: cut.value() for key in cut.members()}
+
+
+def test_a_fault_within_a_large_file_is_found_without_reading_on(monkeypatch):
+    monkeypatch.setattr(json_window, "BLOCK", 100)
+    file = io.StringIO('{"a": [1, oops' + ", 1" * 10_000 + "]}")
+    window = Window(file)
+    with pytest.raises(ValueError, match="Expecting value at character 10"):
+        {key: window.value() for key in window.members()}
+    assert file.tell() < 300
+
+
+USER = {"x": [[0.5] * 784], "y": [3]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "Expecting value at character 1"),
+        ("nothing", "{ is to stand at character 0"),
+        ("", "{ is to stand at character 0"),
+        ('{"users": []}', "user_data"),
+        ('{"user_data": [1]}', "{ is to stand at character 14"),
+        ('{"user_data": {"a": [1]}}', "indices"),
+        ('{"user_data": {"a": {"y": [1]}}}', "x"),
+        ("[" * 100_000, "{ is to stand"),
+        ('{"user_data": {"a": ' + "[" * 100_000, "recursion"),
+        (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), "reshape"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels are to be integers"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "int"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), "convert"),
+        (json.dumps({"user_data": {"a": USER}})[:-9], "at character"),
+        (b"\xff\xfe", "decode"),
+    ],
+)
+def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
     FEMNIST(offline=True).write_twin(tmp_path)
-    (tmp_path / "train" / "all_data_1.json").write_text(text)
-    with pytest.raises(UsageError, match=r"all_data_1.json': not one of LEAF's files of FEMNIST"):
+    (tmp_path / "train" / "all_data_1.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=rf"all_data_1.json': not one of LEAF's files of FEMNIST: .*{message}"):
         ready(FEMNIST(str(tmp_path)))
+    assert caches(tmp_path) == []
+
+
+def test_leafs_files_are_to_be_there_with_images(tmp_path):
     with pytest.raises(UsageError, match=r"it is to hold all_data_\*.json"):
         ready(FEMNIST(str(tmp_path / "nowhere")))
+    FEMNIST(offline=True).write_twin(tmp_path)
+    for file in (tmp_path / "test").iterdir():
+        file.write_text('{"user_data": {"a": {"x": [], "y": []}}}')
+    with pytest.raises(UsageError, match=r"data.root='.*/test': its files hold not one image"):
+        ready(FEMNIST(str(tmp_path)))
+
+
+def test_other_files_of_leaf_are_parsed_again(tmp_path):
+    FEMNIST(offline=True).write_twin(tmp_path)
+    assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 240
+    (tmp_path / "train" / "all_data_1.json").unlink()
+    assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 120
 
 
 def test_synthetic_clients_differ_as_alpha_and_beta_say():
