@@ -1,8 +1,12 @@
 """Networks have the published numbers of parameters, and taps where they say."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from fl_lightning.cli import main
 from fl_lightning.errors import UsageError
 from fl_lightning.models import (
     MLP,
@@ -166,6 +170,46 @@ def test_networks_have_their_layers_by_name(name):
     encoder, head, classes, _ = SIZES[name]
     state = ImageClassifier(encoder(), head and head(), classes).state_dict()
     assert {key: tuple(state[key].shape) for key in SHAPES[name]} == SHAPES[name]
+
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+UNFIT = {
+    "channels": (lambda: FedUVCNN(1, 1), IMAGES, r"FedUVCNN.in_channels=1: inputs are 3 x 32 x 32, give 3"),
+    "channels of a ResNet": (lambda: ResNet20(1), IMAGES, r"ResNet20.in_channels=1: inputs are 3 x 32 x 32, give 3"),
+    "channels of MobileNetV2": (lambda: MobileNetV2(1), IMAGES, r"MobileNetV2.in_channels=1: .* give 3"),
+    "no images": (FedCKACNN, torch.zeros(2, 60), r"FedCKACNN.in_channels=3: inputs are 60, give images"),
+    "size": (lambda: FedCKACNN(3, 28), IMAGES, r"FedCKACNN.image_size=28: inputs are 3 x 32 x 32, give their height"),
+    "not square": (MOONCNN, IMAGES[:, :, :28], r"MOONCNN.image_size=32: inputs are 3 x 28 x 32, give their height"),
+    "of FedDyn's": (lambda: FedDynCNN(3, 16), IMAGES, r"FedDynCNN.image_size=16: inputs are 3 x 32 x 32"),
+    "too small": (FedUVCNN, IMAGES[..., :20], r"FedUVCNN.smallest=21: inputs are 3 x 32 x 20, give larger ones"),
+    "features": (lambda: Logistic(60), IMAGES, r"Logistic.in_features=60: inputs are 3 x 32 x 32, give 3072"),
+    "features of an MLP": (lambda: MLP(64), torch.zeros(2, 60), r"MLP.in_features=64: inputs are 60, give 60"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_inputs_that_do_not_fit_the_network_are_refused(case):
+    build, x, message = UNFIT[case]
+    with pytest.raises(UsageError, match=message):
+        ImageClassifier(build())(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "size"), [(lambda: FedUVCNN(1), 21), (lambda: ResNet18(), 1), (lambda: MLP(12), 2), (FedCKACNN, 32)]
+)
+def test_the_smallest_inputs_that_fit_are_taken(build, size):
+    assert ImageClassifier(build()).eval()(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
+def test_a_model_that_does_not_fit_the_data_ends_the_command_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    smoke = Path(__file__).parents[1] / "experiments" / "smoke" / "fedavg.yaml"
+    wrong = "--model.init_args.encoder.init_args.in_channels=3"
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", f"--config={smoke}", wrong, f"--trainer.default_root_dir={tmp_path}"])
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "error: FedUVCNN.in_channels=3: inputs are 1 x 24 x 24, give 1"
 
 
 def test_mlp_size():

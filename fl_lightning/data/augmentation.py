@@ -92,6 +92,8 @@ class AutoAugment(Augmentation):
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
         from torchvision.transforms import v2
 
+        known = [one.value for one in v2.AutoAugmentPolicy]
+        require(policy in known, "AutoAugment.policy", policy, f"choose one of {', '.join(known)}")
         self.transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:

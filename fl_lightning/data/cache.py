@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 import zlib
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from fl_lightning.errors import UsageError
@@ -97,7 +98,11 @@ def checksum(path: Path) -> int:
 
 
 def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Make the images and what belongs to them, both whole or not there, and open them."""
+    """Make the images and what belongs to them, both whole or not there, and open them.
+
+    Raises:
+        UsageError: there is no room for them.
+    """
     images = path.with_suffix(f".{os.getpid()}.partial")
     beside = images.with_suffix(".npz")
     try:
@@ -106,6 +111,8 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
         os.replace(images, path)
         # the checksum comes last: until then the images have none, or one of others, and are not accepted
         os.replace(beside, path.with_suffix(".npz"))
+    except OSError as error:
+        raise UsageError(f"data.root: the cache {path} cannot be written: {error}; make room there") from error
     finally:
         for file in (images, beside):
             file.unlink(missing_ok=True)
@@ -114,7 +121,12 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
 
 def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarray]:
     """Decode on all cores into ``target``; gives the ``shape``."""
-    array = np.memmap(target, np.uint8, "w+", shape=(len(paths), size, size, 3))
+    shape = (len(paths), size, size, 3)
+    with open(target, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            # a full disk is an error here; on a write into mapped memory it would end the process
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape))
+    array = np.memmap(target, np.uint8, "r+", shape=shape)
 
     def one(index: int) -> None:
         array[index] = decode_image(paths[index], size)
@@ -123,7 +135,7 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
         for _ in tqdm(pool.map(one, range(len(paths))), "decoding", len(paths), unit="image", disable=None):
             pass
     array.flush()
-    return {"shape": np.array(array.shape)}
+    return {"shape": np.array(shape)}
 
 
 def decode_image(path: Path, size: int) -> np.ndarray:
@@ -134,7 +146,7 @@ def decode_image(path: Path, size: int) -> np.ndarray:
             converted = image.convert("RGB")
             resized = converted if converted.size == (size, size) else converted.resize((size, size), RESAMPLE)
             return np.asarray(resized)
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UsageError(f"data.root: {path} is no whole image: {error}; fetch it again or take it out") from error
 
 

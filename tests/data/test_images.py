@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -199,9 +200,15 @@ BAD = {
     "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), "give uint8"),
     "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), "give uint8"),
     "negative": ("train_labels.npy", np.arange(60) - 1, "labels count from 0"),
+    "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), "8 x 6 x 3.*training images are 6 x 6 x 3"),
+    "stray label": ("test_labels.npy", np.full(20, 10**9), "labels=1000000000: they count.*80 examples"),
+    "float pixels": ("train_images.npy", np.zeros((60, 6, 6, 3), np.float32), "float32.*give uint8"),
+    "object pixels": ("train_images.npy", np.array([{}] * 60), "train_images.npy is no .npy file of numbers"),
+    "records": ("train_images.npy", np.zeros(60, [("a", "u1")]), "give uint8"),
+    "no test": ("test_labels.npy", np.arange(0), "20 images, 0 labels"),
     "number": ("train_images.npy", np.uint8(3), "give uint8"),
     "empty pixels": ("train_images.npy", np.zeros((60, 0, 6, 3), np.uint8), "give uint8"),
-    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "1 channels.*training images have 3"),
+    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "6 x 6 x 1.*training images are 6 x 6 x 3"),
     "one label": ("train_labels.npy", np.int64(1), "give integers"),
     "words": ("train_labels.npy", np.array(["cat"] * 60), "give integers"),
     "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), "0 images, 60 labels"),
@@ -289,6 +296,28 @@ def test_a_file_that_is_no_npy_is_refused(folder):
     (folder / "test_labels.npy").write_text("not numbers")
     with pytest.raises(UsageError, match=r"test_labels.npy is no .npy file"):
         ready(NpyImages(str(folder)))
+
+
+def test_several_arrays_in_one_file_are_refused(folder):
+    np.savez(folder / "both.npz", np.arange(60))
+    (folder / "both.npz").rename(folder / "train_labels.npy")
+    with pytest.raises(UsageError, match=r"train_labels.npy is no .npy file of numbers"):
+        ready(NpyImages(str(folder)))
+
+
+def test_a_failed_download_names_the_key_and_the_mend(monkeypatch, tmp_path):
+    def fail(self, root, train=True, download=False):
+        raise URLError("no network")
+
+    monkeypatch.setattr(CIFAR10, "source", type("Source", (), {"__init__": fail}))
+    message = r"data.download=True: the download into .* failed: .*no network.*; put cifar-10-batches-py there yourself"
+    with pytest.raises(UsageError, match=message):
+        CIFAR10(str(tmp_path), download=True).prepare_data()
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(UsageError, match=r"AutoAugment.policy='mnist': choose one of imagenet, cifar10, svhn"):
+        AutoAugment("mnist")
 
 
 def test_missing_folders_name_the_key_and_the_files(tmp_path):

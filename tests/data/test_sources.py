@@ -39,7 +39,7 @@ from fl_lightning.data import (
 )
 from fl_lightning.data.cache import decoded
 from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
-from fl_lightning.data.folders import stratified
+from fl_lightning.data.folders import FolderDataModule, stratified
 from fl_lightning.data.json_window import Window
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
@@ -343,6 +343,120 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
     assert len(ready(TinyImageNet(str(tmp_path), image_size=16)).test_dataloader().rows) == 200
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"00000.jpg\n", r"its class '' is not in train"),
+        (b"00000.jpg\tn99\t0\n", r"its class 'n99' is not in train"),
+        (b"\xff\xfe\0", r"'utf-8' codec .*; give a readable file of UTF-8"),
+        (b"\n\n", r"data: test_labels=0: there is not one example"),
+    ],
+)
+def test_bad_annotations_are_named(tmp_path, content, message):
+    TinyImageNet(offline=True, image_size=8).write_twin(tmp_path)
+    (tmp_path / "val" / "val_annotations.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        ready(TinyImageNet(str(tmp_path), image_size=8))
+
+
+def test_classes_of_the_test_folder_are_those_of_the_training_folder(tmp_path):
+    ImageFolderImages(offline=True, image_size=8).write_twin(tmp_path)
+    (tmp_path / "test" / "zebra").mkdir()
+    with pytest.raises(UsageError, match=r"/test': its classes zebra are not in train"):
+        ready(ImageFolderImages(str(tmp_path), image_size=8))
+
+
+def test_a_share_that_leaves_no_test_image_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "one.png")
+    with pytest.raises(UsageError, match=r"data: test_labels=0: there is not one example"):
+        ready(ImageFolderImages(str(tmp_path), image_size=4))
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_test_images_below_one_is_refused(number):
+    with pytest.raises(UsageError, match=rf"data.test_per_class={number}: give 1 or more"):
+        PACS(test_per_class=number)
+
+
+@pytest.mark.parametrize("kind", TWINS)
+def test_a_root_that_is_a_file_or_empty_or_no_path_is_named(kind, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for root in (tmp_path / "file", tmp_path / "empty", tmp_path / ("long" * 2000), "a\0b"):
+        with pytest.raises(UsageError, match=r"data.root=.*(is to hold|; give)"):
+            ready(kind(str(root)))
+
+
+@pytest.mark.parametrize("kind", TWINS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(bytes(range(128, 256)) * 3),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("/nowhere")),
+    ],
+    ids=["empty", "half", "another", "folder", "dangling link"],
+)
+def test_spoiled_files_are_refused_in_one_line(kind, spoil, tmp_path):
+    (kind(offline=True, image_size=8) if issubclass(kind, FolderDataModule) else kind(offline=True)).write_twin(
+        tmp_path
+    )
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        spoil(path)
+    with pytest.raises(UsageError, match=r"^data") as found:
+        ready(kind(str(tmp_path)))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("kind", [HAM10000, TinyImageNet, PACS, FEMNIST, MNIST, NpyImages, SVHN])
+def test_files_without_permission_are_refused(kind, tmp_path, monkeypatch):
+    root = tmp_path / "files"
+    root.mkdir()
+    kind(offline=True).write_twin(root)
+    real = io.open
+
+    def refuse(path, *args, **kwargs):
+        if root in Path(str(path)).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("fl_lightning.data.cache.place", lambda root: tmp_path)
+    with pytest.raises(UsageError, match=r"data.root.*(Permission denied: '.*files|fetch it again|or damaged)"):
+        ready(kind(str(root)))
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(pacs, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    shutil.rmtree(pacs / "photo")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(UsageError, match=r"Permission denied: .*; give a folder whose files can be read"):
+        ready(make(pacs))
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(UsageError, match=r"the cache .*\.images cannot be written: .*No space left.*; make room there"):
+        ready(make(pacs))
+    assert caches(pacs) == []
+
+
+def test_an_image_too_large_to_be_one_is_refused(pacs, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UsageError, match=r"is no whole image: Image size"):
+        ready(make(pacs))
+
+
 # ---------------------------------------------------------------- HAM10000
 @pytest.fixture
 def ham(tmp_path):
@@ -370,7 +484,13 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
             lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n",
             r"image 99999 has no file; .* set data.missing: skip",
         ),
-        (lambda text: text.replace("image_id", "picture"), r"image None has no file"),
+        (lambda text: text.replace("dataset", "source"), r"it has no column dataset, but lesion_id"),
+        (lambda text: text.replace("dx", "class"), r"it has no column dx, but lesion_id"),
+        (lambda text: "", r"it has no column image_id, dx, dataset, but none"),
+        (lambda text: text + "H,00001\n", r"data: column dataset=None: image 00001 has none of"),
+        (lambda text: text.splitlines()[0], r"not one image found; it is to hold HAM10000_metadata.csv"),
+        (lambda text: text + '"' + "a" * 200_000, r"field larger than field limit .*; fetch it again"),
+        (lambda text: text.replace("image_id", "picture"), r"it has no column image_id, but lesion_id, picture, dx, "),
     ],
 )
 def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
@@ -378,6 +498,26 @@ def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
     table.write_text(change(table.read_text()))
     with pytest.raises(UsageError, match=message):
         ready(HAM10000(str(ham), image_size=16))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_metadata_of_another_encoding_is_refused(ham, encoding):
+    table = ham / "HAM10000_metadata.csv"
+    text = table.read_text().replace("back", "Rücken")
+    table.write_text(text, encoding=encoding)
+    with pytest.raises(UsageError, match=r"HAM10000_metadata.csv': 'utf-8' codec .*; give a readable file of UTF-8"):
+        ready(HAM10000(str(ham), image_size=16))
+    table.write_text(text.replace("lesion_id,image_id", "image_id,lesion_id"), encoding="utf-8-sig")
+    with pytest.raises(UsageError, match=r"image HAM_0000000 has no file"):
+        ready(HAM10000(str(ham), image_size=16))
+
+
+def test_what_to_do_with_rows_without_image_is_raise_or_skip(ham):
+    with pytest.raises(UsageError, match=r"data.missing='drop': choose raise or skip"):
+        HAM10000(missing="drop")
+    shutil.rmtree(ham / "HAM10000_images_part_1")
+    with pytest.raises(UsageError, match=r"not one image found"):
+        ready(HAM10000(str(ham), image_size=16, missing="skip"))
 
 
 def test_rows_without_image_can_be_skipped(ham):
