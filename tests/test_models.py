@@ -1,13 +1,19 @@
 """Networks have the published numbers of parameters, and taps where they say."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torchvision.models import AlexNet
 
+from fl_lightning.cli import Parser, main
 from fl_lightning.errors import UsageError
 from fl_lightning.models import (
     MLP,
     MOONCNN,
     Backbone,
+    Encoder,
     FedCKACNN,
     FedDynCNN,
     FedUVCNN,
@@ -123,6 +129,61 @@ def test_any_network_of_torchvision_is_a_backbone():
         Backbone(squeezenet1_1)
 
 
+def built(network, **options):
+    """A Backbone as the command line builds it."""
+    parser = Parser(exit_on_error=False)
+    parser.add_subclass_arguments(Encoder, "encoder")
+    given = {"class_path": "Backbone", "init_args": {"network": network, **options}}
+    return parser.instantiate(parser.parse_object({"encoder": given})).encoder
+
+
+ALEXNET = {"class_path": "torchvision.models.AlexNet", "init_args": {"num_classes": 7, "dropout": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        (ALEXNET, {}),
+        ({**ALEXNET, "class_path": "torchvision.models.alexnet"}, {}),
+        ("torchvision.models.alexnet", {"options": ALEXNET["init_args"]}),
+    ],
+    ids=["class", "function", "path and options"],
+)
+def test_the_command_line_builds_a_backbone(network, options):
+    encoder = built(network, **options, early=["features.0"], named={"pool": "avgpool"})
+    assert encoder.network.classifier[0].p == 0.1
+    assert isinstance(encoder.network.classifier[6], torch.nn.Identity)
+    assert (encoder.early, encoder.named) == (("network.features.0",), {"pool": "network.avgpool"})
+    assert ImageClassifier(encoder).eval()(torch.zeros(1, 3, 63, 63)).shape == (1, 10)
+
+
+def test_a_backbone_that_is_built_takes_no_options():
+    with pytest.raises(UsageError, match=r"Backbone.options=\{'dropout': 0.1\}: give them as network.init_args"):
+        Backbone(AlexNet(), {"dropout": 0.1})
+    assert Backbone(AlexNet(), {}).out_features == 4096
+
+
+def test_a_backbone_is_more_than_one_layer_and_its_names_are_named():
+    with pytest.raises(UsageError, match=r"Backbone.head='': give one of \(no linear layer\)"):
+        Backbone(torch.nn.Linear(3, 2))
+    with pytest.raises(UsageError, match=r"Backbone.named='nope': give one of features"):
+        Backbone(AlexNet(), named={"pool": "nope"})
+
+
+def test_an_activation_in_place_does_not_overwrite_the_tap_before_it():
+    encoder = Backbone(AlexNet(), early=["features.0", "features.3"]).eval()
+    assert any(part.inplace for part in AlexNet().modules() if isinstance(part, torch.nn.ReLU))
+    seen = {}
+    for path in encoder.early:
+        encoder.get_submodule(path).register_forward_hook(lambda m, a, out, path=path: seen.__setitem__(path, out))
+    x, layers = torch.randn(2, 3, 63, 63), encoder.network.features
+    encoder(x)
+    first = layers[0](x)
+    assert first.min() < 0
+    torch.testing.assert_close(seen["network.features.0"], first)
+    torch.testing.assert_close(seen["network.features.3"], layers[3](layers[2](torch.relu(first))))
+
+
 SHAPES = {
     "FedUV's CNN": {
         "encoder.layers.2.0.weight": (128, 64, 3, 3),
@@ -166,6 +227,46 @@ def test_networks_have_their_layers_by_name(name):
     encoder, head, classes, _ = SIZES[name]
     state = ImageClassifier(encoder(), head and head(), classes).state_dict()
     assert {key: tuple(state[key].shape) for key in SHAPES[name]} == SHAPES[name]
+
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+UNFIT = {
+    "channels": (lambda: FedUVCNN(1, 1), IMAGES, r"FedUVCNN.in_channels=1: inputs are 3 x 32 x 32, give 3"),
+    "channels of a ResNet": (lambda: ResNet20(1), IMAGES, r"ResNet20.in_channels=1: inputs are 3 x 32 x 32, give 3"),
+    "channels of MobileNetV2": (lambda: MobileNetV2(1), IMAGES, r"MobileNetV2.in_channels=1: .* give 3"),
+    "no images": (FedCKACNN, torch.zeros(2, 60), r"FedCKACNN.in_channels=3: inputs are 60, give images"),
+    "size": (lambda: FedCKACNN(3, 28), IMAGES, r"FedCKACNN.image_size=28: inputs are 3 x 32 x 32, give their height"),
+    "not square": (MOONCNN, IMAGES[:, :, :28], r"MOONCNN.image_size=32: inputs are 3 x 28 x 32, give their height"),
+    "of FedDyn's": (lambda: FedDynCNN(3, 16), IMAGES, r"FedDynCNN.image_size=16: inputs are 3 x 32 x 32"),
+    "too small": (FedUVCNN, IMAGES[..., :20], r"FedUVCNN.smallest=21: inputs are 3 x 32 x 20, give larger ones"),
+    "features": (lambda: Logistic(60), IMAGES, r"Logistic.in_features=60: inputs are 3 x 32 x 32, give 3072"),
+    "features of an MLP": (lambda: MLP(64), torch.zeros(2, 60), r"MLP.in_features=64: inputs are 60, give 60"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_inputs_that_do_not_fit_the_network_are_refused(case):
+    build, x, message = UNFIT[case]
+    with pytest.raises(UsageError, match=message):
+        ImageClassifier(build())(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "size"), [(lambda: FedUVCNN(1), 21), (lambda: ResNet18(), 1), (lambda: MLP(12), 2), (FedCKACNN, 32)]
+)
+def test_the_smallest_inputs_that_fit_are_taken(build, size):
+    assert ImageClassifier(build()).eval()(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
+def test_a_model_that_does_not_fit_the_data_ends_the_command_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    smoke = Path(__file__).parents[1] / "experiments" / "smoke" / "fedavg.yaml"
+    wrong = "--model.init_args.encoder.init_args.in_channels=3"
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", f"--config={smoke}", wrong, f"--trainer.default_root_dir={tmp_path}"])
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "error: FedUVCNN.in_channels=3: inputs are 1 x 24 x 24, give 1"
 
 
 def test_mlp_size():
@@ -278,8 +379,21 @@ def test_a_last_batch_of_one_is_skipped_only_where_batchnorm_needs_two():
         lambda: ImageClassifier(MLP(4), num_classes=1),
         lambda: ResNet18(first_stride=3),
         lambda: ResNet50(0),
+        lambda: FedUVCNN(1, 0),
+        lambda: FedCKACNN(0),
+        lambda: MOONCNN(0),
+        lambda: FedDynCNN(-1),
     ],
 )
 def test_sizes_out_of_range_are_refused(build):
     with pytest.raises(UsageError):
         build()
+
+
+@pytest.mark.parametrize("build", [ResNet18, ResNet50])
+@pytest.mark.parametrize(
+    ("key", "choices"), [("stem", "small or large"), ("norm", "batch or group"), ("init", "he or default")]
+)
+def test_unknown_forms_of_a_resnet_are_refused(build, key, choices):
+    with pytest.raises(UsageError, match=rf"^{key}='weird': give {choices}$"):
+        build(**{key: "weird"})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import affine_grid, grid_sample, pad
 
 from fl_lightning.errors import require
 
@@ -64,34 +63,24 @@ class RandomFlip(Augmentation):
         return flipped
 
 
-class _Each(Augmentation):
-    """A transform of torchvision on each image by itself: it draws one set of numbers a call."""
-
-    transform: Callable[[Tensor], Tensor]
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        # torchvision draws from the global generator
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return torch.stack([self.transform(image) for image in images])
-
-
-class RandomRotation(_Each):
+class RandomRotation(Augmentation):
     """Turns every image about its middle by an angle drawn evenly from ``[-degrees, degrees]``; corners become 0.
+
+    Pixels are those of torchvision's: the nearest one of the image that is turned.
 
     Args:
         degrees: the largest angle, in [0, 180].
     """
 
     def __init__(self, degrees: float = 15.0) -> None:
-        from torchvision.transforms import v2
-
         require(0 <= degrees <= 180, "RandomRotation.degrees", degrees, "give an angle in [0, 180]")
-        self.transform = v2.RandomRotation(degrees)
+        self.degrees = degrees
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return rotated(images, (2 * torch.rand(len(images), generator=generator) - 1) * self.degrees)
 
 
-class AutoAugment(_Each):
+class AutoAugment(Augmentation):
     """AutoAugment (Cubuk et al., CVPR 2019): one of 25 pairs of operations for every image.
 
     FedDecorr's code has an older port, in which the strength is drawn within a bin and its sign is not.
@@ -103,4 +92,24 @@ class AutoAugment(_Each):
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
         from torchvision.transforms import v2
 
+        known = [one.value for one in v2.AutoAugmentPolicy]
+        require(policy in known, "AutoAugment.policy", policy, f"choose one of {', '.join(known)}")
         self.transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        # torchvision draws from the global generator, one set of numbers a call
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return torch.stack([self.transform(image) for image in images])
+
+
+def rotated(images: Tensor, degrees: Tensor) -> Tensor:
+    """Images ``(B, C, H, W)`` uint8, each turned counter-clockwise by its angle ``(B,)``; corners are 0."""
+    height, width = images.shape[-2:]
+    angles = torch.deg2rad(degrees)
+    cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    # coordinates lie in [-1, 1] along both sides, whatever their lengths
+    rows = [cos, -sin * height / width, zero, sin * width / height, cos, zero]
+    grid = affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(images.shape), align_corners=False)
+    return grid_sample(images.float(), grid, mode="nearest", align_corners=False).to(torch.uint8)

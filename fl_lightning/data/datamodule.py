@@ -319,19 +319,21 @@ def check_images(found: Images) -> Images:
     """Refuse images and labels that do not belong together.
 
     Raises:
-        UsageError: another dtype or shape, different lengths, or a negative label.
+        UsageError: another dtype or shape, different lengths, no example, or a negative label.
     """
-    for split, images, labels in (("train", *found[:2]), ("test", *found[2:4])):
+    splits = (("train", *found[:2], found.train_rows), ("test", *found[2:4], found.test_rows))
+    for split, images, labels, rows in splits:
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
         require(usable, f"data: {split}_images", f"{images.dtype} {images.shape}", "give uint8 (N, H, W, C)")
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
         require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
         numbers = f"{len(images)} images, {len(labels)} labels"
         require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label an image")
-        require(len(labels) > 0, f"data: {split}_labels", 0, "there is not one example")
+        number = len(labels) if rows is None else len(rows)
+        require(number > 0, f"data: {split}_labels", number, "there is not one example")
         require(labels.min() >= 0, f"data: {split}_labels", int(labels.min()), "labels count from 0")
-    channels, others = found.train_images.shape[-1], found.test_images.shape[-1]
-    require(channels == others, "data: test_images", f"{others} channels", f"the training images have {channels}")
+    ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (found.train_images, found.test_images))
+    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C), give such")
     return found
 
 

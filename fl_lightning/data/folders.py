@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from PIL import Image
 from fl_lightning.data.cache import decoded
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.source import FileDataModule, cycled, patterns
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
@@ -79,6 +80,7 @@ class FolderDataModule(FileDataModule):
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it is to hold {self.layout}")
         listed = self.list_files(root)
+        require(len(listed.paths) > 0, "data.root", str(root), f"not one image found; it is to hold {self.layout}")
         labels, domains = np.array(listed.labels, np.int64), np.array(listed.domains, np.int64)
         self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
         images = decoded(root, listed.paths, self.image_size)
@@ -135,6 +137,8 @@ class ImageFolderImages(FolderDataModule):
         require(len(classes) >= 2, "data.root", str(root), f"it is to hold {self.layout}")
         splits = [(train, False), (self.folder(root, "test", "val"), True)] if train.is_dir() else [(root, None)]
         for folder, test in splits:
+            unknown = [name for name in subfolders(folder) if name not in classes]
+            require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in train")
             for label, name in enumerate(classes):
                 listing.add(images_in(self.folder(folder, name)), label, 0, test)
         return listing
@@ -171,8 +175,8 @@ class TinyImageNet(FolderDataModule):
             listing.add(images_in(train / name), label, 0, False)
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
-            for line in annotations.read_text().splitlines():
-                file, name = line.split("\t")[:2]
+            for line in filter(None, text_of(annotations).splitlines()):
+                file, name, *_ = [*line.split("\t"), ""]
                 require(name in classes, "data.root", str(annotations), f"its class {name!r} is not in train")
                 listing.add([existing(val / "images" / file, annotations)], classes.index(name), 0, True)
         else:
@@ -195,6 +199,11 @@ class _DomainFolders(FolderDataModule):
     folders: tuple[tuple[str, ...], ...]
     classes: tuple[str, ...] = ()
     test_per_class: int
+
+    def __init__(self, root: str, image_size: int, test_per_class: int, twins: int, **kwargs: Any) -> None:
+        super().__init__(root, image_size, **kwargs)
+        require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
+        self.test_per_class = min(test_per_class, twins) if self.offline else test_per_class
 
     def list_files(self, root: Path) -> Listing:
         listing = Listing()
@@ -235,8 +244,7 @@ class PACS(_DomainFolders):
     num_classes = 7
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
-        super().__init__(root, image_size, **kwargs)
-        self.test_per_class = test_per_class if not self.offline else min(test_per_class, 2)
+        super().__init__(root, image_size, test_per_class, 2, **kwargs)
 
 
 class OfficeHome(_DomainFolders):
@@ -255,8 +263,7 @@ class OfficeHome(_DomainFolders):
     num_classes = 65
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 7, **kwargs: Any) -> None:
-        super().__init__(root, image_size, **kwargs)
-        self.test_per_class = test_per_class if not self.offline else min(test_per_class, 1)
+        super().__init__(root, image_size, test_per_class, 1, **kwargs)
 
 
 class HAM10000(FolderDataModule):
@@ -288,6 +295,7 @@ class HAM10000(FolderDataModule):
     ) -> None:
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        require(missing in ("raise", "skip"), "data.missing", missing, "choose raise or skip")
         self.test_fraction, self.missing = test_fraction, missing
 
     def list_files(self, root: Path) -> Listing:
@@ -295,21 +303,19 @@ class HAM10000(FolderDataModule):
         require(table is not None, "data.root", str(root), f"it is to hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
         listing = Listing()
-        with open(table, newline="") as file:  # type: ignore[arg-type]
-            for row in csv.DictReader(file):
-                path = images.get(str(row.get("image_id")))
-                found = path is not None or self.missing == "skip"
-                mend = f"image {row.get('image_id')} has no file; fetch it, or set data.missing: skip"
-                require(found, "data.root", str(table), mend)
-                if path is not None:
-                    listing.add(
-                        [path], self._place("dx", row, self.classes), self._place("dataset", row, self.domain_names)
-                    )
+        for row in rows_of(table, ("image_id", "dx", "dataset")):  # type: ignore[arg-type]
+            path = images.get(row["image_id"])
+            found = path is not None or self.missing == "skip"
+            mend = f"image {row['image_id']} has no file; fetch it, or set data.missing: skip"
+            require(found, "data.root", str(table), mend)
+            if path is not None:
+                domain = self._place("dataset", row, self.domain_names)
+                listing.add([path], self._place("dx", row, self.classes), domain)
         return listing
 
     def _place(self, column: str, row: dict[str, str], known: tuple[str, ...]) -> int:
-        mend = f"image {row.get('image_id')} has none of {', '.join(known)} there"
-        require(row.get(column) in known, f"data: column {column}", row.get(column), mend)
+        mend = f"image {row['image_id']} has none of {', '.join(known)} there"
+        require(row[column] in known, f"data: column {column}", row[column], mend)
         return known.index(row[column])
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
@@ -334,6 +340,35 @@ def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
     missing = int(counts.sum() * fraction + 1e-9) - numbers.sum()
     numbers[np.argsort(numbers - exact, kind="stable")[:missing]] += 1
     return numbers
+
+
+def text_of(path: Path) -> str:
+    """A file of text, UTF-8 with or without a mark of the byte order.
+
+    Raises:
+        UsageError: it cannot be read, or is of another encoding.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"data.root={str(path)!r}: {error}; give a readable file of UTF-8") from error
+
+
+def rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    """The rows of a table, by the names of its columns.
+
+    Raises:
+        UsageError: it is no table, or a column is missing.
+    """
+    try:
+        table = csv.DictReader(io.StringIO(text_of(path)))
+        found, rows = table.fieldnames or (), list(table)
+    except csv.Error as error:
+        raise UsageError(f"data.root={str(path)!r}: {error}; fetch it again") from error
+    missing = [column for column in columns if column not in found]
+    mend = f"it has no column {', '.join(missing)}, but {', '.join(found) or 'none'}; fetch it again"
+    require(not missing, "data.root", str(path), mend)
+    return rows
 
 
 def subfolders(root: Path) -> list[str]:

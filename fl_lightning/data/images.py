@@ -82,7 +82,9 @@ class NpyImages(FileDataModule):
         require(not missing, "data.root", str(root), mend)
         images, labels, test_images, test_labels = (open_array(root / name) for name in names)
         found = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
-        self.num_classes = int(max(labels.max(), test_labels.max())) + 1
+        largest, number = int(max(labels.max(), test_labels.max())), len(labels) + len(test_labels)
+        require(largest < number, "data: labels", largest, f"they count the classes, and there are {number} examples")
+        self.num_classes = largest + 1
         self.mean, self.std = self._statistics(found.train_images)
         return found
 
@@ -109,7 +111,7 @@ def open_array(path: Path) -> np.ndarray:
         UsageError: no readable .npy file of numbers.
     """
     try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="c")
     except (ValueError, OSError, EOFError) as error:
         raise UsageError(f"data.root={str(path.parent)!r}: {path.name} is no .npy file of numbers: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.data.datamodule import ImageDataModule, Images
+from fl_lightning.errors import UsageError
 
 
 class FileDataModule(ImageDataModule):
@@ -27,8 +28,19 @@ class FileDataModule(ImageDataModule):
         self.root, self.offline = root, offline
 
     def load(self) -> Images:
-        if not self.offline:
+        """The data set.
+
+        Raises:
+            UsageError: something under ``root`` cannot be read.
+        """
+        if self.offline:
+            return self._twin()
+        try:
             return self.read(Path(self.root))
+        except OSError as error:
+            raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
+
+    def _twin(self) -> Images:
         with tempfile.TemporaryDirectory() as folder:
             self.write_twin(Path(folder))
             found = self.read(Path(folder))

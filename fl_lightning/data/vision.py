@@ -35,10 +35,18 @@ class TorchvisionDataModule(FileDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download, where that was asked for."""
+        """Download, where that was asked for.
+
+        Raises:
+            UsageError: that failed.
+        """
         if self.download and not self.offline:
-            for split in self.splits():
-                self.source(self.root, download=True, **split)
+            try:
+                for split in self.splits():
+                    self.source(self.root, download=True, **split)
+            except (OSError, RuntimeError) as error:
+                mend = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
+                raise UsageError(f"data.download=True: {mend}") from error
 
     def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The reader's arguments for the training and the test set."""

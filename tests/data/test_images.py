@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from fl_lightning.data import (
     RandomCrop,
     RandomFlip,
     RandomRotation,
+    augmentation,
 )
+from fl_lightning.data.augmentation import rotated
 from fl_lightning.errors import UsageError
 
 
@@ -197,9 +200,15 @@ BAD = {
     "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), "give uint8"),
     "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), "give uint8"),
     "negative": ("train_labels.npy", np.arange(60) - 1, "labels count from 0"),
+    "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), "8 x 6 x 3.*training images are 6 x 6 x 3"),
+    "stray label": ("test_labels.npy", np.full(20, 10**9), "labels=1000000000: they count.*80 examples"),
+    "float pixels": ("train_images.npy", np.zeros((60, 6, 6, 3), np.float32), "float32.*give uint8"),
+    "object pixels": ("train_images.npy", np.array([{}] * 60), "train_images.npy is no .npy file of numbers"),
+    "records": ("train_images.npy", np.zeros(60, [("a", "u1")]), "give uint8"),
+    "no test": ("test_labels.npy", np.arange(0), "20 images, 0 labels"),
     "number": ("train_images.npy", np.uint8(3), "give uint8"),
     "empty pixels": ("train_images.npy", np.zeros((60, 0, 6, 3), np.uint8), "give uint8"),
-    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "1 channels.*training images have 3"),
+    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "6 x 6 x 1.*training images are 6 x 6 x 3"),
     "one label": ("train_labels.npy", np.int64(1), "give integers"),
     "words": ("train_labels.npy", np.array(["cat"] * 60), "give integers"),
     "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), "0 images, 60 labels"),
@@ -289,6 +298,28 @@ def test_a_file_that_is_no_npy_is_refused(folder):
         ready(NpyImages(str(folder)))
 
 
+def test_several_arrays_in_one_file_are_refused(folder):
+    np.savez(folder / "both.npz", np.arange(60))
+    (folder / "both.npz").rename(folder / "train_labels.npy")
+    with pytest.raises(UsageError, match=r"train_labels.npy is no .npy file of numbers"):
+        ready(NpyImages(str(folder)))
+
+
+def test_a_failed_download_names_the_key_and_the_mend(monkeypatch, tmp_path):
+    def fail(self, root, train=True, download=False):
+        raise URLError("no network")
+
+    monkeypatch.setattr(CIFAR10, "source", type("Source", (), {"__init__": fail}))
+    message = r"data.download=True: the download into .* failed: .*no network.*; put cifar-10-batches-py there yourself"
+    with pytest.raises(UsageError, match=message):
+        CIFAR10(str(tmp_path), download=True).prepare_data()
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(UsageError, match=r"AutoAugment.policy='mnist': choose one of imagenet, cifar10, svhn"):
+        AutoAugment("mnist")
+
+
 def test_missing_folders_name_the_key_and_the_files(tmp_path):
     with pytest.raises(UsageError, match=r"data.root='.*nowhere': train_images.npy.*not found"):
         ready(NpyImages(str(tmp_path / "nowhere")))
@@ -315,16 +346,36 @@ def test_options_out_of_range_are_refused(options, message):
         ready(Digits(**options))
 
 
-@pytest.mark.parametrize("augmentation", [RandomRotation(30), AutoAugment()])
-def test_transforms_of_torchvision_draw_for_each_image_from_the_loaders_generator_alone(augmentation):
+@pytest.mark.parametrize("change", [RandomRotation(30), AutoAugment()])
+def test_rotation_and_autoaugment_draw_for_each_image_from_the_loaders_generator_alone(change):
     one = np.random.default_rng(0).integers(0, 255, (1, 3, 16, 16), dtype=np.uint8)
     images = torch.from_numpy(one).repeat(8, 1, 1, 1)
     before = torch.random.get_rng_state()
-    first, second, other = (augmentation(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, second, other = (change(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert first.dtype == torch.uint8 and first.shape == images.shape
     assert torch.equal(first, second) and not torch.equal(first, other)
     assert len({image.numpy().tobytes() for image in first}) > 4
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 32, 32), (40, 1, 28, 28), (40, 3, 20, 33)])
+@pytest.mark.parametrize("largest", [15, 180])
+def test_a_batch_is_rotated_as_torchvision_rotates_each_image(shape, largest):
+    from torchvision.transforms.v2.functional import rotate
+
+    images = torch.randint(1, 256, shape, dtype=torch.uint8)
+    degrees = torch.linspace(-largest, largest, 41)[:-1] + 0.1
+    expected = torch.stack([rotate(image, float(angle)) for image, angle in zip(images, degrees, strict=True)])
+    # pixels halfway between two may fall on either
+    assert (rotated(images, degrees) != expected).float().mean() < 2e-3
+    assert torch.equal(rotated(images, torch.zeros(40)), images)
+
+
+def test_a_batch_is_rotated_at_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(augmentation, "grid_sample", lambda x, *a, **k: calls.append(len(x)) or x)
+    RandomRotation()(torch.zeros(64, 3, 32, 32, dtype=torch.uint8), torch.Generator())
+    assert calls == [64]
 
 
 def test_rotation_stays_within_its_angle():

@@ -1,9 +1,11 @@
 """Data sets in files: read by the real readers from generated files, and clear about what is wrong with others."""
 
 import gzip
+import io
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +34,13 @@ from fl_lightning.data import (
     OfficeHome,
     Synthetic,
     TinyImageNet,
+    femnist,
+    json_window,
 )
 from fl_lightning.data.cache import decoded
 from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
-from fl_lightning.data.folders import stratified
+from fl_lightning.data.folders import FolderDataModule, stratified
+from fl_lightning.data.json_window import Window
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
 from fl_lightning.errors import UsageError
@@ -176,8 +181,10 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(pacs, monkeypatch):
     assert not torch.equal(ready(make(pacs, split_seed=1)).test_dataloader().rows, rows)
 
 
-def caches(root):
-    return sorted((root / ".fl_lightning").glob("*"))
+def caches(root, ending="images"):
+    found = sorted((root / ".fl_lightning").glob("*"))
+    assert {path.suffix for path in found} <= {".images", ".npz"}
+    return [path for path in found if path.suffix == f".{ending}"]
 
 
 def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypatch):
@@ -202,12 +209,50 @@ def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypa
     assert len(seen) == 560
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:500], lambda b: b"nothing", lambda b: b""])
-def test_a_damaged_cache_is_made_anew(pacs, damage):
+def flipped(content):
+    return content[:300] + bytes([content[300] ^ 1]) + content[301:]
+
+
+DAMAGES = {
+    "one bit": flipped,
+    "cut off": lambda b: b[:500],
+    "cut off and padded": lambda b: b[:500] + bytes(len(b) - 500),
+    "longer": lambda b: b + b"0",
+    "another file": lambda b: b"nothing",
+    "empty": lambda b: b"",
+    "zeros": lambda b: bytes(len(b)),
+}
+
+
+@pytest.mark.parametrize("ending", ["images", "npz"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_made_anew(pacs, damage, ending):
     before = ready(make(pacs)).train_dataloader(0).images.clone()
-    (cache,) = caches(pacs)
-    cache.write_bytes(damage(cache.read_bytes()))
+    (cache,) = caches(pacs, ending)
+    content = cache.read_bytes()
+    cache.write_bytes(DAMAGES[damage](content))
     assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
+    if ending == "images":
+        assert cache.read_bytes() == content
+
+
+def test_a_cache_whose_checksum_is_missing_or_of_other_images_is_made_anew(pacs):
+    """What a crash between the two files leaves."""
+    before = ready(make(pacs)).train_dataloader(0).images.clone()
+    (cache,), (beside,) = caches(pacs), caches(pacs, "npz")
+    content = cache.read_bytes()
+    for left in (None, beside.read_bytes()):
+        cache.write_bytes(bytes(len(content)))
+        beside.unlink() if left is None else beside.write_bytes(left)
+        assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
+        assert cache.read_bytes() == content
+
+
+def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
+    order, real = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: order.append(Path(b).suffix) or real(a, b))
+    ready(make(pacs))
+    assert order == [".images", ".npz"]
 
 
 def test_a_failed_decode_leaves_no_cache(pacs):
@@ -224,7 +269,7 @@ def test_where_the_folder_cannot_be_written_the_cache_lies_elsewhere(pacs, monke
     monkeypatch.setattr(os, "access", lambda path, mode: pacs not in Path(path).parents)
     ready(make(pacs))
     assert caches(pacs) == []
-    assert len(list(other.rglob("*.npy"))) == 1
+    assert len(list(other.rglob("*.images"))) == 1
 
 
 def test_grey_transparent_and_large_images_are_converted(tmp_path):
@@ -298,6 +343,120 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
     assert len(ready(TinyImageNet(str(tmp_path), image_size=16)).test_dataloader().rows) == 200
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"00000.jpg\n", r"its class '' is not in train"),
+        (b"00000.jpg\tn99\t0\n", r"its class 'n99' is not in train"),
+        (b"\xff\xfe\0", r"'utf-8' codec .*; give a readable file of UTF-8"),
+        (b"\n\n", r"data: test_labels=0: there is not one example"),
+    ],
+)
+def test_bad_annotations_are_named(tmp_path, content, message):
+    TinyImageNet(offline=True, image_size=8).write_twin(tmp_path)
+    (tmp_path / "val" / "val_annotations.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        ready(TinyImageNet(str(tmp_path), image_size=8))
+
+
+def test_classes_of_the_test_folder_are_those_of_the_training_folder(tmp_path):
+    ImageFolderImages(offline=True, image_size=8).write_twin(tmp_path)
+    (tmp_path / "test" / "zebra").mkdir()
+    with pytest.raises(UsageError, match=r"/test': its classes zebra are not in train"):
+        ready(ImageFolderImages(str(tmp_path), image_size=8))
+
+
+def test_a_share_that_leaves_no_test_image_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "one.png")
+    with pytest.raises(UsageError, match=r"data: test_labels=0: there is not one example"):
+        ready(ImageFolderImages(str(tmp_path), image_size=4))
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_test_images_below_one_is_refused(number):
+    with pytest.raises(UsageError, match=rf"data.test_per_class={number}: give 1 or more"):
+        PACS(test_per_class=number)
+
+
+@pytest.mark.parametrize("kind", TWINS)
+def test_a_root_that_is_a_file_or_empty_or_no_path_is_named(kind, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for root in (tmp_path / "file", tmp_path / "empty", tmp_path / ("long" * 2000), "a\0b"):
+        with pytest.raises(UsageError, match=r"data.root=.*(is to hold|; give)"):
+            ready(kind(str(root)))
+
+
+@pytest.mark.parametrize("kind", TWINS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(bytes(range(128, 256)) * 3),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("/nowhere")),
+    ],
+    ids=["empty", "half", "another", "folder", "dangling link"],
+)
+def test_spoiled_files_are_refused_in_one_line(kind, spoil, tmp_path):
+    (kind(offline=True, image_size=8) if issubclass(kind, FolderDataModule) else kind(offline=True)).write_twin(
+        tmp_path
+    )
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        spoil(path)
+    with pytest.raises(UsageError, match=r"^data") as found:
+        ready(kind(str(tmp_path)))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("kind", [HAM10000, TinyImageNet, PACS, FEMNIST, MNIST, NpyImages, SVHN])
+def test_files_without_permission_are_refused(kind, tmp_path, monkeypatch):
+    root = tmp_path / "files"
+    root.mkdir()
+    kind(offline=True).write_twin(root)
+    real = io.open
+
+    def refuse(path, *args, **kwargs):
+        if root in Path(str(path)).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("fl_lightning.data.cache.place", lambda root: tmp_path)
+    with pytest.raises(UsageError, match=r"data.root.*(Permission denied: '.*files|fetch it again|or damaged)"):
+        ready(kind(str(root)))
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(pacs, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    shutil.rmtree(pacs / "photo")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(UsageError, match=r"Permission denied: .*; give a folder whose files can be read"):
+        ready(make(pacs))
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(UsageError, match=r"the cache .*\.images cannot be written: .*No space left.*; make room there"):
+        ready(make(pacs))
+    assert caches(pacs) == []
+
+
+def test_an_image_too_large_to_be_one_is_refused(pacs, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UsageError, match=r"is no whole image: Image size"):
+        ready(make(pacs))
+
+
 # ---------------------------------------------------------------- HAM10000
 @pytest.fixture
 def ham(tmp_path):
@@ -325,7 +484,13 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
             lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n",
             r"image 99999 has no file; .* set data.missing: skip",
         ),
-        (lambda text: text.replace("image_id", "picture"), r"image None has no file"),
+        (lambda text: text.replace("dataset", "source"), r"it has no column dataset, but lesion_id"),
+        (lambda text: text.replace("dx", "class"), r"it has no column dx, but lesion_id"),
+        (lambda text: "", r"it has no column image_id, dx, dataset, but none"),
+        (lambda text: text + "H,00001\n", r"data: column dataset=None: image 00001 has none of"),
+        (lambda text: text.splitlines()[0], r"not one image found; it is to hold HAM10000_metadata.csv"),
+        (lambda text: text + '"' + "a" * 200_000, r"field larger than field limit .*; fetch it again"),
+        (lambda text: text.replace("image_id", "picture"), r"it has no column image_id, but lesion_id, picture, dx, "),
     ],
 )
 def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
@@ -333,6 +498,26 @@ def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
     table.write_text(change(table.read_text()))
     with pytest.raises(UsageError, match=message):
         ready(HAM10000(str(ham), image_size=16))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_metadata_of_another_encoding_is_refused(ham, encoding):
+    table = ham / "HAM10000_metadata.csv"
+    text = table.read_text().replace("back", "Rücken")
+    table.write_text(text, encoding=encoding)
+    with pytest.raises(UsageError, match=r"HAM10000_metadata.csv': 'utf-8' codec .*; give a readable file of UTF-8"):
+        ready(HAM10000(str(ham), image_size=16))
+    table.write_text(text.replace("lesion_id,image_id", "image_id,lesion_id"), encoding="utf-8-sig")
+    with pytest.raises(UsageError, match=r"image HAM_0000000 has no file"):
+        ready(HAM10000(str(ham), image_size=16))
+
+
+def test_what_to_do_with_rows_without_image_is_raise_or_skip(ham):
+    with pytest.raises(UsageError, match=r"data.missing='drop': choose raise or skip"):
+        HAM10000(missing="drop")
+    shutil.rmtree(ham / "HAM10000_images_part_1")
+    with pytest.raises(UsageError, match=r"not one image found"):
+        ready(HAM10000(str(ham), image_size=16, missing="skip"))
 
 
 def test_rows_without_image_can_be_skipped(ham):
@@ -364,14 +549,104 @@ def test_femnist_writers_are_clients(tmp_path):
     assert ready(FEMNIST(str(tmp_path), num_clients=6)).plan.sizes.sum() == 240
 
 
-@pytest.mark.parametrize("text", ["{}", "nothing", '{"user_data": {"a": {"x": [[1, 2]], "y": [0]}}}'])
-def test_a_file_that_is_not_leafs_is_named(tmp_path, text):
+def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
+    """4,000 images: 3 MB as uint8, 22 MB as JSON, more than 100 MB as numbers of Python."""
+    user = json.dumps({"x": np.random.default_rng(0).random((100, 784)).round(3).tolist(), "y": [7] * 100})
+    for split, number in (("train", 36), ("test", 4)):
+        (tmp_path / split).mkdir()
+        users = ",\n".join(f'"writer {u}" : {user}' for u in range(number))
+        text = '{"users": ["é"], "user_data": {' + users + '}, "num_samples": [100]}'
+        (tmp_path / split / "all_data_0.json").write_text(text, encoding="utf-8")
+    tracemalloc.start()
+    data = ready(FEMNIST(str(tmp_path), num_clients=36))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3e6 + 20e6
+    monkeypatch.setattr(femnist, "read_file", None)
+    again = ready(FEMNIST(str(tmp_path), num_clients=36))
+    assert isinstance(again.load().train_images, np.memmap)
+    assert torch.equal(again._train[0], data._train[0]) and torch.equal(again._train[1], data._train[1])
+    assert again.plan.hash == data.plan.hash and again.plan.domain(35) == "writer 35"
+    assert (data.plan.sizes.sum(), len(data.test_dataloader().rows)) == (3600, 400)
+    image = data._train[0][data._rows[35][99]].flatten() / 255
+    np.testing.assert_allclose(image, json.loads(user)["x"][99], atol=0.003)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 50, 1000])
+def test_a_window_decodes_what_json_decodes_wherever_the_blocks_end(monkeypatch, block):
+    monkeypatch.setattr(json_window, "BLOCK", block)
+    found = {"a": [1.25, -3, 1e-7, None], "b é\n": {"c": '}]"\u20ac'}, "n": 12345, "m": "", "t": [], "l": True}
+    for text in (json.dumps(found), json.dumps(found, indent=3, ensure_ascii=False)):
+        window = Window(io.StringIO(text))
+        assert {key: window.value() for key in window.members()} == found
+        nested = Window(io.StringIO(f'{{"u": {text} , "v":\t{text}}}'))
+        assert {key: {k: nested.value() for k in nested.members()} for key in nested.members()} == {
+            "u": found,
+            "v": found,
+        }
+        for end in range(len(text)):
+            cut = Window(io.StringIO(text[:end]))
+            with pytest.raises(ValueError, match=r"character|char "):
+                {key: cut.value() for key in cut.members()}
+
+
+def test_a_fault_within_a_large_file_is_found_without_reading_on(monkeypatch):
+    monkeypatch.setattr(json_window, "BLOCK", 100)
+    file = io.StringIO('{"a": [1, oops' + ", 1" * 10_000 + "]}")
+    window = Window(file)
+    with pytest.raises(ValueError, match="Expecting value at character 10"):
+        {key: window.value() for key in window.members()}
+    assert file.tell() < 300
+
+
+USER = {"x": [[0.5] * 784], "y": [3]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "Expecting value at character 1"),
+        ("nothing", "{ is to stand at character 0"),
+        ("", "{ is to stand at character 0"),
+        ('{"users": []}', "user_data"),
+        ('{"user_data": [1]}', "{ is to stand at character 14"),
+        ('{"user_data": {"a": [1]}}', "indices"),
+        ('{"user_data": {"a": {"y": [1]}}}', "x"),
+        ("[" * 100_000, "{ is to stand"),
+        ('{"user_data": {"a": ' + "[" * 100_000, "recursion"),
+        (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), "reshape"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels are to be integers"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "int"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), "convert"),
+        (json.dumps({"user_data": {"a": USER}})[:-9], "at character"),
+        (b"\xff\xfe", "decode"),
+    ],
+)
+def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
     FEMNIST(offline=True).write_twin(tmp_path)
-    (tmp_path / "train" / "all_data_1.json").write_text(text)
-    with pytest.raises(UsageError, match=r"all_data_1.json': not one of LEAF's files of FEMNIST"):
+    (tmp_path / "train" / "all_data_1.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=rf"all_data_1.json': not one of LEAF's files of FEMNIST: .*{message}"):
         ready(FEMNIST(str(tmp_path)))
+    assert caches(tmp_path) == []
+
+
+def test_leafs_files_are_to_be_there_with_images(tmp_path):
     with pytest.raises(UsageError, match=r"it is to hold all_data_\*.json"):
         ready(FEMNIST(str(tmp_path / "nowhere")))
+    FEMNIST(offline=True).write_twin(tmp_path)
+    for file in (tmp_path / "test").iterdir():
+        file.write_text('{"user_data": {"a": {"x": [], "y": []}}}')
+    with pytest.raises(UsageError, match=r"data.root='.*/test': its files hold not one image"):
+        ready(FEMNIST(str(tmp_path)))
+
+
+def test_other_files_of_leaf_are_parsed_again(tmp_path):
+    FEMNIST(offline=True).write_twin(tmp_path)
+    assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 240
+    (tmp_path / "train" / "all_data_1.json").unlink()
+    assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 120
 
 
 def test_synthetic_clients_differ_as_alpha_and_beta_say():
