@@ -41,7 +41,7 @@ class _SaveConfig(Callback):
         self.parser, self.config = parser, config
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is not None:
+        if trainer.run_dir is not None and not trainer.resumed:
             self.parser.save(self.config, trainer.run_dir / "config.yaml", skip_unset=False, overwrite=False)
 
 
@@ -103,7 +103,8 @@ class FederatedCLI(LightningCLI):
         self._print(self.trainer.test(**kwargs))
 
     def _print(self, metrics: Any) -> None:
-        if self.trainer.fabric.is_global_zero:
+        trainer: Any = self.trainer
+        if trainer.fabric.is_global_zero:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 

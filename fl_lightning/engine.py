@@ -34,6 +34,11 @@ class Team:
         self.rank, self.size = fabric.global_rank, fabric.world_size
         self._launcher = fabric.strategy.launcher
 
+    def begin(self, round_: int) -> None:
+        """Name this round where a worker is lost in it."""
+        if isinstance(self._launcher, ForkedWorkers):
+            self._launcher.where = f"round {round_}: "
+
     def check(self) -> None:
         """Raise a ClientError where a worker of this machine is lost."""
         if isinstance(self._launcher, ForkedWorkers):

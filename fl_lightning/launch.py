@@ -83,12 +83,16 @@ class ForkedWorkers(_Launcher):
     Args:
         environment: address and port.
         number: of workers.
+
+    Attributes:
+        where: how far the run is, for the message about a worker that is lost.
     """
 
     is_interactive_compatible = True
 
     def __init__(self, environment: ClusterEnvironment, number: int) -> None:
         self.environment, self.number = environment, number
+        self.where = ""
         self._children: dict[int, ForkProcess] = {}
         self._parent = os.getpid()
 
@@ -125,7 +129,7 @@ class ForkedWorkers(_Launcher):
             os._exit(1)  # this is a worker whose parent is gone
         for rank, child in self._children.items():
             if child.exitcode:
-                raise ClientError(f"worker {rank} (process {child.pid}) {ending(child.exitcode)}")
+                raise ClientError(f"{self.where}worker {rank} (process {child.pid}) {ending(child.exitcode)}")
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")

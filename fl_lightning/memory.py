@@ -81,8 +81,12 @@ class Memories(Mapping[int, Memory]):
     def unpack(self, k: int, packed: Tensor) -> None:
         """Take in what :meth:`pack` gave."""
         if len(packed):
-            self._held[k] = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
-            self.settle(k)
+            self.put(k, torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True))
+
+    def put(self, k: int, memory: Memory) -> None:
+        """Take in the memory of client ``k``."""
+        self._held[k] = memory
+        self.settle(k)
 
     def close(self) -> None:
         """Remove the files."""

@@ -89,3 +89,16 @@ class Server:
         """The global state, the server optimizer's state and the number of rounds done."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
         return {"state": self.state, "optimizer": optimizer, "round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave.
+
+        Raises:
+            KeyError: the state is that of another model.
+        """
+        if state["state"].keys() != self.state.keys():
+            raise KeyError(f"it holds {len(state['state'])} entries, the model has {len(self.state)}")
+        self.assign(state["state"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.round = state["round"]

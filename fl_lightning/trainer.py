@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
-from fl_lightning.checkpoint import load_checkpoint
+from fl_lightning.checkpoint import find_checkpoint, load_callbacks, load_checkpoint, load_run, save_run
 from fl_lightning.checks import (
     as_list,
     check_classes,
@@ -91,6 +92,7 @@ class FederatedTrainer:
         client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what is beyond it
             lies in the folder of temporary files.
         channels_last: keep images and weights in the channels_last memory format.
+        checkpoint_every_n_rounds: rounds from one checkpoint to the next; the last round always has one.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
             local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
             (1 MB an image for ResNet18's first two layers at 32 px). Needs training batches without augmentation.
@@ -102,6 +104,13 @@ class FederatedTrainer:
         min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
         enable_progress_bar: show a bar over the rounds on a terminal.
+
+    Attributes:
+        run_dir: folder of the run, None in workers other than the first and where nothing is written.
+        metrics: of the present round by tag.
+        history: the metrics of all rounds.
+        resumed: whether the run goes on from a checkpoint.
+        holders: worker that holds the memory of a client, of the clients that have trained.
 
     Raises:
         UsageError: an argument out of its range.
@@ -131,6 +140,7 @@ class FederatedTrainer:
         precision: str | int | None = None,
         threads_per_worker: int | None = None,
         client_memory: float = 4.0,
+        checkpoint_every_n_rounds: int = 1,
         channels_last: bool = False,
         cache_references: bool = False,
         callbacks: list[Callback] | Callback | None = None,
@@ -148,6 +158,8 @@ class FederatedTrainer:
         require(0 < participation <= 1, "trainer.participation", participation, "give a share in (0, 1]")
         require(cohort_size is None or cohort_size >= 1, "trainer.cohort_size", cohort_size, "give 1 or more, or null")
         require(eval_every_n_rounds >= 1, "trainer.eval_every_n_rounds", eval_every_n_rounds, "give 1 or more")
+        every = checkpoint_every_n_rounds
+        require(every >= 1, "trainer.checkpoint_every_n_rounds", every, "give 1 or more")
         check_devices(devices, workers_per_device, num_nodes)
         wraps = "it wraps the model, which would average the gradients of different clients; give auto"
         require(strategy == "auto", "trainer.strategy", strategy, wraps)
@@ -176,7 +188,7 @@ class FederatedTrainer:
         self.fast_dev_run = bool(fast_dev_run)
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
-        self.client_memory = client_memory
+        self.client_memory, self.checkpoint_every_n_rounds = client_memory, checkpoint_every_n_rounds
         own = [ProgressBar()] if enable_progress_bar else []
         self.callbacks: list[Any] = [*as_list(callbacks), RunRecord(), *own]
         self.fabric = self._build_fabric(1)
@@ -184,8 +196,8 @@ class FederatedTrainer:
         self.run_dir: Path | None = None
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
-        # who holds a client's memory, and how many batches each client has
-        self._holders: dict[int, int] = {}
+        self.resumed = False
+        self.holders: dict[int, int] = {}
         self._batches: dict[int, int] = {}
 
     def _build_fabric(self, devices: int | str | list[int], num_nodes: int = 1) -> Fabric:
@@ -204,7 +216,11 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ commands
     def fit(
-        self, model: LightningModule, datamodule: LightningDataModule, method: list[Method] | Method | None = None
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        method: list[Method] | Method | None = None,
+        ckpt_path: _PATH | None = None,
     ) -> None:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
 
@@ -212,13 +228,15 @@ class FederatedTrainer:
             model: the model.
             datamodule: the clients' data: a federated data set, or ``Partitioned`` around any LightningDataModule.
             method: the methods of the run; none is FedAvg.
+            ckpt_path: checkpoint to go on from, in its own folder and to the same bits: a path, or ``last`` for that of
+                the newest version of this run. torchrun's restarts go on from the last one by themselves.
 
         Raises:
             UsageError: something does not fit together; found before round 0, with nothing written.
             ClientError: a client failed in a round.
         """
         methods = MethodList(as_list(method))
-        self._launch(partial(self._fit, methods), model, datamodule, methods)
+        self._launch(partial(self._fit, methods, ckpt_path), model, datamodule, methods)
 
     def validate(
         self,
@@ -281,6 +299,7 @@ class FederatedTrainer:
         """Broadcast, train the cohort, aggregate, step the server, evaluate, log: one round."""
         self.metrics, started = {"round": round_}, time.perf_counter()
         self.server.round, self.server.cohort = round_, self._cohort(round_)
+        self.team.begin(round_)
         self.methods.on_round_start(self.server)
         self.fabric.call("on_round_start", trainer=self)
         with self.timed("train"):
@@ -292,6 +311,7 @@ class FederatedTrainer:
                 self._evaluate_all()
         with self.timed("log"):
             self.fabric.call("on_round_end", trainer=self)
+        self.metrics["time/log"] += self._writing
         self.metrics["time/round"] = time.perf_counter() - started
         self.history.append(self.metrics)
         self._log(round_)
@@ -324,16 +344,16 @@ class FederatedTrainer:
 
     def _placed(self) -> list[int]:
         """The clients of this worker, whose memories follow them."""
-        placed = place({k: self._steps(k) for k in self.server.cohort}, self.team.size, self._holders)
+        placed = place({k: self._steps(k) for k in self.server.cohort}, self.team.size, self.holders)
         there = {k: worker for worker, clients in enumerate(placed) for k in clients}
         moves = [
-            (k, self._holders[k], there[k]) for k in self.server.cohort if self._holders.get(k, there[k]) != there[k]
+            (k, self.holders[k], there[k]) for k in self.server.cohort if self.holders.get(k, there[k]) != there[k]
         ]
         self.team.move(self.client.memories(), moves)
         for worker, clients in enumerate(placed if self.team.size > 1 else ()):
             self.metrics[f"placed/{worker}/clients"] = len(clients)
             self.metrics[f"placed/{worker}/steps"] = sum(map(self._steps, clients))
-        self._holders |= there
+        self.holders |= there
         self.worker.clock.lap("place")
         return placed[self.team.rank]
 
@@ -399,22 +419,11 @@ class FederatedTrainer:
     @property
     def own_models(self) -> bool:
         """Whether each client that has trained has a model of its own, which is what is evaluated."""
-        return bool(self.worker.kept and self._holders)
+        return bool(self.worker.kept and self.holders)
 
     def _own_here(self) -> dict[int, State]:
         """The entries of the clients' models that do not travel, of the clients that this worker holds."""
         return {k: entries for k in self.client.memories() if (entries := self.client.own_entries(k))}
-
-    def own_entries(self) -> dict[int, State]:
-        """The entries of each client's model that do not travel, of the clients that have trained; empty if all do.
-
-        Called by all workers; the first one then holds the memories of all clients, the others none.
-        """
-        if not self.own_models:
-            return {}
-        self.team.move(self.client.memories(), [(k, held, 0) for k, held in sorted(self._holders.items()) if held])
-        self._holders = dict.fromkeys(self._holders, 0)
-        return self._own_here()
 
     def _evaluate_models(
         self, phase: str, state: State, own: dict[int, State] | None, observed: bool = True
@@ -550,11 +559,16 @@ class FederatedTrainer:
         self.worker = Worker(self.fabric, self.client, self.data, self.seed, self.team, **options)
         self.evaluator = Evaluator(self.worker, self.team, partial(self.fabric.call, trainer=self))
         self._lr_factors = lr_factors(self.client_lr_scheduler, self.max_rounds)
-        self._holders, self._batches = {}, {}
+        self.holders, self._batches = {}, {}
         self.fabric.call("setup", trainer=self)
 
-    def _fit(self, methods: MethodList) -> None:
-        self._start_run(methods)
+    def _fit(self, methods: MethodList, ckpt_path: _PATH | None) -> None:
+        name = self.name or "+".join(method.name for method in methods.methods) or "fedavg"
+        path = self.team.gather(find_checkpoint(ckpt_path, self.default_root_dir / name))[0]
+        methods.on_fit_start(self.server)
+        self.history, self._writing, self.resumed = [], 0.0, path is not None
+        found = load_run(self, path) if path is not None else {"round": 0}
+        self._start_run(name, path, found["round"])
         if self.worker.kept:
             some = "all" if not self.worker.sent else f"{len(self.worker.kept)} of {len(self.client.live)}"
             self.warn(
@@ -562,10 +576,11 @@ class FederatedTrainer:
             )
         status = "failed"
         try:
-            methods.on_fit_start(self.server)
             self.fabric.call("on_fit_start", trainer=self)
-            for round_ in range(self.max_rounds):
+            load_callbacks(self.callbacks, found)
+            for round_ in range(found["round"], self.max_rounds):
                 self._round(round_)
+                self._save(round_)
             self.fabric.call("on_fit_end", trainer=self)
             status = "success"
         finally:
@@ -574,27 +589,47 @@ class FederatedTrainer:
                 logger.finalize(status)
             self.client.load(self.methods.evaluated_state(self.server))
 
+    def _save(self, round_: int) -> None:
+        """Write the checkpoint that is due after a round."""
+        due = (round_ + 1) % self.checkpoint_every_n_rounds == 0 or round_ + 1 == self.max_rounds
+        if due and self._checkpoints is not None:
+            began = time.perf_counter()
+            save_run(self, self._checkpoints)
+            self._writing += time.perf_counter() - began
+
     def _evaluate_once(self, phase: str, model: LightningModule, ckpt_path: Any) -> dict[str, float]:
         require(bool(self.evaluator.loaders(phase)), "data", type(self.data).__name__, f"it has no {phase} data")
         own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
         mine = {k: entries for k, entries in own.items() if k % self.team.size == self.team.rank}
         return self._evaluate_models(phase, clone(self.client.live), mine if own else None, observed=False)
 
-    def _start_run(self, methods: MethodList) -> None:
-        """Make the run's folder and its loggers."""
+    def _start_run(self, name: str, path: Path | None, done: int) -> None:
+        """Make the run's folder and its loggers; or take up those of the run of a checkpoint after ``done`` rounds."""
         self.loggers: list[Logger] = []
-        self.history, self._writing = [], 0.0
-        if self.fast_dev_run or not self.fabric.is_global_zero:
-            return
-        name = self.name or "+".join(method.name for method in methods.methods) or "fedavg"
-        table = CSVLogger(self.default_root_dir, name, flush_logs_every_n_steps=1)
-        self.run_dir = Path(table.log_dir)
-        _ = table.experiment  # makes the folder, before anything else is in it
-        self.loggers = [table, *self._given_loggers(name, table.version)]
+        if not self.fast_dev_run and self.fabric.is_global_zero:
+            table = self._table(name, path)
+            self.run_dir = Path(table.log_dir)
+            self.loggers = [table, *self._given_loggers(self.run_dir, done)]
+        folder = self.team.gather(self.run_dir)[0]
+        self._checkpoints = None if folder is None else folder / "checkpoints"
 
-    def _given_loggers(self, name: str, version: int | str) -> list[Logger]:
+    def _table(self, name: str, path: Path | None) -> CSVLogger:
+        if path is None or path.parent.name != "checkpoints":
+            table = CSVLogger(self.default_root_dir, name, flush_logs_every_n_steps=1)
+            _ = table.experiment  # makes the folder, before anything else is in it
+            return table
+        folder = path.parents[1]
+        table = CSVLogger(folder.parents[1], folder.parent.name, folder.name, flush_logs_every_n_steps=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it begins a new file in a folder that is not empty
+            for metrics in self.history:
+                table.log_metrics(dict(metrics), step=int(metrics["round"]))
+        return table
+
+    def _given_loggers(self, folder: Path, done: int) -> list[Logger]:
         if isinstance(self.logger, bool):
-            return [TensorBoardLogger(self.default_root_dir, name, version)] if self.logger else []
+            where = (folder.parents[1], folder.parent.name, folder.name)
+            return [TensorBoardLogger(*where, purge_step=done or None)] if self.logger else []
         return as_list(self.logger)
 
     # ------------------------------------------------------------------ for callbacks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -47,6 +47,13 @@ class Callback:
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """The last round is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint needs of it: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave, after :meth:`on_fit_start`; empty where the callback is new."""
 
     def teardown(self, trainer: FederatedTrainer) -> None:
         """The run is over, or has failed."""

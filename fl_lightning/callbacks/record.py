@@ -1,4 +1,4 @@
-"""What a run leaves behind beside its metrics: the plan, the environment, the final model, the panels' layout."""
+"""What a run leaves behind beside its metrics and checkpoints: the plan, the environment, the panels' layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.checkpoint import save_checkpoint
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -37,26 +36,25 @@ LAYOUT = {
 
 
 class RunRecord(Callback):
-    """Writes ``plan.npz``, ``environment.json``, the layout of TensorBoard's panels and ``checkpoints/last.ckpt``."""
+    """Writes ``plan.npz``, ``environment.json`` and the layout of TensorBoard's panels."""
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None:
+        if trainer.run_dir is None or trainer.resumed:
             return
         trainer.data.plan.save(trainer.run_dir / "plan.npz")
         plan = trainer.data.plan
         rank_zero_info(plan.report())
-        found = {**environment(), "seed": trainer.seed, "plan_hash": plan.hash, "partition": plan.report()}
+        found = {
+            **environment(),
+            "workers": trainer.team.size,
+            "device": str(trainer.fabric.device),
+            "seed": trainer.seed,
+            "plan_hash": plan.hash,
+            "partition": plan.report(),
+        }
         (trainer.run_dir / "environment.json").write_text(json.dumps(found, indent=2) + "\n")
         for writer in trainer.summary_writers:
             writer.add_custom_scalars(LAYOUT)
-
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        clients = trainer.own_entries()
-        if trainer.run_dir is None:
-            return
-        found = {"state_dict": trainer.methods.evaluated_state(trainer.server), "clients": clients}
-        found |= {"round": trainer.max_rounds, "seed": trainer.seed}
-        save_checkpoint(found, trainer.run_dir / "checkpoints" / "last.ckpt")
 
 
 def environment() -> dict[str, Any]:

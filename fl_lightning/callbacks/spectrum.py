@@ -135,6 +135,14 @@ class SpectrumMonitor(Callback):
             for writer in trainer.summary_writers:
                 writer.add_figure(f"spectrum/{what}", figure, self._rounds[-1])
 
+    def state_dict(self) -> dict[str, Any]:
+        spectra = {what: [torch.from_numpy(one) for one in values] for what, values in self._spectra.items()}
+        return {"rounds": self._rounds, "spectra": spectra}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rounds = list(state.get("rounds", []))
+        self._spectra = {what: [one.numpy() for one in values] for what, values in state.get("spectra", {}).items()}
+
     def _due(self, round_: int) -> bool:
         return round_ % self.every_n_rounds == 0 or round_ == self._last_round
 

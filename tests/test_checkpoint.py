@@ -1,0 +1,130 @@
+"""A run that goes on from a checkpoint ends with the bits of one that never stopped."""
+
+import csv
+
+import pytest
+import torch
+from conftest import assert_same_bits, small_data, small_trainer
+from lightning.fabric.loggers import CSVLogger
+from test_composition import plain_sgd_model
+from test_workers import METHODS, history
+from torch.optim import SGD, Adam
+
+from fl_lightning.callbacks import Callback, SpectrumMonitor
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.methods import MOON
+
+
+class Stops(Callback):
+    """Ends the run in a round, after its rows are written and before its checkpoint is."""
+
+    def __init__(self, round_):
+        self.round = round_
+
+    def on_client_end(self, trainer, client):
+        if trainer.server.round == self.round:
+            raise ClientError("stopped")
+
+
+def fit(tmp_path, methods, ckpt_path=None, stop=None, name="run", **kwargs):
+    callbacks = [SpectrumMonitor(), *([Stops(stop)] if stop is not None else [])]
+    given = {"callbacks": callbacks, "max_rounds": 4, "participation": 0.6, "name": name, **kwargs}
+    trainer = small_trainer(tmp_path, **given)
+    try:
+        trainer.fit(plain_sgd_model(), small_data(num_clients=7), methods, ckpt_path)
+    except ClientError:
+        assert stop is not None
+    return trainer
+
+
+def rows(folder):
+    with (folder / "metrics.csv").open() as file:
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in csv.DictReader(file)
+        ]
+
+
+SEVERAL = [(name, workers) for name in ("SCAFFOLD", "FedBN") for workers in ((2, 1), (1, 2))]
+
+
+@pytest.mark.parametrize(("name", "workers"), [*((name, (1, 1)) for name in METHODS), *SEVERAL])
+def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path, name, workers):
+    how = {"threads_per_worker": 1, "server_optimizer": lambda p: Adam(p, lr=0.05)}
+    whole = fit(tmp_path, METHODS[name](), name="whole", **how)
+    fit(tmp_path, METHODS[name](), stop=2, devices=workers[0], **how)
+    trainer = fit(tmp_path, METHODS[name](), "last", devices=workers[1], **how)
+    assert_same_bits(whole.server.state, trainer.server.state)
+    assert history(whole) == history(trainer)
+    assert rows(tmp_path / "whole/version_0") == rows(tmp_path / "run/version_0")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
+
+
+def test_spectra_and_figures_hold_all_rounds(tmp_path):
+    fit(tmp_path, [], stop=2)
+    fit(tmp_path, [], "last")
+    import numpy as np
+
+    assert np.load(tmp_path / "run/version_0/spectra.npz")["rounds"].tolist() == [0, 1, 2, 3]
+
+
+def test_more_rounds_can_be_added(tmp_path):
+    whole = fit(tmp_path, [MOON()], name="whole", max_rounds=5)
+    fit(tmp_path, [MOON()], max_rounds=2)
+    assert_same_bits(whole.server.state, fit(tmp_path, [MOON()], "last", max_rounds=5).server.state)
+
+
+def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_gone(tmp_path):
+    fit(tmp_path, [MOON()], stop=3, checkpoint_every_n_rounds=2)
+    folder = tmp_path / "run/version_0/checkpoints"
+    assert torch.load(folder / "last.ckpt", weights_only=True)["round"] == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["clients-2-0.ckpt", "last.ckpt"]
+
+
+def test_a_restart_by_torchrun_goes_on_and_a_first_start_does_not(tmp_path, monkeypatch):
+    fit(tmp_path, [], stop=2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert len(fit(tmp_path, []).history) == 4
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
+    assert fit(tmp_path, [], name="new").history[0]["round"] == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    fit(tmp_path, [])
+    assert len(list((tmp_path / "run").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda patch: patch.setenv("PL_GLOBAL_SEED", "1"), "seed_everything"),
+        (None, "method"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path, monkeypatch, change, message):
+    fit(tmp_path, [])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    if change:
+        change(monkeypatch)
+    path = tmp_path / "run/version_0/checkpoints/last.ckpt"
+    with pytest.raises(UsageError, match=f"ckpt_path=.*: {message}"):
+        fit(tmp_path, [] if change else [MOON()], path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_missing_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no version of the run"):
+        fit(tmp_path, [], "last")
+    with pytest.raises(UsageError, match="there is no such file"):
+        fit(tmp_path, [], tmp_path / "nothing.ckpt")
+
+
+def test_a_checkpoint_without_its_clients_is_refused(tmp_path):
+    fit(tmp_path, [MOON()])
+    (tmp_path / "run/version_0/checkpoints/clients-4-0.ckpt").unlink()
+    with pytest.raises(UsageError, match=r"clients-4-0.ckpt, which belongs to it"):
+        fit(tmp_path, [MOON()], "last")
+
+
+def test_a_users_own_loggers_and_server_optimizer_go_on(tmp_path):
+    how = {"server_optimizer": lambda p: SGD(p, lr=1.0, momentum=0.9)}
+    whole = fit(tmp_path, [], name="whole", **how)
+    fit(tmp_path, [], stop=1, logger=CSVLogger(tmp_path / "theirs"), **how)
+    assert_same_bits(whole.server.state, fit(tmp_path, [], "last", **how).server.state)

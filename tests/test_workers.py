@@ -1,0 +1,343 @@
+"""Several workers: the same bits as one, whatever trains; and what happens when one is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_bits, small_data, small_model, small_trainer
+from lightning.pytorch import LightningModule
+from test_composition import plain_sgd_model
+from test_trainer import TheirData, Theirs
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from fl_lightning import Method, Partitioned
+from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
+from fl_lightning.engine import place
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDecorr, FedDyn, FedNova, FedProto, Local
+
+ROOT = Path(__file__).parents[1]
+METHODS = {
+    "FedAvg": list,
+    "SCAFFOLD": lambda: [SCAFFOLD()],
+    "MOON": lambda: [MOON()],
+    "FedDyn": lambda: [FedDyn(reported="all")],
+    "FedProto": lambda: [FedProto()],
+    "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
+    "FedBN": lambda: [FedBN()],
+    "Local": lambda: [Local()],
+    "FedCKA": lambda: [FedCKA(layers=1)],
+}
+
+
+def history(trainer):
+    """The metrics of all rounds but for seconds and places."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
+
+
+def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):
+    """Train by each number of workers, and hold the global models and all metrics against each other."""
+    found = []
+    for number in workers:
+        callbacks = [SpectrumMonitor()] if model is plain_sgd_model else []
+        given = {"callbacks": callbacks, "devices": number, "threads_per_worker": 1, "max_rounds": 3, **kwargs}
+        trainer = small_trainer(tmp_path, **given)
+        torch.manual_seed(0)
+        trainer.fit(model(), data() if data else small_data(num_clients=7), methods())
+        found.append(({n: v.clone() for n, v in trainer.server.state.items()}, history(trainer)))
+    for state, metrics in found[1:]:
+        assert_same_bits(found[0][0], state)
+        assert metrics == found[0][1]
+    return trainer
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("name", METHODS)
+def test_two_workers_give_the_bits_of_one(tmp_path, name, precision):
+    compare(tmp_path, METHODS[name], participation=0.6, precision=precision)
+
+
+def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
+    trainer = compare(tmp_path, METHODS["SCAFFOLD"], workers=(1, 3, 4), cohort_size=2)
+    assert trainer.metrics["placed/3/clients"] == 0
+
+
+def test_memories_on_disk_follow_their_client(tmp_path):
+    compare(tmp_path, METHODS["MOON"], cohort_size=3, max_rounds=4, client_memory=0.0)
+
+
+def test_a_users_module_and_data_give_the_same_bits(tmp_path):
+    compare(tmp_path, model=Theirs, data=lambda: Partitioned(TheirData(), num_clients=5))
+
+
+class WithMetric(LightningModule):
+    """Adds its accuracy up in an object of torchmetrics, over batches of different sizes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.accuracy(self.net(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_metrics_that_a_module_adds_up_itself_are_right_on_every_worker(tmp_path):
+    compare(tmp_path, model=WithMetric, data=lambda: small_data(eval_batch_size=37))
+
+
+class Leaks(WithMetric):
+    """Counts its steps in a buffer that no state holds, and lets the count into the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.count)
+
+
+def test_nothing_leaks_from_client_to_client_through_buffers_in_no_state(tmp_path):
+    compare(tmp_path, model=Leaks)
+
+
+def test_local_spectra_and_calibration_are_those_of_one_worker(tmp_path):
+    compare(tmp_path, callbacks=[SpectrumMonitor(local_models=True), CCVR(samples_per_class=20, epochs=2)])
+
+
+def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(2000, 2000) @ torch.randn(2000, 2000)
+        torch.randn(4_000_000).exp().sum()
+        small_trainer(tmp_path, max_rounds=1).fit(small_model("cnn"), small_data("cnn"))
+        small_trainer(tmp_path, max_rounds=1, devices=2).fit(small_model("cnn"), small_data("cnn"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
+    import multiprocessing
+
+    before = dict(os.environ)
+    small_trainer(tmp_path, devices=3, max_rounds=1).fit(small_model(), small_data())
+    assert dict(os.environ) == before
+    assert not multiprocessing.active_children()
+    assert not torch.distributed.is_initialized()
+
+
+def test_one_worker_writes_and_the_placement_is_logged(tmp_path):
+    trainer = small_trainer(tmp_path, devices=2, max_rounds=2)
+    trainer.fit(small_model(), small_data())
+    assert [path.name for path in tmp_path.iterdir()] == ["fedavg"]
+    assert [path.name for path in (tmp_path / "fedavg").iterdir()] == ["version_0"]
+    assert trainer.metrics["placed/0/clients"] + trainer.metrics["placed/1/clients"] == 4
+    assert "placed/1/steps" in (trainer.run_dir / "metrics.csv").read_text()
+
+
+def test_validation_and_test_are_those_of_one_worker(tmp_path):
+    small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data(), FedBN())
+    ckpt = tmp_path / "fedbn/version_0/checkpoints/last.ckpt"
+    found = [
+        small_trainer(tmp_path, devices=n, threads_per_worker=1).test(small_model(), small_data(), ckpt, FedBN())
+        for n in (1, 2)
+    ]
+    assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------------- placing
+
+
+def test_the_longest_are_placed_first_on_the_worker_with_the_least():
+    assert place({0: 5, 1: 9, 2: 5, 3: 1}, 2, {}) == [[1, 3], [0, 2]]
+    assert place({4: 1}, 3, {}) == [[4], [], []]
+
+
+def test_a_client_stays_where_its_memory_is_while_that_worker_has_its_share():
+    assert place({0: 5, 1: 5, 2: 5, 3: 5}, 2, {0: 1, 1: 1, 2: 0, 3: 0}) == [[2, 3], [0, 1]]
+    assert sorted(map(len, place({0: 5, 1: 5, 2: 5, 3: 5}, 2, dict.fromkeys(range(4), 1)))) == [2, 2]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_no_worker_has_more_than_the_mean_and_the_longest(size):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        steps = {k: int(s) for k, s in enumerate(rng.integers(0, 100, 40))}
+        holders = {k: int(rng.integers(0, size)) for k in range(0, 40, 2)}
+        placed = place(steps, size, holders)
+        assert sorted(k for clients in placed for k in clients) == list(range(40))
+        assert max(sum(steps[k] for k in clients) for clients in placed) <= sum(steps.values()) / size + 100
+
+
+# ---------------------------------------------------------------------- failures
+
+
+class Fails(Method):
+    """Fails in one client's visit of the second round."""
+
+    def __init__(self, k):
+        self.k, self.rounds = k, 0
+
+    def on_round_start(self, server):
+        self.rounds = server.round
+
+    def on_client_start(self, client):
+        if client.info.id == self.k and self.rounds == 1:
+            raise ValueError("no such thing")
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_a_client_that_fails_on_any_worker_is_named(tmp_path, k):
+    with pytest.raises(ClientError, match=f"client {k}, round 1: no such thing"):
+        small_trainer(tmp_path, devices=2).fit(small_model(), small_data(), Fails(k))
+
+
+def test_a_client_that_fails_on_any_worker_is_skipped_alike(tmp_path):
+    for k in (0, 3):
+        trainer = compare(tmp_path, lambda k=k: [Fails(k)], on_client_error="skip")
+        assert trainer.history[1]["clients/failed"] == 1
+        assert trainer.history[1]["clients"] == 6
+
+
+class Killed(Callback):
+    """Ends worker 1 by a signal in the second round, when it has trained a client."""
+
+    def on_client_end(self, trainer, client):
+        if trainer.team.rank == 1 and trainer.server.round == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Breaks(Callback):
+    """An observer with a mistake that shows on worker 1 alone."""
+
+    def on_client_end(self, trainer, client):
+        if trainer.team.rank == 1:
+            raise TypeError("my own mistake")
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [(Killed(), r"round 1: worker 1 \(process \d+\) was killed by SIGKILL"), (Breaks(), "round 0: worker 1 .* failed")],
+)
+def test_a_lost_worker_ends_the_run_by_name_and_soon(tmp_path, callback, message):
+    began = time.monotonic()
+    with pytest.raises(ClientError, match=message):
+        small_trainer(tmp_path, devices=2, callbacks=[callback]).fit(small_model(), small_data())
+    assert time.monotonic() - began < 30
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(UsageError, match=r"MASTER_PORT=.*in use; give another"):
+            small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 0}, "trainer.devices=0: give a number from 1"),
+        ({"devices": "two"}, "trainer.devices='two'"),
+        ({"strategy": "ddp"}, "trainer.strategy='ddp': it wraps the model, which would average the gradients"),
+        ({"strategy": "fsdp"}, "trainer.strategy='fsdp'"),
+        ({"precision": "16-mixed"}, "trainer.precision='16-mixed': a CPU trains in bf16-mixed"),
+        ({"workers_per_device": 0}, "trainer.workers_per_device=0"),
+        ({"num_nodes": 0}, "trainer.num_nodes=0"),
+        ({"client_memory": -1.0}, "trainer.client_memory=-1.0"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        small_trainer(tmp_path, **options)
+
+
+def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, capsys):
+    trainer = small_trainer(tmp_path, devices="auto", cohort_size=1, max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    assert trainer.fabric.world_size == 1
+    assert "trainer.devices=auto: 1 workers" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- clusters
+
+
+def torchrun(tmp_path, name, how, more=()):
+    """A run of SCAFFOLD by torchrun, with two workers a node."""
+    run = ["cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml", "--trainer.max_rounds", "3", *more]
+    run += ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", name, "--trainer.threads_per_worker", "1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *how, *run]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    environment.pop("PL_GLOBAL_SEED")
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def alone(tmp_path):
+    """The global model of the same run by one worker."""
+    command = [sys.executable, "cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml"]
+    more = ["--trainer.max_rounds=3", f"--trainer.default_root_dir={tmp_path}", "--trainer.name=alone"]
+    subprocess.run([*command, *more, "--trainer.threads_per_worker=1"], cwd=ROOT, check=True, capture_output=True)
+    return saved(tmp_path, "alone")
+
+
+def saved(tmp_path, name):
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["version_0"]
+    return torch.load(tmp_path / name / "version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_nodes_under_torchrun_give_the_bits_of_one_worker(tmp_path):
+    where = ["--nnodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    nodes = [torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)]) for node in range(2)]
+    for node in nodes:
+        text = node.communicate(timeout=240)[0].decode()
+        assert node.returncode == 0, text
+    assert_same_bits(saved(tmp_path, "nodes"), alone(tmp_path))
+
+
+KILLED = """
+import os, signal
+from fl_lightning.callbacks import Callback
+
+class KilledOnce(Callback):
+    def on_round_start(self, trainer):
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and trainer.team.rank == 1 and trainer.server.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    more = ["--trainer.callbacks+=killed.KilledOnce"]
+    run = torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more)
+    text = run.communicate(timeout=240)[0].decode()
+    assert run.returncode == 0, text
+    assert "SIGKILL" in text or "exitcode: -9" in text
+    assert_same_bits(saved(tmp_path, "restarted"), alone(tmp_path))
