@@ -68,8 +68,9 @@ class ClientStrategy(DDPStrategy):
             return
         try:
             # the sums are added in float64 on the CPU, whatever trains; a round may take hours
-            how: dict[str, Any] = {"rank": environment.global_rank(), "world_size": environment.world_size()}
-            distributed.init_process_group("gloo", timeout=timedelta(days=30), **how)
+            world: dict[str, Any] = {"rank": environment.global_rank(), "world_size": environment.world_size()}
+            store, _, _ = next(distributed.rendezvous("env://", **world, timeout=timedelta(minutes=5)))
+            distributed.init_process_group("gloo", timeout=timedelta(days=30), store=of_attempt(store), **world)
         except RuntimeError as error:
             raise UsageError(f"MASTER_PORT={environment.main_port}: {str(error).splitlines()[0]}") from error
 
@@ -170,6 +171,15 @@ class ForkedWorkers(_Launcher):
             child.join(5)
             child.kill()
         self._children = {}
+
+
+def of_attempt(store: distributed.Store) -> distributed.Store:
+    """A part of torchrun's store that is new after a restart: the rest may hold the addresses of workers now gone."""
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        # each node counts its own restarts, so the workers that have joined are counted
+        attempt = (store.add("fl_lightning", 1) - 1) // int(os.environ["WORLD_SIZE"])
+    return distributed.PrefixStore(f"fl_lightning/{attempt}", store)
 
 
 def ending(exitcode: int) -> str:
