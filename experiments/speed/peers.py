@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="of a client, at most 1000")
     parser.add_argument("--test", type=int, default=2000, help="test images, at most 2000")
     parser.add_argument("--devices", type=int, default=2, help="processes of our trainer")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="of the accuracies in the end")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="of the accuracies in the end")
     parser.add_argument("--python", default=sys.executable, help="interpreter of all sides")
     for name in ("side", "folder", "precision"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

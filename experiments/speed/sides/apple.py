@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -46,20 +47,20 @@ class Loss(torch.nn.Module):
 
 
 class Examples(Dataset):
-    """Examples in our batches."""
+    """Examples in our batches, of which every pass opens new ones."""
 
-    def __init__(self, loader: Batches) -> None:
-        super().__init__((loader.rows,))
-        self.loader = loader
+    def __init__(self, open_batches: Callable[[], Batches]) -> None:
+        super().__init__((open_batches().rows,))
+        self.open_batches = open_batches
 
     def iter(self, batch_size: int | None) -> Any:
-        return iter(self.loader)
+        return iter(self.open_batches())
 
     def get_worker_partition(self) -> Examples:
-        mine = copy(self.loader)
+        mine = copy(self.open_batches())
         part = distributed.distribute_range(len(self))
         mine.rows = mine.rows[part.start : part.stop]
-        return Examples(mine)
+        return Examples(lambda: mine)
 
 
 class Boundary(TrainingProcessCallback):
@@ -103,9 +104,11 @@ def run(args: argparse.Namespace, gate: Gate) -> None:
     data.setup()
     model = PyTorchModel(network, partial(torch.optim.SGD, momentum=0.9), torch.optim.SGD(network.parameters(), lr=1.0))
     everyone = itertools.cycle(range(CLIENTS)).__next__
-    clients = FederatedDataset(lambda k: Examples(in_order(data.train_dataloader(k), boundary.round, k)), everyone)
+    clients = FederatedDataset(
+        lambda k: Examples(lambda: in_order(data.train_dataloader(k), boundary.round, k)), everyone
+    )
     algorithm, training, evaluation = parameters(args)
-    central = CentralEvaluationCallback(Examples(data.test_dataloader()), evaluation)
+    central = CentralEvaluationCallback(Examples(data.test_dataloader), evaluation)
     how = {"callbacks": [central, boundary], "send_metrics_to_platform": False}
     backend = SimulatedBackend(clients, clients)
     FederatedAveraging().run(algorithm, backend, model, training, evaluation, **how)
