@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,7 +39,16 @@ def test_a_peer_is_compared_where_it_is_installed(peer):
         assert ratio == pytest.approx(peers_fastest / ours_fastest, rel=0.3, abs=0.02)
 
 
-def test_sides_that_differ_are_an_error():
-    found = run("peers.py", "--peers", "bare-2", *TINY, "--tolerance=-1")
-    assert found.returncode == 1
-    assert "not the same work" in found.stderr
+def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(SPEED)
+    import peers
+
+    kinds = (peers.PEERS["fluke"], *peers.OURS)
+    sides = [
+        SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, (0.5, 0.51, 0.9), strict=True)
+    ]
+    monkeypatch.setattr(peers, "measure", lambda *_: (sides, {"torch": "2"}))
+    versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], tolerance=0.02), tmp_path)
+    assert versions == {"torch": "2"}
+    assert differing == ["fluke 0.500, bf16, channels_last 0.900"]
+    assert capsys.readouterr().out.split()[2:10] == ["1.00", "2.00", "1.00", "2.00", "1.00", "1.00", "1.00", "1.00"]
