@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
+from fl_lightning.data.source import cycled, patterns
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector
 from fl_lightning.seeding import address
 
@@ -34,11 +35,13 @@ CLIENTS, IMAGES, TEST, BATCH, LR = 10, 1000, 2000, 64, 0.01
 
 
 def generate(folder: Path) -> None:
-    """Images of noise: the work is the same as on real ones."""
+    """Patterns of the classes under noise: the work is the same as on real images, and there is something to learn."""
     rng = np.random.default_rng(0)
     for split, number in (("train", CLIENTS * IMAGES), ("test", TEST)):
-        np.save(folder / f"{split}_images.npy", rng.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8))
-        np.save(folder / f"{split}_labels.npy", np.arange(number) % 10)
+        labels = cycled(10, number)
+        images = 0.6 * patterns(labels, 32, 3, number) + 0.4 * rng.integers(0, 256, (number, 32, 32, 3))
+        np.save(folder / f"{split}_images.npy", images.astype(np.uint8))
+        np.save(folder / f"{split}_labels.npy", labels)
 
 
 def build(name: str) -> ImageClassifier:
@@ -61,7 +64,7 @@ class Bare(Callback):
         self._end_of_ours(trainer)
         start = {name: value.clone() for name, value in trainer.server.state.items()}
         began = time.perf_counter()
-        self.state = bare_round(self.model, start, trainer)
+        self.state, _ = bare_round(self.model, start, trainer)
         self.bare.append(time.perf_counter() - began)
         self._began = time.perf_counter()
 
@@ -75,23 +78,30 @@ class Bare(Callback):
             self.largest = max(self.largest, *gaps)
 
 
-def bare_round(model: ImageClassifier, start: dict, trainer: FederatedTrainer) -> dict:
-    """Broadcast, train each client, average by examples, evaluate: a loop as one would write it by hand."""
+def bare_round(model: ImageClassifier, start: dict, trainer: FederatedTrainer) -> tuple[dict, float]:
+    """Broadcast, train each client, average by examples, evaluate: a loop as one would write it by hand.
+
+    Returns the new global state and its accuracy.
+    """
     total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
     for k in range(CLIENTS):
-        model.load_state_dict(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-        loader = trainer.data.train_dataloader(k)
-        loader.generator.manual_seed(address(trainer.seed, "batches", trainer.server.round, k))
-        model.train()
-        for x, y in loader:
-            step(model, optimizer, x, y, trainer)
+        visit(model, start, trainer, k)
         for name, value in model.state_dict().items():
             total[name] += value.double() * (IMAGES / (CLIENTS * IMAGES))
     mean = {name: value.to(start[name].dtype) for name, value in total.items()}
     model.load_state_dict(mean)
-    evaluate(model, trainer)
-    return mean
+    return mean, evaluate(model, trainer)
+
+
+def visit(model: ImageClassifier, start: dict, trainer: FederatedTrainer, k: int) -> None:
+    """Train client ``k`` from a state for one local epoch."""
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    loader = trainer.data.train_dataloader(k)
+    loader.generator.manual_seed(address(trainer.seed, "batches", trainer.server.round, k))
+    model.train()
+    for x, y in loader:
+        step(model, optimizer, x, y, trainer)
 
 
 def step(model: ImageClassifier, optimizer: torch.optim.Optimizer, x, y, trainer: FederatedTrainer) -> None:  # type: ignore[no-untyped-def]
@@ -110,15 +120,15 @@ def step(model: ImageClassifier, optimizer: torch.optim.Optimizer, x, y, trainer
 @torch.no_grad()
 def evaluate(model: ImageClassifier, trainer: FederatedTrainer) -> float:
     model.eval()
-    hits = 0
-    for x, y in trainer.data.test_dataloader():
+    hits, loader = 0, trainer.data.test_dataloader()
+    for x, y in loader:
         if trainer.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         with trainer.fabric.autocast():
             logits = model(x)
             torch.nn.functional.cross_entropy(logits, y).item()
         hits += int((logits.argmax(1) == y).sum())
-    return hits / TEST
+    return hits / len(loader.rows)
 
 
 def measure(args: argparse.Namespace) -> Bare:

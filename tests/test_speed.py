@@ -1,0 +1,54 @@
+"""The programs that measure speed start, and the comparison with other frameworks runs on a tiny size."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
+TINY = ("--turns=1", "--images=64", "--test=100", "--devices=1")
+PACKAGES = {"bare-2": "torch", "flower": "flwr", "pfl-2": "pfl", "fluke": "fluke"}
+
+
+def run(script, *arguments):
+    return subprocess.run([sys.executable, SPEED / script, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SPEED.glob("*.py")))
+def test_help(script):
+    found = run(script, "--help")
+    assert found.returncode == 0, found.stderr
+    assert "--help" in found.stdout
+
+
+@pytest.mark.parametrize("peer", PACKAGES)
+def test_a_peer_is_compared_where_it_is_installed(peer):
+    found = run("peers.py", "--peers", peer, *TINY)
+    assert found.returncode == 0, found.stderr
+    rows = found.stdout.splitlines()[2:]
+    if importlib.util.find_spec(PACKAGES[peer]) is None:
+        assert "not installed" in rows[0]
+    else:
+        assert "float32" in rows[0]
+        assert "bf16" in rows[1]
+        # seconds, then their ratio
+        peers_fastest, _, ours_fastest, _, ratio = map(float, rows[0].split()[-10:-5])
+        assert ratio == pytest.approx(peers_fastest / ours_fastest, rel=0.3, abs=0.02)
+
+
+def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(SPEED)
+    import peers
+
+    kinds = (peers.PEERS["fluke"], *peers.OURS)
+    sides = [
+        SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, (0.5, 0.51, 0.9), strict=True)
+    ]
+    monkeypatch.setattr(peers, "measure", lambda *_: (sides, {"torch": "2"}))
+    versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], tolerance=0.02), tmp_path)
+    assert versions == {"torch": "2"}
+    assert differing == ["fluke 0.500, bf16, channels_last 0.900"]
+    assert capsys.readouterr().out.split()[2:10] == ["1.00", "2.00", "1.00", "2.00", "1.00", "1.00", "1.00", "1.00"]
