@@ -71,7 +71,7 @@ class Evaluator:
     def loaders(self, phase: str) -> list[Iterable]:
         data = self.worker.data
         found = data.val_dataloader() if phase == "val" else data.test_dataloader()
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+        return [self.worker.prepared(one) for one in (found if isinstance(found, (list, tuple)) else [found])]
 
     def _evaluate_loader(self, loader: Iterable, index: int, name: str, phase: str, observed: bool, sums: Sums) -> None:
         client = self.worker.client

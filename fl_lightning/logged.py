@@ -15,17 +15,39 @@ from fl_lightning.state import Weighted
 class _Mean:
     """A running mean by examples which also counts how long it stayed finite, without waiting for the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
-        self.finite = torch.zeros((), dtype=torch.int64, device=device)
+    def __init__(self) -> None:
         self.weight = 0
         self.count = 0
+        self._total: Tensor | float = 0.0
+        self._finite: Tensor | int = 0
+        self._values: list[Tensor] = []
+        self._weights: list[int] = []
 
     def add(self, value: Tensor, weight: int) -> None:
-        self.total.add_(value, alpha=weight)
-        self.finite.add_(torch.isfinite(self.total))
+        # a step costs a place in a list: the arithmetic is done for many at once
+        self._values.append(value)
+        self._weights.append(weight)
         self.weight += weight
         self.count += 1
+        if len(self._values) >= AT_ONCE:
+            self._fold()
+
+    @property
+    def total(self) -> Tensor:
+        self._fold()
+        return torch.as_tensor(self._total, dtype=torch.float64)
+
+    @property
+    def finite(self) -> int:
+        self._fold()
+        return int(self._finite)
+
+    def _fold(self) -> None:
+        if self._values:
+            values = torch.stack(self._values).double()
+            running = self._total + (values * torch.tensor(self._weights, device=values.device)).cumsum(0)
+            self._total, self._finite = running[-1], self._finite + torch.isfinite(running).sum()
+            self._values, self._weights = [], []
 
 
 class Logged:
@@ -65,13 +87,11 @@ class Logged:
 
     def _mean(self, name: str, value: Any, weight: int) -> None:
         scalar = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        if name not in self._means:
-            self._means[name] = _Mean(scalar.device)
-        self._means[name].add(scalar.squeeze(), weight)
+        self._means.setdefault(name, _Mean()).add(scalar.reshape(()), weight)
 
     def first_bad_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        finite = {name: int(self._means[name].finite) for name in self._terms}
+        finite = {name: self._means[name].finite for name in self._terms}
         bad = {name: steps for name, steps in finite.items() if steps < self._means[name].count}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
@@ -105,3 +125,7 @@ class Logged:
 def tagged(phase: str, name: str) -> str:
     """``phase/name``; a name that already begins with its phase is kept as it is."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
+
+
+# values of a mean that are kept before they are added up
+AT_ONCE = 64

@@ -159,10 +159,16 @@ class Worker:
 
     def loader(self, k: int, round_: int) -> Iterable:
         """The client's loader; where it has a generator, that is set to the address of this visit."""
-        loader = self.data.train_dataloader(k)
+        loader = self.prepared(self.data.train_dataloader(k))
         generator = getattr(loader, "generator", None)
         if generator is not None:
             generator.manual_seed(address(self.seed, "batches", round_, k))
+        return loader
+
+    def prepared(self, loader: Any) -> Any:
+        """A loader which gives images in the memory format that is wanted, where it knows how."""
+        if hasattr(loader, "channels_last"):
+            loader.channels_last = self.channels_last
         return loader
 
     def to_device(self, batch: Any) -> Any:

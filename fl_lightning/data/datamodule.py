@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -261,6 +262,7 @@ class Batches:
         generator: the only source of its randomness.
         current: which of ``rows`` the last batch holds, as places in it ``(B,)``.
         deterministic: whether an example is the same in every pass.
+        channels_last: whether images come in that memory format, which is that of the array.
     """
 
     def __init__(
@@ -278,12 +280,10 @@ class Batches:
     ) -> None:
         self.images, self.labels, self.rows = images, labels, rows
         self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
-        deviation = torch.tensor(list(std)).view(-1, 1, 1)
-        self._scale = 1 / (255 * deviation)
-        self._noise = noise / deviation
-        self._shift = -torch.tensor(list(mean)).view(-1, 1, 1) / deviation
+        self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
+        self.channels_last = False
         self.generator = torch.Generator()
-        self.current = torch.arange(0)
+        self.current = rows[:0]
         self.deterministic = not self.augment and not noise
 
     def __len__(self) -> int:
@@ -307,12 +307,31 @@ class Batches:
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
         for augmentation in self.augment:
             images = augmentation(images, self.generator)
+        size = tuple(images.shape[-2:]) if self.channels_last else (1, 1)
+        scale, shift = scaling(self.mean, self.std, size, self.channels_last)
         # one pass changes type and layout, two more work in place
-        x = images.to(torch.float32, memory_format=torch.contiguous_format)
-        x = x.mul_(self._scale).add_(self._shift)
-        if self._noise.any():
-            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self._noise))
+        x = images.permute(0, 2, 3, 1) if self.channels_last else images
+        x = x.to(torch.float32, memory_format=torch.contiguous_format).mul_(scale).add_(shift)
+        x = x.permute(0, 3, 1, 2) if self.channels_last else x
+        if self.noise:
+            deviation = torch.tensor(self.std).view(-1, 1, 1)
+            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation))
         return x
+
+
+@lru_cache(maxsize=16)
+def scaling(
+    mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """What 0 to 255 is multiplied by and what is then added: ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``.
+
+    In the latter a factor for each number of an image is faster than three that are repeated.
+    """
+    deviation = torch.tensor(std).view(-1, 1, 1)
+    found = (1 / (255 * deviation), -torch.tensor(mean).view(-1, 1, 1) / deviation)
+    whole = [part.expand(-1, *size) for part in found]
+    first, second = [part.permute(1, 2, 0).contiguous() if channels_last else part for part in whole]
+    return first, second
 
 
 def check_images(found: Images) -> Images:
