@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch._inductor
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -103,3 +104,13 @@ def check_precision(precision: Any, device: torch.device) -> None:
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
     lacks = device.type == "cuda" and str(precision).startswith("bf16") and not torch.cuda.is_bf16_supported()
     require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
+
+
+def check_compile(mode: bool | str) -> None:
+    """Refuse a mode that ``torch.compile`` does not have.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
+    require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")

@@ -211,7 +211,7 @@ class Client(LightningModule):
         """Give the module back as it came: without hooks, without our ``log``."""
         self._taps.remove()
         module: Any = self.module
-        for name in ("log", "log_dict"):
+        for name in ("log", "log_dict", "forward"):
             module.__dict__.pop(name, None)
         module.fabric = None
 

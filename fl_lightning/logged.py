@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,36 +19,36 @@ class _Mean:
     def __init__(self) -> None:
         self.weight = 0
         self.count = 0
-        self._total: Tensor | float = 0.0
-        self._finite: Tensor | int = 0
-        self._values: list[Tensor] = []
-        self._weights: list[int] = []
+        self._total = 0.0
+        self._finite = 0
+        self._pending: list[tuple[Tensor, int]] = []
 
     def add(self, value: Tensor, weight: int) -> None:
-        # a step costs a place in a list: the arithmetic is done for many at once
-        self._values.append(value)
-        self._weights.append(weight)
+        # a step costs a place in a list: the values are read together, at the end of the visit
+        self._pending.append((value, weight))
         self.weight += weight
         self.count += 1
-        if len(self._values) >= AT_ONCE:
-            self._fold()
+        if len(self._pending) >= MANY:
+            self._read()
 
     @property
-    def total(self) -> Tensor:
-        self._fold()
-        return torch.as_tensor(self._total, dtype=torch.float64)
+    def total(self) -> float:
+        self._read()
+        return self._total
 
     @property
     def finite(self) -> int:
-        self._fold()
-        return int(self._finite)
+        """Values before the total was nan or infinite."""
+        self._read()
+        return self._finite
 
-    def _fold(self) -> None:
-        if self._values:
-            values = torch.stack(self._values).double()
-            running = self._total + (values * torch.tensor(self._weights, device=values.device)).cumsum(0)
-            self._total, self._finite = running[-1], self._finite + torch.isfinite(running).sum()
-            self._values, self._weights = [], []
+    def _read(self) -> None:
+        if self._pending:
+            values = torch.stack([value for value, _ in self._pending]).tolist()
+            for value, (_, weight) in zip(values, self._pending, strict=True):
+                self._total += weight * value
+                self._finite += math.isfinite(self._total)
+            self._pending = []
 
 
 class Logged:
@@ -97,13 +98,13 @@ class Logged:
 
     def mark(self) -> None:
         """Begin an epoch, for :meth:`current`."""
-        self._marks = {name: (float(mean.total), mean.weight) for name, mean in self._means.items()}
+        self._marks = {name: (mean.total, mean.weight) for name, mean in self._means.items()}
 
     def current(self, name: str | None) -> float:
         """The mean of what was logged as ``name`` since the last mark, for a scheduler that watches it."""
         require(name in self._means, "monitor", name, f"it is not logged; choose one of {sorted(self._means)}")
         mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0))
-        return (float(mean.total) - total) / max(mean.weight - weight, 1)
+        return (mean.total - total) / max(mean.weight - weight, 1)
 
     def take(self) -> dict[str, Weighted]:
         """The totals of the numbers logged so far, which then count no more."""
@@ -127,5 +128,5 @@ def tagged(phase: str, name: str) -> str:
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
-# values of a mean that are kept before they are added up
-AT_ONCE = 64
+# values of a mean that are kept at most before they are read
+MANY = 4096

@@ -154,6 +154,10 @@ def like_layout(new: Tensor, old: Tensor) -> Tensor:
 
 def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningModule:
     """A deep copy of the module but for the objects in ``shared``, which does not log."""
-    twin: Any = copy.deepcopy(module, {id(one): one for one in shared})
+    compiled = module.__dict__.pop("forward", None)  # that of the module, which the copy must not call
+    try:
+        twin: Any = copy.deepcopy(module, {id(one): one for one in shared})
+    finally:
+        module.__dict__.update({"forward": compiled} if compiled is not None else {})
     twin.log = twin.log_dict = lambda *args, **kwargs: None
     return twin

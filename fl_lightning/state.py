@@ -40,9 +40,10 @@ class Weighted:
         return cls(total * scale, scale)
 
     @classmethod
-    def summed(cls, total: Tensor, weight: float) -> Weighted:
+    def summed(cls, total: Tensor | float, weight: float) -> Weighted:
         """A total of which ``weight`` is known beside it."""
-        return cls(total, torch.tensor(float(weight), dtype=torch.float64, device=total.device))
+        value = torch.as_tensor(total, dtype=torch.float64)
+        return cls(value, torch.tensor(float(weight), dtype=torch.float64, device=value.device))
 
     def __add__(self, other: Weighted) -> Weighted:
         return Weighted(self.total + other.total, self.weight + other.weight)
@@ -58,13 +59,16 @@ class Sums:
 
     All numbers lie in one flat vector; memory does not grow with the number of additions.
 
+    Args:
+        device: where the vector lies.
+
     Attributes:
         layout: the shapes of total and weight by name, in the order of the vector.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         self.layout: Layout = {}
-        self.exact = ExactSum()
+        self.exact = ExactSum(0, device)
         self._totals: dict[str, Weighted] | None = None
 
     def add(self, values: Mapping[str, Weighted]) -> None:
@@ -78,10 +82,10 @@ class Sums:
         self._totals = None
         found = {name: (value.total.shape, value.weight.shape) for name, value in values.items()}
         if found != self.layout:
-            self.arrange(merged(self.layout, found), next(iter(values.values())).total.device)
+            self.arrange(merged(self.layout, found))
         self.exact.add(torch.cat([part for name in self.layout for part in self._flat(name, values)]))
 
-    def arrange(self, layout: Layout, device: torch.device | None = None) -> None:
+    def arrange(self, layout: Layout) -> None:
         """Take on a layout that holds all of the present names, with zeros for the new ones."""
         if layout == self.layout:
             return
@@ -90,7 +94,7 @@ class Sums:
         if self.layout:
             self.exact = self.exact.rearranged(torch.cat(places).to(self.exact.device), size)
         else:
-            self.exact = ExactSum(size, self.exact.device if device is None else device)
+            self.exact = ExactSum(size, self.exact.device)
         self.layout, self._totals = layout, None
 
     def load(self, exponents: list[int], buffer: Tensor) -> None:

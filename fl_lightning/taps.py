@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import UsageError
@@ -42,6 +43,7 @@ class Taps:
         self._handles = [module.get_submodule(self.paths[n]).register_forward_hook(self._hook(n)) for n in names]
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor | None]:
+        @torch.compiler.disable  # what a compiler records is not what a later forward computes
         def record(module: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
             if not self.recording:
                 return None

@@ -27,6 +27,7 @@ from fl_lightning.checkpoint import find_checkpoint, load_callbacks, load_checkp
 from fl_lightning.checks import (
     as_list,
     check_classes,
+    check_compile,
     check_data,
     check_devices,
     check_label_counts,
@@ -35,6 +36,7 @@ from fl_lightning.checks import (
     lr_factors,
 )
 from fl_lightning.client import Client
+from fl_lightning.compiled import replace_forward
 from fl_lightning.engine import Failures, Stopwatch, Team, place
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.evaluation import Evaluator
@@ -96,6 +98,9 @@ class FederatedTrainer:
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
             local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
             (1 MB an image for ResNet18's first two layers at 32 px). Needs training batches without augmentation.
+        compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
+            ``reduce-overhead``, which takes CUDA graphs on a GPU. Batches smaller than the usual one run as they are.
+            Where it cannot be compiled a warning says so and it runs as it is. Rounding differs from the module's own.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.
@@ -143,6 +148,7 @@ class FederatedTrainer:
         checkpoint_every_n_rounds: int = 1,
         channels_last: bool = False,
         cache_references: bool = False,
+        compile: bool | str = False,
         callbacks: list[Callback] | Callback | None = None,
         logger: Logger | list[Logger] | bool = True,
         default_root_dir: _PATH | None = None,
@@ -163,6 +169,7 @@ class FederatedTrainer:
         check_devices(devices, workers_per_device, num_nodes)
         wraps = "it wraps the model, which would average the gradients of different clients; give auto"
         require(strategy == "auto", "trainer.strategy", strategy, wraps)
+        check_compile(compile)
         require(client_memory >= 0, "trainer.client_memory", client_memory, "give 0 or more GiB")
         clips = gradient_clip_val is None or gradient_clip_val > 0
         require(clips, "trainer.gradient_clip_val", gradient_clip_val, "give a norm above 0, or null")
@@ -180,7 +187,7 @@ class FederatedTrainer:
         self.eval_every_n_rounds = eval_every_n_rounds
         self.taps = taps or {}
         self.gradient_clip_val = gradient_clip_val
-        self.channels_last, self.cache_references = channels_last, cache_references
+        self.channels_last, self.cache_references, self.compile = channels_last, cache_references, compile
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir = Path(default_root_dir or "runs")
         self.name = name
@@ -323,7 +330,7 @@ class FederatedTrainer:
 
     def _train_cohort(self, round_: int) -> Totals:
         """Train the clients that are placed here, and add up what all workers' clients send."""
-        totals, failures = Totals(), Failures()
+        totals, failures = Totals(self.fabric.device), Failures()
         self.worker.clock = Stopwatch()
         self.worker.lr_factor = self._lr_factors[round_]
         for k in self._placed():
@@ -355,7 +362,7 @@ class FederatedTrainer:
             self.metrics[f"placed/{worker}/steps"] = sum(map(self._steps, clients))
         self.holders |= there
         self.worker.clock.lap("place")
-        return placed[self.team.rank]
+        return sorted(placed[self.team.rank])
 
     def _steps(self, k: int) -> int:
         """Expected local steps of client ``k``."""
@@ -546,6 +553,8 @@ class FederatedTrainer:
         if self.channels_last:
             model.to(memory_format=torch.channels_last)
         model.fabric = self.fabric
+        if self.compile:
+            replace_forward(model, self.compile, self.warn)
         self.client = Client(model, self.methods, paths, Memories(self.client_memory * 2**30, self.fabric.device))
         self.client.info = self.data.info(0)
         self.methods.setup(self.client, configure_optimizer(self.client)[0])

@@ -59,8 +59,9 @@ class Update:
 class Totals:
     """The sums over the updates of a cohort; memory does not grow with the cohort."""
 
-    def __init__(self) -> None:
-        self.sums = Sums()
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        # Apple's GPUs have no float64
+        self.sums = Sums("cpu" if torch.device(device).type == "mps" else device)
 
     def add(self, update: Update) -> None:
         self.sums.add(update.entries())

@@ -46,7 +46,7 @@ def refused(capsys, *args):
 
 
 def test_the_printed_config_has_the_top_level_keys(capsys):
-    assert list(printed(capsys, *FIT)) == ["seed_everything", "trainer", "model", "data", "method"]
+    assert list(printed(capsys, *FIT)) == ["seed_everything", "trainer", "model", "data", "method", "ckpt_path"]
 
 
 def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):

@@ -18,7 +18,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import generate  # lies beside this file
+from overhead import generate, machine  # lies beside this file
 from sides.work import Gate
 
 
@@ -146,8 +145,7 @@ def measure(args: argparse.Namespace, folder: Path, peer: Kind) -> tuple[list[Si
 
 
 def head(args: argparse.Namespace) -> None:
-    machine = platform.processor() or platform.machine()
-    print(f"{machine}, {os.cpu_count()} cores; {args.model}, {args.turns} turns, seconds a round")
+    print(f"{machine()}; {args.model}, {args.turns} turns, seconds a round")
     columns = ("fastest", "median", "fastest", "median", "ratio", "median", "lowest", "highest", "accuracy", "ours")
     print(f"{'peer':24}{'ours':26}{''.join(f'{column:>9}' for column in columns)}", flush=True)
 

@@ -1,0 +1,48 @@
+"""A module's forward through ``torch.compile``: compiled once, for batches of the usual size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+
+class CompiledForward:
+    """Stands for the ``forward`` of a module while it trains.
+
+    A client's last batch is mostly smaller than the others. Each size would be compiled anew, so it runs as it is, and
+    padding, which BatchNorm would see, is not needed.
+
+    Args:
+        module: the module.
+        mode: of ``torch.compile``; True is its default.
+        warn: told once where compiling fails.
+    """
+
+    def __init__(self, module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:
+        self.module, self.plain, self.warn = module, module.forward, warn
+        self._compiled: Any = torch.compile(self.plain, dynamic=False, mode=None if mode is True else str(mode))
+        self._usual = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows = len(args[0]) if args and isinstance(args[0], Tensor) and args[0].ndim else 0
+        self._usual = max(self._usual, rows)
+        if self._compiled is None or not self.module.training or rows < self._usual:
+            return self.plain(*args, **kwargs)
+        try:
+            return self._compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:  # raised before anything has run
+            self._compiled = None
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self.warn(f"trainer.compile: the model cannot be compiled and runs as it is: {lines[0]}")
+            return self.plain(*args, **kwargs)
+
+
+def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:
+    """Let a module run through :class:`CompiledForward`, until ``forward`` is taken out of its attributes."""
+    # code compiled for another module of this class is taken again, without the hooks that record this one's taps
+    torch._dynamo.reset()
+    module.__dict__["forward"] = CompiledForward(module, mode, warn)
