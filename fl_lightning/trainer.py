@@ -93,7 +93,9 @@ class FederatedTrainer:
             choice. With more than 1 thread, several workers run the program anew instead of being forked.
         client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what is beyond it
             lies in the folder of temporary files.
-        channels_last: keep images and weights in the channels_last memory format.
+        channels_last: keep images and weights in the channels_last memory format, in which convolutions are faster;
+            None does what the module's attribute ``channels_last`` says, false where it has none. ImageClassifier says
+            so for an encoder with convolutions.
         checkpoint_every_n_rounds: rounds from one checkpoint to the next; the last round always has one.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
             local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
@@ -146,7 +148,7 @@ class FederatedTrainer:
         threads_per_worker: int | None = None,
         client_memory: float = 4.0,
         checkpoint_every_n_rounds: int = 1,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
         cache_references: bool = False,
         compile: bool | str = False,
         callbacks: list[Callback] | Callback | None = None,
@@ -550,7 +552,8 @@ class FederatedTrainer:
         self.fabric.to_device(model)
         precision = self.fabric.strategy.precision
         precision.convert_module(model)
-        if self.channels_last:
+        last = bool(getattr(model, "channels_last", False) if self.channels_last is None else self.channels_last)
+        if last:
             model.to(memory_format=torch.channels_last)
         model.fabric = self.fabric
         if self.compile:
@@ -564,7 +567,7 @@ class FederatedTrainer:
         self.server = Server(self.client.live, self.client.trainable, *how)
         options = {name: getattr(self, name) for name in ("weighting", "buffers", "gradient_clip_val", "limit_batches")}
         options |= {"local_epochs": self.local_epochs, "local_steps": self.local_steps}
-        options |= {"channels_last": self.channels_last, "cache_references": self.cache_references}
+        options |= {"channels_last": last, "cache_references": self.cache_references}
         self.worker = Worker(self.fabric, self.client, self.data, self.seed, self.team, **options)
         self.evaluator = Evaluator(self.worker, self.team, partial(self.fabric.call, trainer=self))
         self._lr_factors = lr_factors(self.client_lr_scheduler, self.max_rounds)

@@ -40,6 +40,10 @@ def test_every_command_is_known_to_a_test():
         "cifar10.yaml",
         "cli.py test",
         "cli.py partition",
+        "--ckpt_path last",
+        "--trainer.devices auto",
+        "torchrun",
+        ".[speed]",
     )
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
@@ -56,6 +60,21 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
 def test_composed_commands_run(text, capsys):
     main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
     assert "1 rounds, test/accuracy" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_to_more_rounds(capsys):
+    more = command("--ckpt_path last")
+    main([*more[: more.index("--ckpt_path")], "--trainer.max_rounds", "1"])
+    main(more)
+    said = capsys.readouterr().out
+    assert "10 rounds, test/accuracy" in said
+    assert "version_1" not in said
+
+
+def test_the_commands_for_many_workers_run(capsys):
+    main(command("--trainer.devices auto"))
+    main(command("torchrun"))  # by one worker; test_workers.py has torchrun itself
+    assert capsys.readouterr().out.count("test/accuracy") == 2
 
 
 def test_the_partition_is_shown(capsys):

@@ -1,6 +1,7 @@
 """The programs that measure speed start, and the comparison with other frameworks runs on a tiny size."""
 
 import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,19 +10,33 @@ from types import SimpleNamespace
 import pytest
 
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
-TINY = ("--turns=1", "--images=64", "--test=100", "--devices=1")
+TINY = ("--turns=1", "--images=64", "--test=100")
 PACKAGES = {"bare-2": "torch", "flower": "flwr", "pfl-2": "pfl", "fluke": "fluke"}
+PROGRAMS = sorted(path.name for path in SPEED.glob("*.py"))
 
 
 def run(script, *arguments):
     return subprocess.run([sys.executable, SPEED / script, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in SPEED.glob("*.py")))
-def test_help(script):
-    found = run(script, "--help")
-    assert found.returncode == 0, found.stderr
-    assert "--help" in found.stdout
+@pytest.mark.parametrize("script", PROGRAMS)
+def test_a_program_says_what_it_measures(script, monkeypatch, capsys):
+    # in this process: importing torch and lightning anew takes many seconds
+    monkeypatch.syspath_prepend(SPEED)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SPEED / script), run_name="__main__")
+    assert not ended.value.code
+    assert f"experiments/speed/{script}" in capsys.readouterr().out
+
+
+def test_scaling_runs_on_a_tiny_size(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(SPEED)
+    for arguments in (["clients", "--numbers", "3", "--rounds", "1"], ["memory", "--rounds", "4", "--cohorts", "2"]):
+        monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+        runpy.run_path(str(SPEED / "scaling.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[0].isdigit()] == ["3", "2"]
 
 
 @pytest.mark.parametrize("peer", PACKAGES)
@@ -44,9 +59,8 @@ def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, capsys):
     import peers
 
     kinds = (peers.PEERS["fluke"], *peers.OURS)
-    sides = [
-        SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, (0.5, 0.51, 0.9), strict=True)
-    ]
+    accuracies = (0.5, 0.51, 0.52, 0.9)
+    sides = [SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, accuracies, strict=True)]
     monkeypatch.setattr(peers, "measure", lambda *_: (sides, {"torch": "2"}))
     versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], tolerance=0.02), tmp_path)
     assert versions == {"torch": "2"}

@@ -163,6 +163,17 @@ def test_validation_and_test_are_those_of_one_worker(tmp_path):
     assert found[0] == found[1]
 
 
+def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
+    trainer = compare(tmp_path, METHODS["SCAFFOLD"], data=lambda: small_data(train_size=1500))
+    visits = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
+    for metrics in trainer.history:
+        times = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
+        assert times.keys() >= {*visits, "train", "server", "evaluate", "log", "round"}
+        assert min(times.values()) >= 0
+        assert sum(times[name] for name in visits) <= 1.05 * times["train"]
+        assert sum(times[name] for name in visits) >= 0.6 * times["train"]
+
+
 # ---------------------------------------------------------------------- placing
 
 

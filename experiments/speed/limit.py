@@ -26,8 +26,7 @@ from overhead import LR, build, generate, machine  # lies beside this file
 
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
-from fl_lightning.data import NpyImages, RandomCrop, RandomFlip
-from fl_lightning.engine import place
+from fl_lightning.data import Dirichlet, NpyImages, RandomCrop, RandomFlip
 
 
 class Limit(Callback):
@@ -39,12 +38,13 @@ class Limit(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self.module = trainer.client.twin().requires_grad_()
+        ready, team = trainer.worker.to_device, trainer.team
+        # all workers have equal shares, whatever the clients have
         clients = range(trainer.data.num_clients)
-        mine = place(dict.fromkeys(clients, 1), trainer.team.size, {})[trainer.team.rank]
-        ready = trainer.worker.to_device
-        self.batches = [[ready(batch) for batch in trainer.worker.loader(k, 0)] for k in mine]
+        batches = [ready(batch) for k in clients for batch in trainer.worker.loader(k, 0)]
+        self.batches = batches[team.rank :: team.size]
         tests = [ready(batch) for batch in trainer.data.test_dataloader()]
-        self.tests = tests[trainer.team.rank :: trainer.team.size]
+        self.tests = tests[team.rank :: team.size]
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._end_of_ours(trainer)
@@ -66,13 +66,12 @@ class Limit(Callback):
     def _compute(self, trainer: FederatedTrainer) -> None:
         module = self.module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9)
-        for client in self.batches:
-            for x, y in client:
-                with trainer.fabric.autocast():
-                    loss = torch.nn.functional.cross_entropy(module(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        for x, y in self.batches:
+            with trainer.fabric.autocast():
+                loss = torch.nn.functional.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         module.eval()
         with torch.no_grad():
             for x, _ in self.tests:
@@ -98,7 +97,9 @@ def measure(args: argparse.Namespace) -> Limit:
             accelerator="cpu",
         )
         augment = [RandomCrop(4), RandomFlip()] if args.augment else []
-        trainer.fit(build(args.model), NpyImages(folder, num_clients=10, batch_size=64, augment=augment))
+        skew = Dirichlet(args.alpha) if args.alpha else None
+        data = NpyImages(folder, num_clients=10, partitioner=skew, batch_size=64, augment=augment)
+        trainer.fit(build(args.model), data)
     watch.phases = {
         phase: statistics.median(metrics[phase] for metrics in trainer.history[1:])
         for phase in trainer.history[0]
@@ -120,13 +121,20 @@ def report(args: argparse.Namespace, watch: Limit) -> None:
     print("median seconds by phase:", ", ".join(f"{n.removeprefix('time/')} {v:.4f}" for n, v in watch.phases.items()))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """What this program and others that use it take."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--augment", action="store_true", help="crop and flip")
+    parser.add_argument("--alpha", type=float, default=0.0, help="of Dirichlet's label skew; 0 deals out equally")
+    return parser
+
+
+if __name__ == "__main__":
+    parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     report(given, measure(given))

@@ -55,6 +55,7 @@ class Kind:
 
 OURS = (
     Kind("ours", "float32", options=("--precision=32-true",)),
+    Kind("ours", "float32, channels_last", options=("--precision=32-true", "--channels_last")),
     Kind("ours", "bf16, channels_last", options=("--precision=bf16-mixed", "--channels_last")),
 )
 PEERS = {

@@ -55,6 +55,7 @@ class ImageClassifier(LightningModule):
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
         self._needs_two = has_batch_norm(self)
+        self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         self.encoder.check(x)

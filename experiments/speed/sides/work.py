@@ -70,7 +70,8 @@ def without_trainer(args: argparse.Namespace) -> SimpleNamespace:
     data = load_data(args)
     data.setup()
     fabric = Fabric(accelerator="cpu", devices=1)
-    return SimpleNamespace(data=data, seed=SEED, server=SimpleNamespace(round=0), fabric=fabric, channels_last=False)
+    server, worker = SimpleNamespace(round=0), SimpleNamespace(channels_last=False)
+    return SimpleNamespace(data=data, seed=SEED, server=server, fabric=fabric, worker=worker)
 
 
 def in_order(loader: Batches, round_: int, k: int) -> Batches:

@@ -1,0 +1,150 @@
+"""Seconds a round on a GPU: workers that share it, compiled models, and what methods cost on a large network.
+
+python experiments/speed/gpu.py [--turns 7] [--models FedCKACNN FedUVCNN ResNet18] [--workers 1 2 4 8] [--clients 10]
+python experiments/speed/gpu.py --methods [--turns 5]
+
+Clients of 1,000 images of 32 px, batch 64, one local epoch, bf16-mixed. Each setting is a run of its own; its fastest
+and median round count, and its ratio to one worker that is not compiled. The last column is the share of the card's
+matrix rate that training reaches: three times the operations of a forward pass, counted by torch, over those that a
+large product of matrices makes in the same time. ``--methods`` compares methods on ResNet-50 instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning.pytorch import seed_everything
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from overhead import generate, machine  # lies beside this file
+
+from fl_lightning import FederatedTrainer, methods  # found through the path above
+from fl_lightning.data import NpyImages
+from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18, ResNet50
+
+MODELS = {
+    "FedCKACNN": lambda: (FedCKACNN(), None),
+    "FedUVCNN": lambda: (FedUVCNN(4), Projector(256)),
+    "ResNet18": lambda: (ResNet18(), None),
+    "ResNet50": lambda: (ResNet50(), None),
+}
+IMAGES = 10_000
+
+
+def build(name: str) -> ImageClassifier:
+    return ImageClassifier(*MODELS[name](), optimizer=partial(torch.optim.SGD, lr=0.01))
+
+
+def rounds(args: argparse.Namespace, model: str, method: str = "", **engine: object) -> list[float]:
+    """Seconds of the rounds after the first, without evaluation.
+
+    Each setting has a process of its own: one that has used the GPU cannot fork workers.
+    """
+    setting = {"model": model, "method": method, "workers": 1, "mode": False, **engine}
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        json.dumps({**setting, "turns": args.turns, "clients": args.clients}),
+    ]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def run(setting: dict) -> list[float]:
+    """What the process of a setting does."""
+    with tempfile.TemporaryDirectory() as folder:
+        seed_everything(0, verbose=False)
+        generate(Path(folder))
+        trainer = FederatedTrainer(
+            max_rounds=setting["turns"] + 1,
+            eval_every_n_rounds=setting["turns"] + 1,
+            accelerator="gpu",
+            devices=1,
+            workers_per_device=setting["workers"],
+            compile=setting["mode"],
+            precision="bf16-mixed",
+            channels_last=True,
+            logger=False,
+            enable_progress_bar=False,
+            default_root_dir=Path(folder, "runs"),
+        )
+        data = NpyImages(folder, num_clients=setting["clients"], batch_size=64)
+        trainer.fit(build(setting["model"]), data, [getattr(methods, setting["method"])()] if setting["method"] else [])
+    return [metrics["time/train"] + metrics["time/server"] for metrics in trainer.history[1:]]
+
+
+def matrix_rate() -> float:
+    """Operations a second of a large product of bfloat16 matrices."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    seconds = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        a @ a
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return 2 * 8192**3 / min(seconds)
+
+
+def operations(model: str) -> float:
+    """Operations of training on all images once: a backward pass is twice a forward pass."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        build(model).eval()(torch.zeros(1, 3, 32, 32))
+    return 3 * IMAGES * counter.get_total_flops()
+
+
+def line(title: str, seconds: list[float], base: float, share: float) -> None:
+    numbers = (min(seconds), statistics.median(seconds), base / min(seconds), share)
+    print(f"{title:36}{''.join(f'{number:10.3f}' for number in numbers)}", flush=True)
+
+
+def by_engine(args: argparse.Namespace) -> None:
+    rate = matrix_rate()
+    for model in args.models:
+        settings = [{"workers": count} for count in args.workers] + [{"mode": True}, {"mode": "reduce-overhead"}]
+        found = [rounds(args, model, **setting) for setting in settings]
+        for setting, seconds in zip(settings, found, strict=True):
+            line(f"{model}, {setting}", seconds, min(found[0]), operations(model) / min(seconds) / rate)
+
+
+def by_method(args: argparse.Namespace) -> None:
+    rate, base = matrix_rate(), 0.0
+    for name in ("", "FedCKA", "MOON", "FedUV", "FedDecorr"):
+        seconds = rounds(args, "ResNet50", name)
+        base = base or min(seconds)
+        line(f"ResNet50, {name or 'FedAvg'}", seconds, base, operations("ResNet50") / min(seconds) / rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["FedCKACNN", "FedUVCNN", "ResNet18"])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--methods", action="store_true", help="compare methods on ResNet-50")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU here")
+    if args.child:
+        print(json.dumps(run(args.child)))
+        return
+    print(machine(), torch.cuda.get_device_name(0))
+    print(f"{'':36}{'fastest':>10}{'median':>10}{'ratio':>10}{'share':>10}")
+    (by_method if args.methods else by_engine)(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A compiled model trains as the model itself, but for rounding; what cannot be compiled runs as it is."""
+
+import pytest
+import torch
+from conftest import assert_same_bits, differs, small_data
+
+from fl_lightning.compiled import CompiledForward
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import MOON, FedProx
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedProx(0.1), MOON()]], ids=["FedAvg", "FedProx and MOON"])
+def test_a_compiled_model_trains_as_it_is_but_for_rounding(run, methods, monkeypatch):
+    sizes = []
+
+    def counted(self, x):
+        sizes.append(len(x))
+        return call(self, x)
+
+    call = CompiledForward.__call__
+    plain, _ = run(methods(), "cnn", max_rounds=3, threads_per_worker=1)
+    monkeypatch.setattr(CompiledForward, "__call__", counted)
+    compiled, trainer = run(methods(), "cnn", max_rounds=3, threads_per_worker=1, compile=True)
+    for name, value in plain.items():
+        torch.testing.assert_close(compiled[name], value, rtol=1e-4, atol=1e-6)
+    assert differs(plain, compiled)
+    assert len(set(sizes)) > 2  # smaller last batches, and those of the evaluation
+    assert trainer.client.module.forward.__func__ is type(trainer.client.module).forward
+
+
+def test_the_usual_size_is_compiled_once_and_smaller_batches_run_as_they_are(run, monkeypatch):
+    seen = []
+
+    def compile_(function, **how):
+        def compiled(x):
+            seen.append(len(x))
+            return function(x)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    plain, _ = run([], data=small_data(batch_size=16))
+    compiled, _ = run([], data=small_data(batch_size=16), compile=True)
+    assert_same_bits(plain, compiled)
+    assert set(seen) == {16}
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(run, monkeypatch, capsys):
+    def fails(x):
+        raise torch._dynamo.exc.TorchRuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **how: fails)
+    compiled, _ = run([], compile=True)
+    assert capsys.readouterr().err.count("trainer.compile: the model cannot be compiled and runs as it is") == 1
+    assert_same_bits(run([])[0], compiled)
+
+
+def test_an_unknown_mode_is_refused(run):
+    with pytest.raises(UsageError, match="trainer.compile='fast': give true, false or one of default"):
+        run([], compile="fast")
