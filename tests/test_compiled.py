@@ -56,5 +56,5 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(run, monkeypatch
 
 
 def test_an_unknown_mode_is_refused(run):
-    with pytest.raises(UsageError, match="trainer.compile='fast': give true, false or one of default"):
+    with pytest.raises(UsageError, match=r"trainer.compile='fast': give true, false or one of default"):
         run([], compile="fast")
