@@ -95,6 +95,7 @@ class ForkedWorkers(_Launcher):
         self.environment, self.number = environment, number
         self.where = ""
         self._children: dict[int, ForkProcess] = {}
+        self._last_words: dict[int, Any] = {}
         self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +105,8 @@ class ForkedWorkers(_Launcher):
             UsageError: the port is in use.
             ClientError: a worker was lost.
         """
-        refuse_port_in_use(self.environment)
+        if self.environment.node_rank() == 0:
+            refuse_port_in_use(self.environment)
         with restored_environment():
             # chosen now, so that all know it
             os.environ["MASTER_PORT"] = str(self.environment.main_port)
@@ -130,10 +132,14 @@ class ForkedWorkers(_Launcher):
             os._exit(1)  # this is a worker whose parent is gone
         for rank, child in self._children.items():
             if child.exitcode:
-                raise ClientError(f"{self.where}worker {rank} (process {child.pid}) {ending(child.exitcode)}")
+                words = self._last_words[rank]
+                how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
+                what = f": {words.get()}" if not words.empty() else ""
+                raise ClientError(f"{self.where}worker {rank} (process {child.pid}) {how}{what}")
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")
+        self._last_words[rank] = context.SimpleQueue()
         child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=True)
         # what is in a buffer of this process would be written by the child as well
         sys.stdout.flush()
@@ -148,12 +154,11 @@ class ForkedWorkers(_Launcher):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
         try:
             function(*args, **kwargs)
-        except PARTED as error:
-            # worker 0 says so as well, but for the traceback of what is not ours
-            if error.__cause__ is not None and not isinstance(error.__cause__, PARTED):
+        except BaseException as error:
+            # where all fail alike worker 0 says so itself; the traceback of what is not ours is only here
+            if not isinstance(error.__cause__ or error, PARTED):
                 traceback.print_exc()
-        except BaseException:
-            traceback.print_exc()
+            self._last_words[rank].put(f"{type(error).__name__}: {error}")
             sys.stderr.flush()
             os._exit(1)
 
@@ -180,11 +185,6 @@ def of_attempt(store: distributed.Store) -> distributed.Store:
         # each node counts its own restarts, so the workers that have joined are counted
         attempt = (store.add("fl_lightning", 1) - 1) // int(os.environ["WORLD_SIZE"])
     return distributed.PrefixStore(f"fl_lightning/{attempt}", store)
-
-
-def ending(exitcode: int) -> str:
-    """How a process ended."""
-    return f"was killed by {signal.Signals(-exitcode).name}" if exitcode < 0 else "failed, see its traceback above"
 
 
 def refuse_port_in_use(environment: ClusterEnvironment) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -421,8 +421,10 @@ class FederatedTrainer:
 
     def _evaluate_all(self) -> None:
         """Evaluate the global model, or every client's own where entries of the state do not travel."""
-        state, own = self.methods.evaluated_state(self.server), self._own_here() if self.own_models else None
+        state = self.methods.evaluated_state(self.server)
         for phase in ("val", "test"):
+            # one client's at a time: those on disk need not be in memory together
+            own = filter(None, map(self.client.own_entries, self.client.memories())) if self.own_models else None
             self.metrics.update(self._evaluate_models(phase, state, own))
 
     @property
@@ -430,19 +432,15 @@ class FederatedTrainer:
         """Whether each client that has trained has a model of its own, which is what is evaluated."""
         return bool(self.worker.kept and self.holders)
 
-    def _own_here(self) -> dict[int, State]:
-        """The entries of the clients' models that do not travel, of the clients that this worker holds."""
-        return {k: entries for k in self.client.memories() if (entries := self.client.own_entries(k))}
-
     def _evaluate_models(
-        self, phase: str, state: State, own: dict[int, State] | None, observed: bool = True
+        self, phase: str, state: State, own: Iterable[State] | None, observed: bool = True
     ) -> dict[str, float]:
         """The metrics of ``state``; or the means over the clients, who each complete it by their ``own`` entries."""
         if own is None:
             self.client.load(state)
             return self.evaluate(phase, observed)
         found = Sums()
-        for entries in own.values():
+        for entries in own:
             self.client.load({**state, **entries})
             found.add({tag: Weighted.of(value) for tag, value in self.evaluate(phase, observed, shared=False).items()})
         self.team.add_up(found)
@@ -612,12 +610,13 @@ class FederatedTrainer:
     def _evaluate_once(self, phase: str, model: LightningModule, ckpt_path: Any) -> dict[str, float]:
         require(bool(self.evaluator.loaders(phase)), "data", type(self.data).__name__, f"it has no {phase} data")
         own = {} if ckpt_path is None else load_checkpoint(model, ckpt_path)
-        mine = {k: entries for k, entries in own.items() if k % self.team.size == self.team.rank}
+        mine = [own[k] for k in sorted(own)[self.team.rank :: self.team.size]]
         return self._evaluate_models(phase, clone(self.client.live), mine if own else None, observed=False)
 
     def _start_run(self, name: str, path: Path | None, done: int) -> None:
         """Make the run's folder and its loggers; or take up those of the run of a checkpoint after ``done`` rounds."""
         self.loggers: list[Logger] = []
+        self.run_dir = None
         if not self.fast_dev_run and self.fabric.is_global_zero:
             table = self._table(name, path)
             self.run_dir = Path(table.log_dir)

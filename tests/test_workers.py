@@ -144,6 +144,17 @@ def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
+    class Folders(Callback):
+        def on_round_end(self, trainer):
+            assert (trainer.run_dir is None) == (trainer.team.rank > 0)
+
+    trainer = small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Folders()])
+    for _ in range(2):
+        trainer.fit(small_model(), small_data())
+    assert trainer.run_dir.name == "version_1"
+
+
 def test_one_worker_writes_and_the_placement_is_logged(tmp_path):
     trainer = small_trainer(tmp_path, devices=2, max_rounds=2)
     trainer.fit(small_model(), small_data())
@@ -246,7 +257,10 @@ class Breaks(Callback):
 
 @pytest.mark.parametrize(
     ("callback", "message"),
-    [(Killed(), r"round 1: worker 1 \(process \d+\) was killed by SIGKILL"), (Breaks(), "round 0: worker 1 .* failed")],
+    [
+        (Killed(), r"round 1: worker 1 \(process \d+\) was killed by SIGKILL"),
+        (Breaks(), "round 0: worker 1 .* failed: TypeError: my own"),
+    ],
 )
 def test_a_lost_worker_ends_the_run_by_name_and_soon(tmp_path, callback, message):
     began = time.monotonic()
