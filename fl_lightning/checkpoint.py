@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
+from fl_lightning.memory import load
 from fl_lightning.state import State
 
 if TYPE_CHECKING:
@@ -20,27 +21,30 @@ if TYPE_CHECKING:
 
 def save_checkpoint(found: dict[Any, Any], path: Path) -> None:
     """Write tensors and plain values, with the folder where it is missing; a crash leaves no half of a file."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save(found, partial)
     os.replace(partial, path)
 
 
 def save_run(trainer: FederatedTrainer, folder: Path) -> None:
-    """Write all that a run needs to go on: ``last.ckpt``, and the clients' memories, in a file of each worker.
+    """Write all that a run needs to go on: ``last.ckpt``, and a file for each client that remembers something.
 
-    Called by all workers. The old checkpoint stands until the new one is whole.
+    Only clients visited since the last checkpoint are written anew. Called by all workers. The old checkpoint stands
+    until the new one is whole.
     """
-    memories, done = dict(trainer.client.memories()), trainer.server.round + 1
-    part = f"clients-{done}-{trainer.team.rank}.ckpt"
-    if memories:
-        save_checkpoint(memories, folder / part)
-    parts = [name for name in trainer.team.gather(part if memories else "") if name]
+    memories, done = trainer.client.memories(), trainer.server.round + 1
+    written = {k: f"{k}-{done}.pt" for k in sorted(memories.changed)}
+    for k, name in written.items():
+        save_checkpoint(memories[k], folder / "clients" / name)
+    memories.changed.clear()
+    before = trainer.client_files
+    trainer.client_files = before | {k: name for names in trainer.team.gather(written) for k, name in names.items()}
     if trainer.team.rank == 0:
-        save_checkpoint({**contents(trainer), "round": done, "parts": parts}, folder / "last.ckpt")
-        for old in folder.glob("clients-*.ckpt"):
-            if old.name not in parts:
-                old.unlink()
+        save_checkpoint({**contents(trainer), "round": done, "clients": trainer.client_files}, folder / "last.ckpt")
+        for k, name in before.items():
+            if trainer.client_files[k] != name:
+                (folder / "clients" / name).unlink(missing_ok=True)
 
 
 def contents(trainer: FederatedTrainer) -> dict[str, Any]:
@@ -77,12 +81,21 @@ def load_run(trainer: FederatedTrainer, path: Path) -> dict[str, Any]:
             method.load_state_dict(found["methods"][method.name])
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
-    memories, team = clients_of(path, found), trainer.team
-    for k in sorted(memories)[team.rank :: team.size]:
-        trainer.client.memories().put(k, memories[k])
-    trainer.holders = {k: place % team.size for place, k in enumerate(sorted(memories))}
+    files, team, memories = clients_of(path, found), trainer.team, trainer.client.memories()
+    trainer.holders = {k: place % team.size for place, k in enumerate(sorted(files))}
+    for k in sorted(files)[team.rank :: team.size]:
+        memories.take_file(k, files[k])
+    if in_place(path):
+        trainer.client_files = found["clients"]
+    else:
+        memories.changed.update(memories)  # the new folder has none of them yet
     trainer.history = found["history"]
     return found
+
+
+def in_place(path: Path) -> bool:
+    """Whether a checkpoint lies in the folder of its run, which then goes on there."""
+    return path.parent.name == "checkpoints"
 
 
 def load_callbacks(callbacks: list[Any], found: dict[str, Any]) -> None:
@@ -138,14 +151,12 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def clients_of(path: Path, found: dict[str, Any]) -> dict[int, Any]:
-    """The clients' memories that belong to a checkpoint; they are read from disk where they are used."""
-    memories: dict[int, Any] = {}
-    for name in found.get("parts", []):
-        part = path.parent / name
-        require(part.is_file(), "ckpt_path", str(path), f"{name}, which belongs to it, is not beside it")
-        memories |= torch.load(part, map_location="cpu", weights_only=True, mmap=True)
-    return memories
+def clients_of(path: Path, found: dict[str, Any]) -> dict[int, Path]:
+    """The files of the clients' memories that belong to a checkpoint."""
+    files = {k: path.parent / "clients" / name for k, name in found.get("clients", {}).items()}
+    for file in files.values():
+        require(file.is_file(), "ckpt_path", str(path), f"clients/{file.name}, which belongs to it, is not beside it")
+    return files
 
 
 def load_checkpoint(model: LightningModule, path: _PATH) -> dict[int, State]:
@@ -159,4 +170,5 @@ def load_checkpoint(model: LightningModule, path: _PATH) -> dict[int, State]:
         model.load_state_dict(found["state_dict"])
     except Exception as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this model: {error}") from error
-    return {k: memory["state"] for k, memory in clients_of(Path(path), found).items() if "state" in memory}
+    memories = {k: load(file) for k, file in clients_of(Path(path), found).items()}
+    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}

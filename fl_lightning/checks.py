@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -114,3 +115,20 @@ def check_compile(mode: bool | str) -> None:
     """
     modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
     require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")
+
+
+def check_cores(devices: Any, device: torch.device) -> None:
+    """Refuse many more workers than this machine has cores.
+
+    Raises:
+        UsageError: more than 8 workers a core.
+    """
+    asked = int(devices) if str(devices).isdigit() and device.type == "cpu" else 1
+    most = 8 * cores()
+    mend = f"there are {cores()} cores, give auto, or at most {most} workers"
+    require(asked <= most, "trainer.devices", devices, mend)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

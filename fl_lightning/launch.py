@@ -140,7 +140,8 @@ class ForkedWorkers(_Launcher):
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")
         self._last_words[rank] = context.SimpleQueue()
-        child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=True)
+        # not a daemon, which could have no loader processes of its own
+        child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=False)
         # what is in a buffer of this process would be written by the child as well
         sys.stdout.flush()
         sys.stderr.flush()

@@ -27,6 +27,9 @@ class Memories(Mapping[int, Memory]):
     Args:
         limit: bytes of tensors held in memory, at least 0.
         device: where a client's memory lies while it is visited; between visits it lies in main memory.
+
+    Attributes:
+        changed: clients visited since the last checkpoint.
     """
 
     def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
@@ -35,6 +38,7 @@ class Memories(Mapping[int, Memory]):
         self._sizes: dict[int, int] = {}
         self._files: dict[int, Path] = {}
         self._folder: Path | None = None
+        self.changed: set[int] = set()
 
     def __getitem__(self, k: int) -> Memory:
         """The memory of client ``k``; reading it does not bring it back from disk for good."""
@@ -60,6 +64,10 @@ class Memories(Mapping[int, Memory]):
         if not any(self._held[k].values()):
             del self._held[k]
             return
+        self.changed.add(k)
+        self._settle(k)
+
+    def _settle(self, k: int) -> None:
         self._held[k] = self._moved(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)
         self._sizes[k] = num_bytes(self._held[k])
@@ -72,7 +80,8 @@ class Memories(Mapping[int, Memory]):
         if k not in self:
             return torch.empty(0, dtype=torch.uint8)
         buffer = io.BytesIO()
-        torch.save(self[k], buffer)
+        torch.save((self[k], k in self.changed), buffer)
+        self.changed.discard(k)
         self._held.pop(k, None)
         self._sizes.pop(k, None)
         self._forget_file(k)
@@ -81,12 +90,13 @@ class Memories(Mapping[int, Memory]):
     def unpack(self, k: int, packed: Tensor) -> None:
         """Take in what :meth:`pack` gave."""
         if len(packed):
-            self.put(k, torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True))
+            self._held[k], changed = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+            self.changed |= {k} if changed else set()
+            self._settle(k)
 
-    def put(self, k: int, memory: Memory) -> None:
-        """Take in the memory of client ``k``."""
-        self._held[k] = memory
-        self.settle(k)
+    def take_file(self, k: int, path: Path) -> None:
+        """Let the memory of client ``k`` be what the file of a checkpoint holds; the file stays the checkpoint's."""
+        self._files[k] = path
 
     def close(self) -> None:
         """Remove the files."""
@@ -107,7 +117,7 @@ class Memories(Mapping[int, Memory]):
 
     def _forget_file(self, k: int) -> None:
         path = self._files.pop(k, None)
-        if path is not None:
+        if path is not None and path.parent == self._folder:
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives the name of its file
 
 

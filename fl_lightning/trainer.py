@@ -23,16 +23,18 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
-from fl_lightning.checkpoint import find_checkpoint, load_callbacks, load_checkpoint, load_run, save_run
+from fl_lightning.checkpoint import find_checkpoint, in_place, load_callbacks, load_checkpoint, load_run, save_run
 from fl_lightning.checks import (
     as_list,
     check_classes,
     check_compile,
+    check_cores,
     check_data,
     check_devices,
     check_label_counts,
     check_module,
     check_precision,
+    cores,
     lr_factors,
 )
 from fl_lightning.client import Client
@@ -118,6 +120,7 @@ class FederatedTrainer:
         history: the metrics of all rounds.
         resumed: whether the run goes on from a checkpoint.
         holders: worker that holds the memory of a client, of the clients that have trained.
+        client_files: file of a client's memory in the last checkpoint, of the clients that remember something.
 
     Raises:
         UsageError: an argument out of its range.
@@ -202,11 +205,13 @@ class FederatedTrainer:
         self.callbacks: list[Any] = [*as_list(callbacks), RunRecord(), *own]
         self.fabric = self._build_fabric(1)
         check_precision(precision, self.fabric.device)
+        check_cores(devices, self.fabric.device)
         self.run_dir: Path | None = None
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
         self.resumed = False
         self.holders: dict[int, int] = {}
+        self.client_files: dict[int, str] = {}
         self._batches: dict[int, int] = {}
 
     def _build_fabric(self, devices: int | str | list[int], num_nodes: int = 1) -> Fabric:
@@ -499,10 +504,10 @@ class FederatedTrainer:
             return world
         if self.devices != "auto" or self.fabric.device.type != "cpu":
             return self.devices, self.num_nodes
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        clients = size_of_cohort(self.data.num_clients, self.participation, self.cohort_size) if self._forks else cores
-        chosen = max(1, min(cores // (self.threads_per_worker or 1), clients))
-        print(f"trainer.devices=auto: {chosen} workers on {cores} cores, {clients} clients in a round", file=sys.stderr)
+        chosen = max(1, cores() // (self.threads_per_worker or 1))
+        if self._forks:
+            chosen = min(chosen, size_of_cohort(self.data.num_clients, self.participation, self.cohort_size))
+        print(f"trainer.devices=auto: {chosen} workers on {cores()} cores", file=sys.stderr)
         return chosen, self.num_nodes
 
     def _load_data(self) -> None:
@@ -576,7 +581,8 @@ class FederatedTrainer:
         name = self.name or "+".join(method.name for method in methods.methods) or "fedavg"
         path = self.team.gather(find_checkpoint(ckpt_path, self.default_root_dir / name))[0]
         methods.on_fit_start(self.server)
-        self.history, self._writing, self.resumed = [], 0.0, path is not None
+        self.history, self.client_files = [], {}
+        self._writing, self.resumed = 0.0, path is not None
         found = load_run(self, path) if path is not None else {"round": 0}
         self._start_run(name, path, found["round"])
         if self.worker.kept:
@@ -625,7 +631,7 @@ class FederatedTrainer:
         self._checkpoints = None if folder is None else folder / "checkpoints"
 
     def _table(self, name: str, path: Path | None) -> CSVLogger:
-        if path is None or path.parent.name != "checkpoints":
+        if path is None or not in_place(path):
             table = CSVLogger(self.default_root_dir, name, flush_logs_every_n_steps=1)
             _ = table.experiment  # makes the folder, before anything else is in it
             return table

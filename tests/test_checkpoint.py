@@ -1,6 +1,7 @@
 """A run that goes on from a checkpoint ends with the bits of one that never stopped."""
 
 import csv
+import shutil
 
 import pytest
 import torch
@@ -67,6 +68,16 @@ def test_spectra_and_figures_hold_all_rounds(tmp_path):
     assert np.load(tmp_path / "run/version_0/spectra.npz")["rounds"].tolist() == [0, 1, 2, 3]
 
 
+def test_a_checkpoint_that_was_copied_away_goes_on_in_a_new_folder(tmp_path):
+    whole = fit(tmp_path, [MOON()], name="whole")
+    fit(tmp_path, [MOON()], max_rounds=2)
+    shutil.move(tmp_path / "run/version_0/checkpoints", tmp_path / "elsewhere")
+    fit(tmp_path, [MOON()], tmp_path / "elsewhere/last.ckpt", max_rounds=3)
+    assert len(list((tmp_path / "run").iterdir())) == 2
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert_same_bits(whole.server.state, fit(tmp_path, [MOON()], "last").server.state)
+
+
 def test_more_rounds_can_be_added(tmp_path):
     whole = fit(tmp_path, [MOON()], name="whole", max_rounds=5)
     fit(tmp_path, [MOON()], max_rounds=2)
@@ -77,7 +88,18 @@ def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_
     fit(tmp_path, [MOON()], stop=3, checkpoint_every_n_rounds=2)
     folder = tmp_path / "run/version_0/checkpoints"
     assert torch.load(folder / "last.ckpt", weights_only=True)["round"] == 2
-    assert sorted(path.name for path in folder.iterdir()) == ["clients-2-0.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["clients", "last.ckpt"]
+    files = {path.name for path in (folder / "clients").iterdir()}
+    held = torch.load(folder / "last.ckpt", weights_only=True)["clients"]
+    assert files >= set(held.values())
+    assert len({name.split("-")[0] for name in held.values()}) == len(held)
+
+
+def test_a_client_is_written_once_a_visit_and_its_old_file_goes(tmp_path):
+    trainer = fit(tmp_path, [MOON()], cohort_size=2, participation=1.0, max_rounds=6)
+    files = sorted(path.name for path in (tmp_path / "run/version_0/checkpoints/clients").iterdir())
+    last = {k: r + 1 for r in range(6) for k in trainer.sampler(0, r, 7, 2)}
+    assert files == sorted(f"{k}-{r}.pt" for k, r in last.items())
 
 
 def test_a_restart_by_torchrun_goes_on_and_a_first_start_does_not(tmp_path, monkeypatch):
@@ -118,8 +140,8 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
 
 def test_a_checkpoint_without_its_clients_is_refused(tmp_path):
     fit(tmp_path, [MOON()])
-    (tmp_path / "run/version_0/checkpoints/clients-4-0.ckpt").unlink()
-    with pytest.raises(UsageError, match=r"clients-4-0.ckpt, which belongs to it"):
+    next((tmp_path / "run/version_0/checkpoints/clients").iterdir()).unlink()
+    with pytest.raises(UsageError, match=r"clients/\d-\d.pt, which belongs to it, is not beside it"):
         fit(tmp_path, [MOON()], "last")
 
 

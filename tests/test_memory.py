@@ -49,6 +49,7 @@ def test_a_memory_that_is_handed_over_is_gone_here_and_whole_there():
     remember(here, 4)
     there.unpack(4, here.pack(4))
     assert len(here) == 0
+    assert (here.changed, there.changed) == (set(), {4})
     assert there[4]["method"]["pool"][0].tolist() == [1.0, 1.0]
     there.unpack(5, here.pack(5))
     assert 5 not in there

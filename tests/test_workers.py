@@ -14,8 +14,9 @@ import torch
 from conftest import assert_same_bits, small_data, small_model, small_trainer
 from lightning.pytorch import LightningModule
 from test_composition import plain_sgd_model
-from test_trainer import TheirData, Theirs
+from test_trainer import Labelled, TheirData, Theirs
 from torch import nn
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
@@ -76,6 +77,17 @@ def test_memories_on_disk_follow_their_client(tmp_path):
 
 def test_a_users_module_and_data_give_the_same_bits(tmp_path):
     compare(tmp_path, model=Theirs, data=lambda: Partitioned(TheirData(), num_clients=5))
+
+
+class WithLoaders(TheirData):
+    """The same data, by a process of its own."""
+
+    def train_dataloader(self):
+        return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True, num_workers=1)
+
+
+def test_a_worker_can_have_loader_processes(tmp_path):
+    compare(tmp_path, model=Theirs, data=lambda: Partitioned(WithLoaders(), num_clients=2), max_rounds=1)
 
 
 class WithMetric(LightningModule):
@@ -175,7 +187,7 @@ def test_validation_and_test_are_those_of_one_worker(tmp_path):
 
 
 def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
-    trainer = compare(tmp_path, METHODS["SCAFFOLD"], data=lambda: small_data(train_size=1500))
+    trainer = compare(tmp_path, METHODS["SCAFFOLD"], data=lambda: small_data(train_size=1400), workers=(1,))
     visits = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
     for metrics in trainer.history:
         times = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
@@ -285,6 +297,7 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
     [
         ({"devices": 0}, "trainer.devices=0: give a number from 1"),
         ({"devices": "two"}, "trainer.devices='two'"),
+        ({"devices": 100_000}, "trainer.devices=100000: there are .* cores, give auto"),
         ({"strategy": "ddp"}, "trainer.strategy='ddp': it wraps the model, which would average the gradients"),
         ({"strategy": "fsdp"}, "trainer.strategy='fsdp'"),
         ({"precision": "16-mixed"}, "trainer.precision='16-mixed': a CPU trains in bf16-mixed"),
@@ -308,21 +321,32 @@ def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, capsys):
 # ---------------------------------------------------------------------- clusters
 
 
-def torchrun(tmp_path, name, how, more=()):
-    """A run of SCAFFOLD by torchrun, with two workers a node."""
-    run = ["cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml", "--trainer.max_rounds", "3", *more]
-    run += ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", name, "--trainer.threads_per_worker", "1"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *how, *run]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+def start(tmp_path, name, launcher=(), more=("--trainer.threads_per_worker=1",), **variables):
+    """A run of SCAFFOLD in a process of its own."""
+    run = ["cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml", "--trainer.max_rounds=3", *more]
+    run += [f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **variables}
     environment.pop("PL_GLOBAL_SEED")
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *launcher, *run], cwd=ROOT, env=environment, **pipes)
 
 
-def alone(tmp_path):
+def torchrun(tmp_path, name, how, more=()):
+    """The same by torchrun, with two workers a node."""
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", *how]
+    return start(tmp_path, name, launcher, ["--trainer.threads_per_worker=1", *more])
+
+
+def end(*runs):
+    """Wait for runs, which must succeed; what the first one said."""
+    texts = [run.communicate(timeout=240)[0] for run in runs]
+    assert not any(run.returncode for run in runs), texts
+    return texts[0]
+
+
+def alone(tmp_path, **how):
     """The global model of the same run by one worker."""
-    command = [sys.executable, "cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml"]
-    more = ["--trainer.max_rounds=3", f"--trainer.default_root_dir={tmp_path}", "--trainer.name=alone"]
-    subprocess.run([*command, *more, "--trainer.threads_per_worker=1"], cwd=ROOT, check=True, capture_output=True)
+    end(start(tmp_path, "alone", **how))
     return saved(tmp_path, "alone")
 
 
@@ -339,11 +363,23 @@ def free_port():
 
 def test_two_nodes_under_torchrun_give_the_bits_of_one_worker(tmp_path):
     where = ["--nnodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    nodes = [torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)]) for node in range(2)]
-    for node in nodes:
-        text = node.communicate(timeout=240)[0].decode()
-        assert node.returncode == 0, text
+    end(*[torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)]) for node in range(2)])
     assert_same_bits(saved(tmp_path, "nodes"), alone(tmp_path))
+
+
+def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path):
+    job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "12345"}
+    job["SLURM_JOB_NAME"] = "fit"
+    job |= {"SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1", "MASTER_ADDR": "127.0.0.1"}
+    job["MASTER_PORT"] = str(free_port())
+    end(*[start(tmp_path, "slurm", SLURM_PROCID=str(task), SLURM_LOCALID=str(task), **job) for task in range(2)])
+    assert_same_bits(saved(tmp_path, "slurm"), alone(tmp_path))
+
+
+def test_workers_of_several_threads_run_the_program_anew(tmp_path):
+    more = ["--trainer.threads_per_worker=2"]
+    end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
+    assert_same_bits(saved(tmp_path, "threads"), alone(tmp_path, more=more))
 
 
 KILLED = """
@@ -361,8 +397,6 @@ class KilledOnce(Callback):
 def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     more = ["--trainer.callbacks+=killed.KilledOnce"]
-    run = torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more)
-    text = run.communicate(timeout=240)[0].decode()
-    assert run.returncode == 0, text
+    text = end(torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more))
     assert "SIGKILL" in text or "exitcode: -9" in text
     assert_same_bits(saved(tmp_path, "restarted"), alone(tmp_path))

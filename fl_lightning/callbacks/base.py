@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 class Callback:
     """The hooks of an observer; each does nothing until it is overridden.
 
+    With several workers every one has its own copy, and calls its hooks alike, but for :meth:`on_client_end` and
+    :meth:`on_evaluation_batch_end`, which see what that worker trains and evaluates. ``trainer.team.gather`` hands over
+    what the others have seen, and ``trainer.run_dir`` is None on all but the one that writes.
+
     Attributes:
         requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
     """
@@ -34,7 +38,7 @@ class Callback:
         """The cohort of ``trainer.server.round`` is drawn."""
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
-        """A client has trained; its local model is still in ``client.module``."""
+        """A client has trained, on this worker; its local model is still in ``client.module``."""
 
     def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
         """A batch of the ``val`` or ``test`` data has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
