@@ -2,12 +2,12 @@
 
 python experiments/speed/scaling.py workers [--pairs 7] [--counts 1 2 4] [--alpha 0.1] [--model FedCKACNN]
 python experiments/speed/scaling.py clients [--numbers 10 100 1000 10000] [--workers 2]
-python experiments/speed/scaling.py memory [--rounds 200] [--cohorts 10 1000]
+python experiments/speed/scaling.py memory [--rounds 200] [--cohorts 10 1000] [--method SCAFFOLD]
 
 ``workers``: in turn, a round by each number of workers and the pure compute of limit.py by as many, which shows what
 the machine gives at that moment; the gain over one worker of both, and their ratio. ``clients``: all N clients of 10
 examples train a logistic regression for one local step. ``memory``: resident memory of a worker after each round of an
-MLP with SCAFFOLD's client memories, its slope over the rounds, and its level for small and large cohorts.
+MLP, its slope over the rounds, and its level for small and large cohorts; SCAFFOLD's clients remember something.
 """
 
 from __future__ import annotations
@@ -99,14 +99,15 @@ def by_clients(args: argparse.Namespace) -> None:
 
 
 def by_rounds(args: argparse.Namespace) -> None:
-    print(f"MLP, SCAFFOLD, {args.workers} workers, 1000 clients, memories beyond {args.client_memory} GiB on disk")
+    print(f"MLP, {args.method}, {args.workers} workers, 1000 clients, memories beyond {args.client_memory} GiB on disk")
     print("MiB; the slope is in KiB a round, over the second half")
     print(f"{'cohort':>8}{'rounds':>8}{'first':>8}{'last':>8}{'slope':>12}")
+    methods = [SCAFFOLD()] if args.method == "SCAFFOLD" else []
     for cohort in args.cohorts:
         rounds = args.rounds if cohort <= 100 else max(10, args.rounds * 10 // cohort)
         model = ImageClassifier(MLP(9, [256, 256]), optimizer=partial(torch.optim.SGD, lr=0.01))
         given = {"devices": args.workers, "max_rounds": rounds, "client_memory": args.client_memory}
-        _, watch = train(1000, model, [SCAFFOLD()], cohort_size=cohort, eval_every_n_rounds=rounds, **given)
+        _, watch = train(1000, model, methods, cohort_size=cohort, eval_every_n_rounds=rounds, **given)
         half = np.array(watch.megabytes[len(watch.megabytes) // 2 :])
         slope = 1024 * np.polyfit(np.arange(len(half)), half, 1)[0]
         print(f"{cohort:8}{rounds:8}{watch.megabytes[0]:8.0f}{watch.megabytes[-1]:8.0f}{slope:12.2f}")
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 1000])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--method", choices=["FedAvg", "SCAFFOLD"], default="FedAvg")
     parser.add_argument("--client_memory", type=float, default=0.05)
     args = parser.parse_args()
     args.rounds = args.rounds or {"clients": 4, "memory": 200}.get(args.what, 1)
