@@ -326,7 +326,7 @@ def start(tmp_path, name, launcher=(), more=("--trainer.threads_per_worker=1",),
     run = ["cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml", "--trainer.max_rounds=3", *more]
     run += [f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **variables}
-    environment.pop("PL_GLOBAL_SEED")
+    environment.pop("PL_GLOBAL_SEED", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *launcher, *run], cwd=ROOT, env=environment, **pipes)
 
@@ -344,10 +344,12 @@ def end(*runs):
     return texts[0]
 
 
-def alone(tmp_path, **how):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
     """The global model of the same run by one worker."""
-    end(start(tmp_path, "alone", **how))
-    return saved(tmp_path, "alone")
+    folder = tmp_path_factory.mktemp("alone")
+    end(start(folder, "alone"))
+    return saved(folder, "alone")
 
 
 def saved(tmp_path, name):
@@ -361,25 +363,26 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_nodes_under_torchrun_give_the_bits_of_one_worker(tmp_path):
+def test_two_nodes_under_torchrun_give_the_bits_of_one_worker(tmp_path, alone):
     where = ["--nnodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     end(*[torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)]) for node in range(2)])
-    assert_same_bits(saved(tmp_path, "nodes"), alone(tmp_path))
+    assert_same_bits(saved(tmp_path, "nodes"), alone)
 
 
-def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path):
+def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
     job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "12345"}
     job["SLURM_JOB_NAME"] = "fit"
     job |= {"SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1", "MASTER_ADDR": "127.0.0.1"}
     job["MASTER_PORT"] = str(free_port())
     end(*[start(tmp_path, "slurm", SLURM_PROCID=str(task), SLURM_LOCALID=str(task), **job) for task in range(2)])
-    assert_same_bits(saved(tmp_path, "slurm"), alone(tmp_path))
+    assert_same_bits(saved(tmp_path, "slurm"), alone)
 
 
 def test_workers_of_several_threads_run_the_program_anew(tmp_path):
     more = ["--trainer.threads_per_worker=2"]
     end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
-    assert_same_bits(saved(tmp_path, "threads"), alone(tmp_path, more=more))
+    end(start(tmp_path, "one", more=more))
+    assert_same_bits(saved(tmp_path, "threads"), saved(tmp_path, "one"))
 
 
 KILLED = """
@@ -394,9 +397,9 @@ class KilledOnce(Callback):
 """
 
 
-def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path):
+def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone):
     (tmp_path / "killed.py").write_text(KILLED)
     more = ["--trainer.callbacks+=killed.KilledOnce"]
     text = end(torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more))
     assert "SIGKILL" in text or "exitcode: -9" in text
-    assert_same_bits(saved(tmp_path, "restarted"), alone(tmp_path))
+    assert_same_bits(saved(tmp_path, "restarted"), alone)
