@@ -12,19 +12,11 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
-from fl_lightning.memory import load
+from fl_lightning.memory import load, save
 from fl_lightning.state import State
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
-
-
-def save_checkpoint(found: dict[Any, Any], path: Path) -> None:
-    """Write tensors and plain values, with the folder where it is missing; a crash leaves no half of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(found, partial)
-    os.replace(partial, path)
 
 
 def save_run(trainer: FederatedTrainer, folder: Path) -> None:
@@ -36,12 +28,12 @@ def save_run(trainer: FederatedTrainer, folder: Path) -> None:
     memories, done = trainer.client.memories(), trainer.server.round + 1
     written = {k: f"{k}-{done}.pt" for k in sorted(memories.changed)}
     for k, name in written.items():
-        save_checkpoint(memories[k], folder / "clients" / name)
+        save(memories[k], folder / "clients" / name)
     memories.changed.clear()
     before = trainer.client_files
     trainer.client_files = before | {k: name for names in trainer.team.gather(written) for k, name in names.items()}
     if trainer.team.rank == 0:
-        save_checkpoint({**contents(trainer), "round": done, "clients": trainer.client_files}, folder / "last.ckpt")
+        save({**contents(trainer), "round": done, "clients": trainer.client_files}, folder / "last.ckpt")
         for k, name in before.items():
             if trainer.client_files[k] != name:
                 (folder / "clients" / name).unlink(missing_ok=True)

@@ -15,6 +15,8 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
+from fl_lightning.state import num_bytes
+
 Memory = dict[str, dict[str, Any]]
 
 
@@ -36,6 +38,7 @@ class Memories(Mapping[int, Memory]):
         self.limit, self.device = limit, torch.device(device)
         self._held: OrderedDict[int, Memory] = OrderedDict()
         self._sizes: dict[int, int] = {}
+        self._total = 0
         self._files: dict[int, Path] = {}
         self._folder: Path | None = None
         self.changed: set[int] = set()
@@ -70,9 +73,9 @@ class Memories(Mapping[int, Memory]):
     def _settle(self, k: int) -> None:
         self._held[k] = self._moved(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)
-        self._sizes[k] = num_bytes(self._held[k])
+        self._count(k, num_bytes(self._held[k]))
         self._forget_file(k)
-        while self._held and sum(self._sizes.values()) > self.limit:
+        while self._held and self._total > self.limit:
             self._spill(next(iter(self._held)))
 
     def pack(self, k: int) -> Tensor:
@@ -83,7 +86,7 @@ class Memories(Mapping[int, Memory]):
         torch.save((self[k], k in self.changed), buffer)
         self.changed.discard(k)
         self._held.pop(k, None)
-        self._sizes.pop(k, None)
+        self._count(k, 0)
         self._forget_file(k)
         return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
@@ -110,10 +113,15 @@ class Memories(Mapping[int, Memory]):
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fl_lightning-clients-"))
         path = self._folder / f"{k}.pt"
-        torch.save(self._held.pop(k), path.with_suffix(".partial"))
-        os.replace(path.with_suffix(".partial"), path)
+        save(self._held.pop(k), path)
         self._files[k] = path
-        del self._sizes[k]
+        self._count(k, 0)
+
+    def _count(self, k: int, size: int) -> None:
+        """Client ``k`` now holds ``size`` bytes in memory."""
+        # a total beside the sizes: adding them up anew would make a round quadratic in its clients
+        self._total += size - self._sizes.pop(k, 0)
+        self._sizes |= {k: size} if size else {}
 
     def _forget_file(self, k: int) -> None:
         path = self._files.pop(k, None)
@@ -121,14 +129,14 @@ class Memories(Mapping[int, Memory]):
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives the name of its file
 
 
+def save(found: dict[Any, Any], path: Path) -> None:
+    """Write tensors and plain values, with the folder where it is missing; a crash leaves no half of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(found, partial)
+    os.replace(partial, path)
+
+
 def load(path: Path) -> Memory:
     """A client's memory from its file; its tensors are read where they are used."""
     return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-
-
-def num_bytes(found: Any) -> int:
-    """Bytes of the tensors in nested dictionaries and lists."""
-    if isinstance(found, Tensor):
-        return found.numel() * found.element_size()
-    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, (list, tuple)) else ()
-    return sum(num_bytes(part) for part in parts)

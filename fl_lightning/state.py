@@ -216,6 +216,9 @@ def norm(state: Mapping[str, Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def num_bytes(state: Mapping[str, Tensor]) -> int:
-    """Bytes of the entries of a state."""
-    return sum(value.numel() * value.element_size() for value in state.values())
+def num_bytes(found: Any) -> int:
+    """Bytes of the tensors of a state, or of nested dictionaries and lists."""
+    if isinstance(found, Tensor):
+        return found.numel() * found.element_size()
+    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, (list, tuple)) else ()
+    return sum(num_bytes(part) for part in parts)

@@ -119,7 +119,7 @@ class FederatedTrainer:
         metrics: of the present round by tag.
         history: the metrics of all rounds.
         resumed: whether the run goes on from a checkpoint.
-        holders: worker that holds the memory of a client, of the clients that have trained.
+        holders: worker that holds the memory of a client, of the clients that remember something.
         client_files: file of a client's memory in the last checkpoint, of the clients that remember something.
 
     Raises:
@@ -367,7 +367,6 @@ class FederatedTrainer:
         for worker, clients in enumerate(placed if self.team.size > 1 else ()):
             self.metrics[f"placed/{worker}/clients"] = len(clients)
             self.metrics[f"placed/{worker}/steps"] = sum(map(self._steps, clients))
-        self.holders |= there
         self.worker.clock.lap("place")
         return sorted(placed[self.team.rank])
 
@@ -381,9 +380,12 @@ class FederatedTrainer:
 
     def _join(self, failures: Failures) -> None:
         """Tell the other workers what happened here, and take in what happened there."""
-        for theirs, metrics in self.team.gather((failures.found, self.metrics)):
+        # clients without memory have no holder: a run in which none remembers anything moves nothing
+        held = dict.fromkeys(self.client.memories().keys() & set(self.server.cohort), self.team.rank)
+        for theirs, metrics, holders in self.team.gather((failures.found, self.metrics, held)):
             failures.take(theirs)
             self.metrics = metrics | self.metrics
+            self.holders |= holders
         if not failures.found:
             return
         if self.on_client_error == "raise":

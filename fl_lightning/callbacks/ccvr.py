@@ -19,9 +19,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.checkpoint import save_checkpoint
 from fl_lightning.client import targets_of
 from fl_lightning.errors import require
+from fl_lightning.memory import save
 from fl_lightning.seeding import torch_rng
 from fl_lightning.state import State, Sums, Weighted, clone
 
@@ -118,7 +118,7 @@ class CCVR(Callback):
             for tag, value in trainer.evaluate("test", observed=False).items():
                 trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
         if trainer.run_dir is not None:
-            save_checkpoint({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
+            save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
         """The sums over all clients, dealt out over the workers."""
