@@ -115,10 +115,10 @@ class ForkedWorkers(_Launcher):
                 return function(*args, **kwargs)
             except PARTED:
                 raise
-            except Exception as error:
+            except Exception:
                 self._wait(2.0)  # a lost worker is seen by its connection before it is seen to be gone
                 self.check()
-                raise error
+                raise
             finally:
                 self._end()
 

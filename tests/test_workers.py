@@ -71,6 +71,11 @@ def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
     assert trainer.metrics["placed/3/clients"] == 0
 
 
+def test_only_clients_that_remember_something_have_a_holder(tmp_path):
+    assert compare(tmp_path, participation=0.6).holders == {}
+    assert set(compare(tmp_path, METHODS["SCAFFOLD"]).holders) == set(range(7))
+
+
 def test_memories_on_disk_follow_their_client(tmp_path):
     compare(tmp_path, METHODS["MOON"], cohort_size=3, max_rounds=4, client_memory=0.0)
 
