@@ -34,6 +34,7 @@ class Client(LightningModule):
         methods: what acts on the client.
         taps: tap name to submodule path of ``module``.
         memories: what clients keep between rounds; None keeps all of it in memory.
+        seed: base seed of the run, for what a method draws.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
@@ -54,10 +55,11 @@ class Client(LightningModule):
         methods: MethodList,
         taps: Mapping[str, str],
         memories: Memories | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.module = module
-        self.methods = methods
+        self.methods, self.seed = methods, seed
         self.logged = Logged()
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
@@ -139,25 +141,37 @@ class Client(LightningModule):
         """Names of the trained parameters of the submodule that ``tap`` is bound to."""
         return [name for name in self.trainable if name.startswith(f"{self.tap_paths[tap]}.")]
 
-    def freeze(  # type: ignore[override]
-        self, name: str, state: State, taps: Collection[str] | None = None
-    ) -> None:
-        """Keep a frozen copy of the module, in eval mode, with ``state``, to be observed at ``taps`` in this visit.
+    def log(self, name: str, value: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> None:
+        """Log a value of this visit as ``train/<name>``, the weighted mean over the visit and over the clients.
 
-        Without ``taps`` it is observed at every tap there is. Methods that use one name mean one model.
+        Args:
+            name: the tag.
+            value: a number or a scalar tensor.
+            *args: as in Lightning.
+            weight: its weight; None is the number of examples of the present batch.
+            **kwargs: as in Lightning; ``batch_size`` is a weight as well.
+        """
+        given = kwargs.get("batch_size")
+        self.logged.add(name, value, given if weight is None else weight)
+
+    def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
+        """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
+
+        It runs in eval mode, as far as the last of ``taps``, the names to be observed; None is every tap. Methods that
+        use one name share one model.
         """
         if name not in self.references:
-            self.references.add(name, self.twin())
+            self.references.add(name, self.frozen_copy())
         self.references.load(name, state, taps)
 
     def observe(self, name: str) -> dict[str, Tensor]:
-        """The taps of the frozen model ``name`` on the current batch, run only as far as the last one asked for.
+        """The taps of the reference model ``name`` on the current batch, run only as far as the last one asked for.
 
         It is run once per batch, however many methods observe it.
         """
         return self.references.observe(name)
 
-    def twin(self) -> LightningModule:
+    def frozen_copy(self) -> LightningModule:
         """A copy of the module, without hooks, logging and Fabric."""
         self._taps.remove()
         try:

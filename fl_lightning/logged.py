@@ -17,13 +17,13 @@ class _Mean:
     """A running mean by examples which also counts how long it stayed finite, without waiting for the device."""
 
     def __init__(self) -> None:
-        self.weight = 0
+        self.weight = 0.0
         self.count = 0
         self._total = 0.0
         self._finite = 0
-        self._pending: list[tuple[Tensor, int]] = []
+        self._pending: list[tuple[Tensor, float]] = []
 
-    def add(self, value: Tensor, weight: int) -> None:
+    def add(self, value: Tensor, weight: float) -> None:
         # a step costs a place in a list: the values are read together, at the end of the visit
         self._pending.append((value, weight))
         self.weight += weight
@@ -61,8 +61,8 @@ class Logged:
     def __init__(self) -> None:
         self.batch_size = 1
         self._means: dict[str, _Mean] = {}
-        self._marks: dict[str, tuple[float, int]] = {}
-        self._metrics: dict[str, tuple[Metric, int]] = {}
+        self._marks: dict[str, tuple[float, float]] = {}
+        self._metrics: dict[str, tuple[Metric, float]] = {}
         self._terms: dict[str, None] = {}
         self._named_by_module: set[str] = set()
 
@@ -70,9 +70,9 @@ class Logged:
         self._means, self._marks, self._metrics = {}, {}, {}
         self._terms, self._named_by_module = {}, set()
 
-    def add(self, name: str, value: Any, batch_size: int | None = None) -> None:
+    def add(self, name: str, value: Any, weight: float | None = None) -> None:
         """What the module logged itself; it takes precedence over a term of the same name."""
-        weight = batch_size or self.batch_size
+        weight = self.batch_size if weight is None else weight
         if isinstance(value, Metric):
             _, seen = self._metrics.get(name, (value, 0))
             self._metrics[name] = (value, seen + weight)
@@ -86,7 +86,7 @@ class Logged:
         if name not in self._named_by_module:
             self._mean(name, value, self.batch_size)
 
-    def _mean(self, name: str, value: Any, weight: int) -> None:
+    def _mean(self, name: str, value: Any, weight: float) -> None:
         scalar = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         self._means.setdefault(name, _Mean()).add(scalar.reshape(()), weight)
 
@@ -103,7 +103,7 @@ class Logged:
     def current(self, name: str | None) -> float:
         """The mean of what was logged as ``name`` since the last mark, for a scheduler that watches it."""
         require(name in self._means, "monitor", name, f"it is not logged; choose one of {sorted(self._means)}")
-        mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0))
+        mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0.0))
         return (mean.total - total) / max(mean.weight - weight, 1)
 
     def take(self) -> dict[str, Weighted]:

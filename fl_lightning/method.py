@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -16,6 +16,8 @@ from fl_lightning.state import State, Weighted, under
 if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.server import Server
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -33,28 +35,67 @@ class Step:
     taps: dict[str, Tensor]
 
 
+class ServerValue(Generic[Value]):
+    """A value that a method keeps on the server, declared as an attribute of its class.
+
+    ::
+
+        class SCAFFOLD(Method):
+            global_variate = ServerValue(Server.zeros)
+
+    It is set to ``initial(server)`` when ``fit`` starts, and a checkpoint holds it: tensors, plain values and
+    dictionaries of them.
+
+    Args:
+        initial: gives the value before the first round.
+    """
+
+    def __init__(self, initial: Callable[[Server], Value]) -> None:
+        self.initial, self.name = initial, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, method: None, owner: type) -> ServerValue[Value]: ...
+    @overload
+    def __get__(self, method: Method, owner: type) -> Value: ...
+    def __get__(self, method: Method | None, owner: type) -> ServerValue[Value] | Value:
+        if method is None:
+            return self
+        if self.name not in vars(method):
+            raise AttributeError(f"{owner.__name__}.{self.name} has no value before fit")
+        return vars(method)[self.name]
+
+    def __set__(self, method: Method, value: Value) -> None:
+        vars(method)[self.name] = value
+
+
 class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
     Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
-    ``client.memory(self)``, what it keeps on the server in its own attributes and :meth:`state_dict`.
+    ``client.memory(self)``, what it keeps on the server in attributes that are declared as :class:`ServerValue`.
 
     Attributes:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it means nothing where no weights travel, checked before round 0.
-        keeps: names of its attributes that are server-side state: tensors, plain values and dictionaries of them.
     """
 
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
-    keeps: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The name under which it logs and keeps: the class name in lower case."""
         return type(self).__name__.lower()
+
+    @property
+    def proximal(self) -> float:
+        r"""Coefficient :math:`\mu` of the proximal term :math:`\mu / 2 \lVert y - w^t \rVert^2` it adds, 0 for none."""
+        return 0.0
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
@@ -79,6 +120,9 @@ class Method:
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """Gradients are final and unscaled: correct them in place."""
+
+    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        """After each local step: the parameters have moved."""
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         """After the last local step; reads ``client.change`` and returns what it sends beside the weights."""
@@ -110,13 +154,22 @@ class Method:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Server-side state: what :attr:`keeps` names."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.keeps}
+        """Server-side state: a copy of every :class:`ServerValue`."""
+        return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave."""
-        for name in self.keeps:
-            setattr(self, name, copy.deepcopy(state[name]))
+        for value in self._server_values():
+            setattr(self, value.name, copy.deepcopy(state[value.name]))
+
+    def reset(self, server: Server) -> None:
+        """Set every :class:`ServerValue` to its initial value, before :meth:`on_fit_start`."""
+        for value in self._server_values():
+            setattr(self, value.name, value.initial(server))
+
+    def _server_values(self) -> list[ServerValue]:
+        declared = {name: value for kind in reversed(type(self).__mro__) for name, value in vars(kind).items()}
+        return [value for value in declared.values() if isinstance(value, ServerValue)]
 
 
 def require_sgd(who: str, optimizer: Optimizer, mend: str, momentum: bool = True) -> None:
@@ -170,6 +223,11 @@ class MethodList:
                 f"{' and '.join(silent) or 'this list'} sends none; take one of them out"
             )
 
+    @property
+    def proximal(self) -> float:
+        """The sum of the methods' proximal coefficients."""
+        return sum(method.proximal for method in self.methods)
+
     def exchanges(self, key: str) -> bool:
         return all(method.exchanges(key) for method in self.methods)
 
@@ -190,6 +248,10 @@ class MethodList:
         for method in self.methods:
             method.on_before_optimizer_step(client, optimizer)
 
+    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        for method in self.methods:
+            method.on_after_optimizer_step(client, optimizer)
+
     def on_client_end(self, client: Client) -> dict[str, Weighted]:
         payload = {method.name: method.on_client_end(client) or {} for method in self.methods}
         return {f"{name}/{key}": value for name, sent in payload.items() for key, value in sent.items()}
@@ -207,6 +269,7 @@ class MethodList:
 
     def on_fit_start(self, server: Server) -> None:
         for method in self.methods:
+            method.reset(server)
             method.on_fit_start(server)
 
     def on_round_start(self, server: Server) -> None:

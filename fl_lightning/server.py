@@ -29,6 +29,7 @@ class Server:
         num_examples: training examples of all N clients together.
         scope: what the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as some reference
             codes do; running variances may then become negative.
+        seed: base seed of the run, for what a method draws.
 
     Attributes:
         state: the global state w^t as it is sent.
@@ -45,9 +46,10 @@ class Server:
         num_clients: int = 1,
         num_examples: int = 0,
         scope: Scope = "parameters",
+        seed: int = 0,
     ) -> None:
         self.state = clone(state)
-        self.num_clients, self.num_examples = num_clients, num_examples
+        self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.round = 0
         self.cohort: list[int] = []
         trained = set(trainable)

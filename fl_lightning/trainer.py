@@ -563,12 +563,14 @@ class FederatedTrainer:
         model.fabric = self.fabric
         if self.compile:
             replace_forward(model, self.compile, self.warn)
-        self.client = Client(model, self.methods, paths, Memories(self.client_memory * 2**30, self.fabric.device))
+        self.client = Client(
+            model, self.methods, paths, Memories(self.client_memory * 2**30, self.fabric.device), self.seed
+        )
         self.client.info = self.data.info(0)
         self.methods.setup(self.client, configure_optimizer(self.client)[0])
         number = self.data.num_clients
         examples = sum(self.data.info(k).num_examples for k in range(number))
-        how = (self.server_optimizer, number, examples, self.server_optimizer_scope)
+        how = (self.server_optimizer, number, examples, self.server_optimizer_scope, self.seed)
         self.server = Server(self.client.live, self.client.trainable, *how)
         options = {name: getattr(self, name) for name in ("weighting", "buffers", "gradient_clip_val", "limit_batches")}
         options |= {"local_epochs": self.local_epochs, "local_steps": self.local_steps}

@@ -242,6 +242,7 @@ class Worker:
         self.clock.lap("correct")
         client.lr = optimizer.param_groups[0]["lr"]
         self.fabric.strategy.optimizer_step(optimizer)
+        client.methods.on_after_optimizer_step(client, optimizer)
         client.num_steps += 1
         module.on_train_batch_end({"loss": loss.detach()}, batch, index)
         self.clock.lap("step")

@@ -626,6 +626,7 @@ def test_the_references_are_the_received_model_and_the_clients_own_last(run, kin
 
 def test_fedproto_keeps_the_prototypes_of_classes_that_nobody_held_this_round():
     method = FedProto()
+    method.reset(None)
     for held, value in ((0, 2.0), (1, 5.0)):
         counts = torch.zeros(3, 1)
         counts[held] = 1

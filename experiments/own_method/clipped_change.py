@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_lightning import Client, Method, Server, Weighted
+from fl_lightning import Client, Method, Server, ServerValue, Weighted
 from fl_lightning.errors import require
 from fl_lightning.state import State
 
@@ -19,22 +19,18 @@ class ClippedChange(Method):
     """
 
     needs_exchange = True  # Local beside it is refused
-    keeps = ("mean_norm",)  # what a checkpoint holds of it
+    mean_norm = ServerValue(lambda server: float("inf"))  # a checkpoint holds it
 
     def __init__(self, factor: float = 1.0) -> None:
         require(factor > 0, "ClippedChange.factor", factor, "give a number above 0")
         self.factor = factor
-        self.mean_norm = float("inf")
-
-    def on_fit_start(self, server: Server) -> None:
-        self.mean_norm = float("inf")
 
     def on_client_end(self, client: Client) -> dict[str, Weighted]:
         return {"norm": Weighted.of(client.drift)}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
         scale = min(1.0, self.factor * self.mean_norm / client.drift) if client.drift else 1.0
-        client.logged.add(self.name, scale, client.info.num_examples)
+        client.log(self.name, scale, weight=client.info.num_examples)
         return {name: scale * value for name, value in delta.items()}
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:

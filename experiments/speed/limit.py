@@ -37,7 +37,7 @@ class Limit(Callback):
         self.ours: list[float] = []
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        self.module = trainer.client.twin().requires_grad_()
+        self.module = trainer.client.frozen_copy().requires_grad_()
         ready, team = trainer.worker.to_device, trainer.team
         # all workers have equal shares, whatever the clients have
         clients = range(trainer.data.num_clients)

@@ -126,7 +126,7 @@ class CCVR(Callback):
         head: nn.Linear = client.module.get_submodule(client.tap_paths["logits"])  # type: ignore[assignment]
         statistics = ClassStatistics(head.out_features)
         client.references.start()
-        client.freeze("ccvr", state, ("representation",))
+        client.load_reference("ccvr", state, ("representation",))
         for k in range(team.rank, trainer.data.num_clients, team.size):
             for batch in trainer.worker.loader(k, trainer.max_rounds):
                 targets = targets_of(batch)

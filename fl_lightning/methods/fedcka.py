@@ -70,8 +70,8 @@ class FedCKA(Method):
     def on_client_start(self, client: Client) -> None:
         previous = client.memory(self).get("previous")
         if previous is not None:
-            client.freeze("global", client.received, self.requires)
-            client.freeze("previous", previous, self.requires)
+            client.load_reference("global", client.received, self.requires)
+            client.load_reference("previous", previous, self.requires)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         if "previous" not in client.memory(self):

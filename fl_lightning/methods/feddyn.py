@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.errors import require
-from fl_lightning.method import Method
+from fl_lightning.method import Method, ServerValue
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted, clone, select
 
@@ -37,19 +37,17 @@ class FedDyn(Method):
     """
 
     needs_exchange = True
-    keeps = ("mean_g", "shown", "initial")
+    mean_g = ServerValue(Server.zeros)
+    shown: ServerValue[State] = ServerValue(lambda server: {})
+    initial = ServerValue(lambda server: clone(server.state))
 
     def __init__(
         self, alpha: float = 0.01, scaled: bool = True, reported: Literal["selected", "cloud", "all"] = "selected"
     ) -> None:
         require(alpha > 0, "FedDyn.alpha", alpha, "give a number above 0")
         self.alpha, self.scaled, self.reported = alpha, scaled, reported
-        self.mean_g: State = {}
-        self.shown: State = {}
-        self.initial: State = {}
 
     def on_fit_start(self, server: Server) -> None:
-        self.mean_g, self.shown, self.initial = server.zeros(), {}, clone(server.state)
         self._mean_examples = server.num_examples / server.num_clients
 
     def on_client_start(self, client: Client) -> None:

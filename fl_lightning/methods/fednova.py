@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.method import Method, require_sgd
-from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
 
@@ -33,7 +32,7 @@ class FedNova(Method):
     mu = 0.0
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
-        self.mu = sum(method.mu for method in client.methods.methods if isinstance(method, FedProx))
+        self.mu = client.methods.proximal
         require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; take that")
 
     def on_client_start(self, client: Client) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.functional import class_sums, prototype_distance
-from fl_lightning.method import Method, Step
+from fl_lightning.method import Method, ServerValue, Step
 from fl_lightning.server import Server
 from fl_lightning.state import Weighted
 
@@ -33,19 +33,15 @@ class FedProto(Method):
 
     requires = ("representation",)
     needs_label_counts = True
-    keeps = ("prototypes", "known")
+    prototypes: ServerValue[Tensor | None] = ServerValue(lambda server: None)
+    known: ServerValue[Tensor | None] = ServerValue(lambda server: None)
 
     def __init__(self, lambda_: float = 1.0, aggregate_weights: bool = False) -> None:
         require(lambda_ >= 0, "FedProto.lambda_", lambda_, "give 0 or more")
         self.lambda_, self.aggregate_weights = lambda_, aggregate_weights
-        self.prototypes: Tensor | None = None
-        self.known: Tensor | None = None
 
     def exchanges(self, key: str) -> bool:
         return self.aggregate_weights
-
-    def on_fit_start(self, server: Server) -> None:
-        self.prototypes = self.known = None
 
     def on_client_start(self, client: Client) -> None:
         self._sums: tuple[Tensor, Tensor] | None = None

@@ -27,10 +27,14 @@ class FedProx(Method):
         require(mu >= 0, "FedProx.mu", mu, "give 0 or more")
         self.mu = mu
 
+    @property
+    def proximal(self) -> float:
+        return self.mu
+
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         client.add_to_gradients(client.drift_so_far(client.trainable), self.mu)
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         squares = sum(float(change.square().sum()) for change in client.change.values())
-        client.logged.add(self.name, 0.5 * self.mu * squares, client.info.num_examples)
+        client.log(self.name, 0.5 * self.mu * squares, weight=client.info.num_examples)
         return None

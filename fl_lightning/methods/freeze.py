@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.method import Method
-from fl_lightning.seeding import base_seed, torch_rng
+from fl_lightning.seeding import torch_rng
 from fl_lightning.server import Server
 from fl_lightning.state import State
 
@@ -39,7 +39,7 @@ class Freeze(Method):
         matrices = [name for name in self.head if server.state[name].ndim == 2] if self.orthogonal else []
         for name in matrices:
             drawn = torch.empty(server.state[name].shape)
-            server.assign({name: nn.init.orthogonal_(drawn, generator=torch_rng(base_seed(), "head"))})
+            server.assign({name: nn.init.orthogonal_(drawn, generator=torch_rng(server.seed, "head"))})
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         for name in self.head if self.mode == "frozen" else ():

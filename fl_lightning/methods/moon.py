@@ -13,7 +13,7 @@ from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.functional import model_contrastive_loss
 from fl_lightning.method import Method, Step
-from fl_lightning.seeding import ambient, base_seed
+from fl_lightning.seeding import ambient
 from fl_lightning.state import State, Weighted, clone, tensors
 
 
@@ -51,9 +51,9 @@ class MOON(Method):
         # the newest is called as in FedCKA, with which it is shared
         self._names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
         for name, state in zip(self._names, reversed(pool), strict=True):
-            client.freeze(name, state, self.requires)
+            client.load_reference(name, state, self.requires)
         if pool:
-            client.freeze("global", client.received, self.requires)
+            client.load_reference("global", client.received, self.requires)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         if not self._names:
@@ -75,8 +75,8 @@ class MOON(Method):
 
 def random_state(client: Client) -> State:
     """Initial weights drawn for this client alone, by the layers' own ``reset_parameters``."""
-    module = client.twin()
-    with ambient(base_seed(), "moon", client.info.id):
+    module = client.frozen_copy()
+    with ambient(client.seed, "moon", client.info.id):
         for part in module.modules():
             getattr(part, "reset_parameters", lambda: None)()
     return clone(tensors(module))

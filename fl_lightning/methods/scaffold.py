@@ -13,9 +13,9 @@ import torch
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
-from fl_lightning.method import Method, require_sgd
+from fl_lightning.method import Method, ServerValue, require_sgd
 from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, clone
+from fl_lightning.state import Weighted, clone
 
 
 class SCAFFOLD(Method):
@@ -38,7 +38,7 @@ class SCAFFOLD(Method):
     """
 
     needs_exchange = True
-    keeps = ("global_variate",)
+    global_variate = ServerValue(Server.zeros)
 
     def __init__(
         self,
@@ -47,15 +47,11 @@ class SCAFFOLD(Method):
         weighting: Literal["uniform", "examples"] = "uniform",
     ) -> None:
         self.variate, self.correction, self.weighting = variate, correction, weighting
-        self.global_variate: State = {}
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         if self.variate == "displacement":
             mend = "its variates hold for SGD without momentum, at one rate; take that, or SCAFFOLD.variate=gradients"
             require_sgd("SCAFFOLD", optimizer, mend, momentum=self.correction == "post_step")
-
-    def on_fit_start(self, server: Server) -> None:
-        self.global_variate = server.zeros()
 
     def on_client_start(self, client: Client) -> None:
         self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
@@ -70,9 +66,10 @@ class SCAFFOLD(Method):
             client.add_gradients_to(self._gradients)
         if self.correction == "gradient":
             client.add_to_gradients(self._gap)
-        elif client.num_steps == 0:
-            groups = optimizer.param_groups
-            optimizer.register_step_post_hook(lambda *_: client.add_to_parameters(self._gap, -groups[0]["lr"]))
+
+    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        if self.correction == "post_step":
+            client.add_to_parameters(self._gap, -optimizer.param_groups[0]["lr"])
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         if client.num_steps == 0:
