@@ -1,4 +1,4 @@
-"""The errors a user may see: one line that names the key, the value and the mend."""
+"""The errors a user may see: one line that names the key, the value and the hint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ClientError(RuntimeError):
     """A failure inside a run. Names the client, the round and, where known, the loss term."""
 
 
-def require(condition: bool, key: str, value: object, mend: str) -> None:
-    """Raise ``UsageError("key=value: mend")`` unless ``condition`` holds."""
+def require(condition: bool, key: str, value: object, hint: str) -> None:
+    """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:
-        raise UsageError(f"{key}={value!r}: {mend}")
+        raise UsageError(f"{key}={value!r}: {hint}")

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import UsageError, require
-from fl_lightning.state import State, Weighted, under
+from fl_lightning.state import State, Weighted
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.server import Server
 
 Value = TypeVar("Value")
+Payload = dict[str, Weighted]
 
 
 @dataclass
@@ -172,23 +173,23 @@ class Method:
         return [value for value in declared.values() if isinstance(value, ServerValue)]
 
 
-def require_sgd(who: str, optimizer: Optimizer, mend: str, momentum: bool = True) -> None:
+def require_sgd(who: str, optimizer: Optimizer, hint: str, momentum: bool = True) -> None:
     """Refuse a client optimizer in which a step is not a sum of gradients times the learning rate.
 
     Args:
         who: the method that asks.
         optimizer: the client's.
-        mend: what to do instead.
+        hint: what to do instead.
         momentum: whether (plain) momentum may be there.
 
     Raises:
         UsageError: not SGD, Nesterov momentum or dampening, momentum where it may not be, or parameter groups that
             differ.
     """
-    require(isinstance(optimizer, SGD), f"{who} with the optimizer", type(optimizer).__name__, mend)
+    require(isinstance(optimizer, SGD), f"{who} with the optimizer", type(optimizer).__name__, hint)
     for key in ("nesterov", "dampening", *(() if momentum else ("momentum",))):
         largest = max(group[key] for group in optimizer.param_groups)
-        require(not largest, f"{who} with the client optimizer's {key}", largest, mend)
+        require(not largest, f"{who} with the client optimizer's {key}", largest, hint)
     for key in ("lr", "momentum"):
         values = sorted({group[key] for group in optimizer.param_groups})
         require(len(values) == 1, f"{who} with the client optimizer's {key}", values, "give all parameters the same")
@@ -203,10 +204,9 @@ class MethodList:
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
-        names = [method.name for method in self.methods]
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"method={names}: {name} stands twice in the list; keep one of them")
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise UsageError(f"method={self.names}: {name} stands twice in the list; keep one of them")
 
     def wanted_taps(self) -> dict[str, str]:
         return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
@@ -241,8 +241,8 @@ class MethodList:
         return logits
 
     def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
-        found = {method.name: method.penalty(client, step) for method in self.methods}
-        return {name: value for name, value in found.items() if value is not None}
+        terms = {method.name: method.penalty(client, step) for method in self.methods}
+        return {name: term for name, term in terms.items() if term is not None}
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         for method in self.methods:
@@ -252,9 +252,8 @@ class MethodList:
         for method in self.methods:
             method.on_after_optimizer_step(client, optimizer)
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted]:
-        payload = {method.name: method.on_client_end(client) or {} for method in self.methods}
-        return {f"{name}/{key}": value for name, sent in payload.items() for key, value in sent.items()}
+    def on_client_end(self, client: Client) -> dict[str, Payload]:
+        return {method.name: method.on_client_end(client) or {} for method in self.methods}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
         for method in self.methods:
@@ -262,10 +261,11 @@ class MethodList:
         return delta
 
     def client_weight(self, client: Client) -> float | None:
-        said = {m.name: w for m in self.methods if (w := m.client_weight(client)) is not None}
-        if len(set(said.values())) > 1:
-            raise UsageError(f"method={list(said)}: they ask for different client weights {said}; keep one of them")
-        return next(iter(said.values()), None)
+        weights = {m.name: w for m in self.methods if (w := m.client_weight(client)) is not None}
+        if len(set(weights.values())) > 1:
+            names = list(weights)
+            raise UsageError(f"method={names}: they ask for different client weights {weights}; keep one of them")
+        return next(iter(weights.values()), None)
 
     def on_fit_start(self, server: Server) -> None:
         for method in self.methods:
@@ -276,17 +276,31 @@ class MethodList:
         for method in self.methods:
             method.on_round_start(server)
 
-    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         for method in self.methods:
-            delta = method.transform_update(server, delta, under(method.name, payload))
+            delta = method.transform_update(server, delta, payload.get(method.name, {}))
         return delta
 
-    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
+    def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
         for method in self.methods:
-            method.on_round_end(server, under(method.name, payload))
+            method.on_round_end(server, payload.get(method.name, {}))
 
     def evaluated_state(self, server: Server) -> State:
         state = server.state
         for method in self.methods:
             state = method.evaluated_state(server, state)
         return state
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """The server-side state of each method."""
+        return {method.name: method.state_dict() for method in self.methods}
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+        for method in self.methods:
+            method.load_state_dict(state[method.name])
+
+    @property
+    def names(self) -> list[str]:
+        """The methods' names, in list order."""
+        return [method.name for method in self.methods]

@@ -62,6 +62,10 @@ class Server:
         """Zeros in the shape of :attr:`parameters`, in float64, for what a method keeps on the server."""
         return {name: torch.zeros_like(value.data) for name, value in self.parameters.items()}
 
+    def begin_round(self, round_: int, cohort: list[int]) -> None:
+        """The round that begins, and its clients."""
+        self.round, self.cohort = round_, cohort
+
     def assign(self, state: State) -> None:
         """Overwrite entries of the global state."""
         for name, value in state.items():

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.exact import MANY, ExactSum
-from fl_lightning.state import Sums, Weighted
+from fl_lightning.sums import Sums, Weighted
+from fl_lightning.sums.exact import MANY, ExactSum
 
 
 def mixed(number, size, lowest=-40, highest=12):

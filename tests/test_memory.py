@@ -3,8 +3,8 @@
 import pytest
 import torch
 from conftest import assert_same_bits
-
 from fl_lightning.memory import Memories
+
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, Local
 
 

@@ -2,8 +2,9 @@
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.ccvr import CCVR
+from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
 from fl_lightning.callbacks.spectrum import SpectrumMonitor
 
-__all__ = ["CCVR", "Callback", "ProgressBar", "RunRecord", "SpectrumMonitor"]
+__all__ = ["CCVR", "Callback", "EarlyStopping", "ProgressBar", "RunRecord", "SpectrumMonitor"]

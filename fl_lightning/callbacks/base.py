@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 class Callback:
     """The hooks of an observer; each does nothing until it is overridden.
 
-    With several workers every one has its own copy, and calls its hooks alike, but for :meth:`on_client_end` and
-    :meth:`on_evaluation_batch_end`, which see what that worker trains and evaluates. ``trainer.team.gather`` hands over
-    what the others have seen, and ``trainer.run_dir`` is None on all but the one that writes.
+    With several workers each has its own copy, and calls the same hooks. :meth:`on_client_end` and
+    :meth:`on_evaluation_batch_end` see only what this worker trains and evaluates; ``trainer.gather`` and
+    ``trainer.all_reduce`` bring together what all have seen. ``trainer.run_dir`` is None on all workers but the one
+    that writes. What a callback may use of the trainer is in :class:`~fl_lightning.callbacks.access.RunAccess`.
 
     Attributes:
         requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
@@ -38,13 +39,30 @@ class Callback:
         """The cohort of ``trainer.server.round`` is drawn."""
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
-        """A client has trained, on this worker; its local model is still in ``client.module``."""
+        """A client has trained, on this worker; its local model is still in ``client.module``.
 
-    def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
-        """A batch of the ``val`` or ``test`` data has been evaluated; ``taps`` hold its activations, ``(B, ...)``."""
+        Here a worker is on its own: ``trainer.gather`` and ``trainer.all_reduce`` leave out the others.
+        """
 
-    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str) -> None:
-        """A model has been evaluated on ``phase``: the global one, or each client's own where entries do not travel."""
+    def on_evaluation_batch_end(
+        self, trainer: FederatedTrainer, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+    ) -> None:
+        """A batch of the ``val`` or ``test`` data has been evaluated, on this worker.
+
+        Args:
+            trainer: the trainer.
+            phase: ``val`` or ``test``.
+            batch: as the module's step got it.
+            targets: its labels ``(B,)``, None where it has none.
+            taps: the activations named in :attr:`requires`, ``(B, ...)`` each.
+        """
+
+    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
+        """A model has been evaluated on ``phase``.
+
+        It is the global one, or, where entries of the state do not travel, that of ``client``, with which this worker
+        is on its own.
+        """
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         """The server has stepped and the global model is evaluated where that is due; ``trainer.log`` still counts."""
@@ -61,3 +79,25 @@ class Callback:
 
     def teardown(self, trainer: FederatedTrainer) -> None:
         """The run is over, or has failed."""
+
+
+def states(callbacks: list[Any]) -> dict[str, dict[str, Any]]:
+    """The state of each callback of this package's kind, by its name in a checkpoint."""
+    return {name: callback.state_dict() for name, callback in named(callbacks).items()}
+
+
+def load_states(callbacks: list[Any], state: dict[str, dict[str, Any]]) -> None:
+    """Take back what :func:`states` gave; a callback that was not there gets an empty state."""
+    for name, callback in named(callbacks).items():
+        callback.load_state_dict(state.get(name, {}))
+
+
+def named(callbacks: list[Any]) -> dict[str, Callback]:
+    """Our callbacks by class name, numbered from the second of a class on."""
+    by_name: dict[str, Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        number = sum(name.split(".")[0] == kind for name in by_name)
+        if isinstance(callback, Callback):
+            by_name[f"{kind}.{number}" if number else kind] = callback
+    return by_name

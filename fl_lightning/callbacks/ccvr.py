@@ -10,6 +10,7 @@ With client k's count :math:`n_{kc}`, mean :math:`\mu_{kc}` and unbiased covaria
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,11 +20,11 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client import targets_of
 from fl_lightning.errors import require
-from fl_lightning.memory import save
+from fl_lightning.records.files import save
 from fl_lightning.seeding import torch_rng
-from fl_lightning.state import State, Sums, Weighted, clone
+from fl_lightning.state import State, clone
+from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -46,13 +47,13 @@ class ClassStatistics:
         rows, labels = z.detach().double().cpu(), targets.cpu()
         for c in labels.unique().tolist():
             members = rows[labels == c]
-            found = {"rows": members.sum(0), "products": members.T @ members}
-            self.sums[c].add({name: Weighted.summed(total, len(members)) for name, total in found.items()})
+            totals = {"rows": members.sum(0), "products": members.T @ members}
+            self.sums[c].add({name: Weighted.summed(total, len(members)) for name, total in totals.items()})
 
     @property
     def counts(self) -> list[int]:
         """n_c, C of them."""
-        return [int(sums.totals["rows"].weight) if sums.layout else 0 for sums in self.sums]
+        return [int(sums.totals["rows"].weight) if sums.totals else 0 for sums in self.sums]
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:
         """Mean ``(d,)`` and unbiased covariance ``(d, d)`` of class ``c``, which has 2 examples or more."""
@@ -104,39 +105,31 @@ class CCVR(Callback):
         path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(path), nn.Linear)
         require(linear, "CCVR with the tap logits", path, "bind it to the last linear layer")
-        mend = "the state does not travel as a whole, so there is no global model; take CCVR out"
-        require(not trainer.worker.kept, "CCVR with entries that stay with the clients", len(trainer.worker.kept), mend)
+        kept = trainer.client.kept
+        hint = "the state does not travel as a whole, so there is no global model; take CCVR out"
+        require(not kept, "CCVR with entries that stay with the clients", len(kept), hint)
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.server.round + 1 < trainer.max_rounds:
+        if not trainer.is_last_round:
             return
+        began = time.perf_counter()
         state = clone(trainer.methods.evaluated_state(trainer.server))
-        with trainer.timed("ccvr"):
-            statistics = self._collect(trainer, state)
-            state |= self._calibrated(trainer, state, statistics)
-            trainer.client.load(state)
-            for tag, value in trainer.evaluate("test", observed=False).items():
-                trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
+        state |= self._calibrated(trainer, state, self._collect(trainer, state))
+        for tag, value in trainer.evaluate("test", state).items():
+            trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
+        trainer.log("time/ccvr", time.perf_counter() - began)
         if trainer.run_dir is not None:
             save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
         """The sums over all clients, dealt out over the workers."""
-        client, team = trainer.client, trainer.team
-        head: nn.Linear = client.module.get_submodule(client.tap_paths["logits"])  # type: ignore[assignment]
+        head: nn.Linear = trainer.client.module.get_submodule(trainer.client.tap_paths["logits"])  # type: ignore[assignment]
         statistics = ClassStatistics(head.out_features)
-        client.references.start()
-        client.load_reference("ccvr", state, ("representation",))
-        for k in range(team.rank, trainer.data.num_clients, team.size):
-            for batch in trainer.worker.loader(k, trainer.max_rounds):
-                targets = targets_of(batch)
-                require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
-                client.references.begin_batch(trainer.worker.to_device(batch), 0, None)
-                with trainer.fabric.autocast():
-                    statistics.add(client.observe("ccvr")["representation"].flatten(1), targets)  # type: ignore[arg-type]
-        client.references.end_batch()
+        for _, _, targets, taps in trainer.representations(state, ("representation",), "train"):
+            require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
+            statistics.add(taps["representation"].flatten(1), targets)  # type: ignore[arg-type]
         for sums in statistics.sums:
-            team.add_up(sums)
+            trainer.all_reduce(sums)
         return statistics
 
     def _calibrated(self, trainer: FederatedTrainer, state: State, statistics: ClassStatistics) -> State:

@@ -18,7 +18,7 @@ class ProgressBar(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         # disable=None asks tqdm to be quiet when it does not write to a terminal
-        quiet = None if trainer.fabric.is_global_zero else True
+        quiet = None if trainer.global_rank == 0 else True
         self._bar: Any = tqdm(total=trainer.max_rounds, desc="rounds", unit="round", disable=quiet)
         self._shown: dict[str, str] = {}
 

@@ -44,16 +44,16 @@ class RunRecord(Callback):
         trainer.data.plan.save(trainer.run_dir / "plan.npz")
         plan = trainer.data.plan
         rank_zero_info(plan.report())
-        found = {
+        record = {
             **environment(),
-            "workers": trainer.team.size,
+            "workers": trainer.world_size,
             "device": str(trainer.fabric.device),
             "seed": trainer.seed,
             "plan_hash": plan.hash,
             "partition": plan.report(),
         }
-        (trainer.run_dir / "environment.json").write_text(json.dumps(found, indent=2) + "\n")
-        for writer in trainer.summary_writers:
+        (trainer.run_dir / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
+        for writer in trainer.run.folder.summary_writers:
             writer.add_custom_scalars(LAYOUT)
 
 

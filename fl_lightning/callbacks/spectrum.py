@@ -6,8 +6,7 @@ the trailing singular values fall towards 0, and the representation collapses in
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import effective_rank, eigenvalues, singular_values, stable_rank
-from fl_lightning.state import Sums, Weighted
+from fl_lightning.records.files import write_atomically
+from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,8 +38,8 @@ class Covariance:
 
     def add(self, z: Tensor) -> None:
         rows = z.detach().flatten(1).double()
-        found = {"rows": rows.sum(0), "products": rows.T @ rows}
-        self.sums.add({name: Weighted.summed(total, len(rows)) for name, total in found.items()})
+        totals = {"rows": rows.sum(0), "products": rows.T @ rows}
+        self.sums.add({name: Weighted.summed(total, len(rows)) for name, total in totals.items()})
 
     def spectrum(self) -> Tensor | None:
         """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; None without rows."""
@@ -89,51 +89,52 @@ class SpectrumMonitor(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
-        self._models = Sums()
+        self._own, self._global = Sums(), Sums()
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         if not (self.local_models and self._due(trainer.server.round)):
             return
-        trainer.evaluate("test", shared=False)
-        for what, values in (self._models.means() or self._measure()).items():
+        covariance = Covariance()
+        for *_, taps in trainer.representations(client.state(), ("representation",)):
+            covariance.add(taps["representation"])
+        for what, values in self._measure(covariance).items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
-        self._models = Sums()
 
-    def on_evaluation_batch_end(self, trainer: FederatedTrainer, phase: str, taps: dict[str, Tensor]) -> None:
+    def on_evaluation_batch_end(
+        self, trainer: FederatedTrainer, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+    ) -> None:
         if phase == "test" and self._due(trainer.server.round):
             self._covariance.add(taps["representation"])
 
-    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str) -> None:
+    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
         if phase == "test" and self._due(trainer.server.round):
-            trainer.evaluator.add_up(self._covariance.sums)
-            self._models.add({what: Weighted.of(values) for what, values in self._measure().items()})
+            trainer.all_reduce(self._covariance.sums)
+            spectra = {what: Weighted.of(values) for what, values in self._measure(self._covariance).items()}
+            (self._global if client is None else self._own).add(spectra)
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if not self._due(trainer.server.round):
             return
-        if trainer.own_models:
-            trainer.team.add_up(self._models)
-        for what, values in (self._models.means() or self._measure()).items():
+        trainer.all_reduce(self._own)
+        spectra = self._own.means() or self._global.means() or self._measure(Covariance())
+        for what, values in spectra.items():
             self._log(trainer, what, values)
             self._spectra.setdefault(what, []).append(values.cpu().numpy())
         self._keep_local(trainer)
         self._rounds.append(trainer.server.round)
         if trainer.run_dir is not None:
-            self._save(trainer.run_dir / "spectra.npz")
+            arrays: dict[str, Any] = {what: np.stack(values) for what, values in self._spectra.items()}
+            write = partial(np.savez, rounds=self._rounds, **arrays)
+            write_atomically(trainer.run_dir / "spectra.npz", write)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or not self._rounds:
             return
-        folder = trainer.run_dir / "figures"
-        folder.mkdir(exist_ok=True)
         for what in [name for name in TITLES if name in self._spectra]:
-            figure = draw(what, self._rounds, self._spectra[what])
-            figure.savefig(folder / f"spectrum_{what}.png", dpi=120)
-            for writer in trainer.summary_writers:
-                writer.add_figure(f"spectrum/{what}", figure, self._rounds[-1])
+            trainer.log_figure(f"spectrum/{what}", draw(what, self._rounds, self._spectra[what]))
 
     def state_dict(self) -> dict[str, Any]:
         spectra = {what: [torch.from_numpy(one) for one in values] for what, values in self._spectra.items()}
@@ -153,11 +154,11 @@ class SpectrumMonitor(Callback):
             raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
         return layer
 
-    def _measure(self) -> dict[str, Tensor]:
-        """The spectra of what is loaded in the resident module and was just evaluated."""
+    def _measure(self, covariance: Covariance) -> dict[str, Tensor]:
+        """The spectra of the classifier in the resident module, and of ``covariance`` where it has rows."""
         weight: Tensor = self._classifier.weight  # type: ignore[assignment]
-        found = {"classifier": singular_values(weight), "representation": self._covariance.spectrum()}
-        return {what: values for what, values in found.items() if values is not None}
+        spectra = {"classifier": singular_values(weight), "representation": covariance.spectrum()}
+        return {what: values for what, values in spectra.items() if values is not None}
 
     def _log(self, trainer: FederatedTrainer, what: str, values: Tensor) -> None:
         chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
@@ -172,19 +173,13 @@ class SpectrumMonitor(Callback):
     def _keep_local(self, trainer: FederatedTrainer) -> None:
         if not self.local_models:
             return
-        for theirs in trainer.team.gather(self._local):
-            for what, found in theirs.items():
-                self._local[what] = self._local.get(what, {}) | found
-        for what, found in sorted(self._local.items()):
-            table = np.full((trainer.data.num_clients, len(next(iter(found.values())))), np.nan)
-            table[list(found)] = list(found.values())
+        for theirs in trainer.gather(self._local):
+            for what, spectra in theirs.items():
+                self._local[what] = self._local.get(what, {}) | spectra
+        for what, spectra in sorted(self._local.items()):
+            table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
+            table[list(spectra)] = list(spectra.values())
             self._spectra.setdefault(f"local_{what}", []).append(table)
-
-    def _save(self, path: Path) -> None:
-        partial = path.with_suffix(".partial.npz")
-        found: dict[str, Any] = {what: np.stack(values) for what, values in self._spectra.items()}
-        np.savez(partial, rounds=self._rounds, **found)
-        os.replace(partial, path)
 
 
 def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:

@@ -6,21 +6,28 @@ import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from fl_lightning.client.logged import Logged
+from fl_lightning.client.memory import Memories
+from fl_lightning.client.references import References, frozen_copy
+from fl_lightning.client.taps import Taps
 from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
-from fl_lightning.logged import Logged
-from fl_lightning.memory import Memories
 from fl_lightning.method import Method, MethodList, Step
-from fl_lightning.references import References, Rows, frozen_copy
 from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
-from fl_lightning.taps import Taps
+from fl_lightning.sums import Update, Weighted
+from fl_lightning.sums.weighted import flatten
+
+Weighting = Literal["examples", "uniform"]
+Buffers = Literal["average", "keep", "local"]
 
 
 class Client(LightningModule):
@@ -33,8 +40,12 @@ class Client(LightningModule):
         module: the user's LightningModule.
         methods: what acts on the client.
         taps: tap name to submodule path of ``module``.
-        memories: what clients keep between rounds; None keeps all of it in memory.
+        memories: what clients keep between rounds; None keeps all of it in main memory.
         seed: base seed of the run, for what a method draws.
+        weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
+        buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
+            keeps them with each client.
+        cache_references: run the reference models once a visit on each example, not once an epoch.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
@@ -56,17 +67,20 @@ class Client(LightningModule):
         taps: Mapping[str, str],
         memories: Memories | None = None,
         seed: int = 0,
+        weighting: Weighting = "examples",
+        buffers: Buffers = "average",
+        cache_references: bool = False,
     ) -> None:
         super().__init__()
-        self.module = module
-        self.methods, self.seed = methods, seed
+        self.module, self.methods, self.seed = module, methods, seed
+        self.weighting, self.buffer_policy = weighting, buffers
         self.logged = Logged()
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
         # buffers that are in no state: they must not carry something from one client to the next
-        self._transient = [part for part in module.buffers() if all(part is not held for held in self.live.values())]
-        self._fresh = [part.clone() for part in self._transient]
+        self._transient = [part for part in module.buffers() if all(part is not value for value in self.live.values())]
+        self._initial = [part.clone() for part in self._transient]
         self.received: State = {}
         self.info = ClientInfo(0, 0, None)
         self.weight = 1.0
@@ -78,10 +92,10 @@ class Client(LightningModule):
         self._change: State | None = None
         self.tap_paths = dict(taps)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self.references = References(self.tap_paths, self._takes_index)
-        self._hook_taps()
+        self.references = References(self.tap_paths, self._takes_index, cache_references)
+        self._taps = self._hooked_taps()
         replaced: Any = module
-        replaced.log, replaced.log_dict = self._log, self._log_dict
+        replaced.log, replaced.log_dict = self.log, self._log_dict
 
     # ------------------------------------------------------------------ what methods use
     @cached_property
@@ -111,9 +125,9 @@ class Client(LightningModule):
         A parameter without gradient (unused, or frozen by another method) keeps none.
         """
         live = [(self.live[name], value) for name, value in values.items()]
-        found = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
-        if found:
-            gradients, addends = zip(*found, strict=True)
+        pairs = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
+        if pairs:
+            gradients, addends = zip(*pairs, strict=True)
             torch._foreach_add_(gradients, addends, alpha=scale)
 
     @torch.no_grad()
@@ -151,8 +165,7 @@ class Client(LightningModule):
             weight: its weight; None is the number of examples of the present batch.
             **kwargs: as in Lightning; ``batch_size`` is a weight as well.
         """
-        given = kwargs.get("batch_size")
-        self.logged.add(name, value, given if weight is None else weight)
+        self.logged.add(name, value, kwargs.get("batch_size") if weight is None else weight)
 
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
@@ -172,14 +185,25 @@ class Client(LightningModule):
         return self.references.observe(name)
 
     def frozen_copy(self) -> LightningModule:
-        """A copy of the module, without hooks, logging and Fabric."""
+        """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         self._taps.remove()
         try:
             return frozen_copy(self.module, [self, self.module._fabric])
         finally:
-            self._hook_taps()
+            self._taps = self._hooked_taps()
 
     # ------------------------------------------------------------------ what the engine uses
+    @cached_property
+    def sent_others(self) -> list[str]:
+        """Names of the buffers and frozen parameters that travel."""
+        return [name for name in self.others if self.methods.exchanges(name) and self.buffer_policy == "average"]
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """Names of the entries of the state that stay with each client; none in a run with one global model."""
+        local = set(self.others) if self.buffer_policy == "local" else set()
+        return [name for name in self.live if not self.methods.exchanges(name) or name in local]
+
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of ``info.id``: load the received state and what the client kept, then ask the methods."""
         self.info, self.received = info, {**received, **self.own_entries(info.id)}
@@ -187,22 +211,16 @@ class Client(LightningModule):
         self.logged.clear()
         self.references.start()
         copy_into(self.live, self.received)
-        for part, fresh in zip(self._transient, self._fresh, strict=True):
-            part.copy_(fresh)
+        for part, initial in zip(self._transient, self._initial, strict=True):
+            part.copy_(initial)
         self.module.train()
         self.methods.on_client_start(self)
 
-    def finish(self, kept: list[str]) -> None:
-        """End the visit: check that the result is finite, and remember the entries that do not travel."""
-        self._taps.values = {}
-        self.references.end_batch()
-        self._check_finite()
-        if kept:
-            self._memories.visited(self.info.id)["state"] = clone(select(self.live, kept))
-
-    def load(self, state: State) -> None:
-        """Put a state into the module, for evaluation."""
-        copy_into(self.live, state)
+    def begin_epoch(self, epoch: int, watched: bool = False) -> None:
+        """Begin a pass over the client's data; ``watched`` where a scheduler asks for the means of this pass."""
+        self.epoch = epoch
+        if watched:
+            self.logged.mark()
 
     def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -211,8 +229,7 @@ class Client(LightningModule):
         """
         self.references.begin_batch(batch, batch_idx, rows)
         self.logged.batch_size = count_examples(batch)
-        output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
-        loss = output["loss"] if isinstance(output, Mapping) else output
+        loss = self.own_loss(batch, batch_idx)
         if loss is None:
             return None
         self.logged.add_term("loss", loss)
@@ -220,6 +237,43 @@ class Client(LightningModule):
             self.logged.add_term(name, value)
             loss = loss + value
         return loss
+
+    def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
+        """The loss of the user's module."""
+        output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
+        return output["loss"] if isinstance(output, Mapping) else output
+
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """Gradients are there: let the methods correct them."""
+        self.methods.on_before_optimizer_step(self, optimizer)
+
+    def end_step(self, optimizer: Optimizer) -> None:
+        """The parameters have moved."""
+        self.lr = optimizer.param_groups[0]["lr"]
+        self.methods.on_after_optimizer_step(self, optimizer)
+        self.num_steps += 1
+
+    def finish(self) -> Update:
+        """End the visit: remember the entries that do not travel, and give what the client sends.
+
+        Raises:
+            ClientError: a loss term, the result or something that the client sends is nan or infinite.
+        """
+        self._taps.values = {}
+        self.references.end_batch()
+        self._check_finite()
+        if self.kept:
+            self._memories.visited(self.info.id)["state"] = clone(select(self.live, self.kept))
+        self.weight = self._weight()
+        payload = self.methods.on_client_end(self)
+        delta = self.methods.transform_client_update(self, select(self.change, self.sent))
+        check_finite(delta, payload)
+        others = select(self.live, self.sent_others)
+        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift)
+
+    def load(self, state: State) -> None:
+        """Put a state into the module, for evaluation."""
+        copy_into(self.live, state)
 
     def release(self) -> None:
         """Give the module back as it came: without hooks, without our ``log``."""
@@ -230,31 +284,33 @@ class Client(LightningModule):
         module.fabric = None
 
     @property
-    def tapped(self) -> dict[str, Tensor]:
-        """The taps of the last forward."""
-        return self._taps.values
+    def taps(self) -> Taps:
+        """The taps of the module."""
+        return self._taps
 
     def own_entries(self, k: int) -> State:
         """The state entries of client ``k`` that do not travel, as it left them; none before its first visit."""
         return self._memories.get(k, {}).get("state", {})
 
     def memories(self) -> Memories:
-        """The memories of the clients that this process holds, by id and method."""
+        """The memories of the clients that this process owns, by id and method."""
         return self._memories
 
     # ------------------------------------------------------------------ inside
-    def _hook_taps(self) -> None:
-        self._taps = Taps(self.module, self.tap_paths, self._transform_logits)
+    def _hooked_taps(self) -> Taps:
+        return Taps(self.module, self.tap_paths, self._transform_logits)
 
     def _transform_logits(self, logits: Tensor) -> Tensor:
         return self.methods.transform_logits(self, logits) if self.module.training else logits
 
-    def _log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
-        self.logged.add(name, value, batch_size)
-
     def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
-            self._log(name, value, **kwargs)
+            self.log(name, value, *args, **kwargs)
+
+    def _weight(self) -> float:
+        given = self.methods.client_weight(self)
+        examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
+        return examples if given is None else given
 
     def _check_finite(self) -> None:
         term = self.logged.first_bad_term()
@@ -266,6 +322,19 @@ class Client(LightningModule):
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
 
 
+def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:
+    """Refuse to add what would make every sum nan.
+
+    Raises:
+        ClientError: something that a client sends is nan or infinite.
+    """
+    sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload)}}
+    sizes = torch._foreach_norm(list(sent.values()), ord=math.inf) if sent else []
+    for name, size in zip(sent, sizes, strict=True):
+        if not math.isfinite(size):
+            raise ClientError(f"what it sends as {name} is nan or infinite")
+
+
 def count_examples(batch: Any) -> int:
     """The number of examples of a batch: the length of its first tensor, 1 where it has none."""
     if isinstance(batch, Tensor):
@@ -275,7 +344,7 @@ def count_examples(batch: Any) -> int:
 
 
 def targets_of(batch: Any) -> Tensor | None:
-    """The labels of a batch: the second entry of a pair, or the entry that is called as labels are."""
+    """The labels of a batch: the second entry of a pair, or the entry with a usual name of labels."""
     if isinstance(batch, Mapping):
         return next((batch[key] for key in ("target", "targets", "label", "labels", "y") if key in batch), None)
     if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[1], Tensor):

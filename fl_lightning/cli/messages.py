@@ -31,7 +31,7 @@ NAMED = re.compile(r"<class '|'>")
 
 
 def shorten(message: str) -> str:
-    """The key, the value and the mend of a parser's message, where they can be told; else the message on one line."""
+    """The key, the value and the hint of a parser's message, where they can be told; else the message on one line."""
     text = " ".join(message.split())
     wrong = list(WRONG.finditer(text))
     if wrong:
@@ -59,14 +59,14 @@ def wanted(kind: str) -> str:
 def parameters(path: str) -> list[str]:
     """What the constructor of the class at ``path`` takes, its bases' share of ``**kwargs`` included."""
     module, name = path.rsplit(".", 1)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for kind in getattr(import_module(module), name).__mro__:
         if "__init__" in vars(kind) and kind is not object:
             taken = inspect.signature(kind.__init__).parameters.values()
-            found |= {p.name: None for p in taken if p.name != "self" and p.kind is not p.VAR_KEYWORD}
+            names |= {p.name: None for p in taken if p.name != "self" and p.kind is not p.VAR_KEYWORD}
             if all(p.kind is not p.VAR_KEYWORD for p in taken):
                 break
-    return list(found)
+    return list(names)
 
 
 def known_for(key: str) -> str:
@@ -79,6 +79,6 @@ def known_for(key: str) -> str:
 def subclasses(base: type) -> list[type]:
     """The concrete subclasses of ours, of any depth."""
     children: list[type] = base.__subclasses__()
-    found = [kind for child in children for kind in (child, *subclasses(child))]
-    ours = [kind for kind in found if kind.__module__.startswith("fl_lightning")]
+    kinds = [kind for child in children for kind in (child, *subclasses(child))]
+    ours = [kind for kind in kinds if kind.__module__.startswith("fl_lightning")]
     return [kind for kind in ours if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]

@@ -1,4 +1,8 @@
-"""Starting the workers: forked from this process, started by a cluster, or by running the program again."""
+"""Starting the workers: forked from this process, started by a cluster, or by running the program again.
+
+Lightning's private names that this needs are here alone, as of lightning 2.6: ``_Launcher``, and of ``DDPStrategy``
+``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,65 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.context import ForkProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing
+from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.launchers.launcher import _Launcher
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
+from fl_lightning.engine.checks import cores
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.sampling import size_of_cohort
 
-PARTED = (UsageError, ClientError, KeyboardInterrupt)
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+# errors that say enough without a traceback
+SAID = (UsageError, ClientError, KeyboardInterrupt)
+
+
+def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
+    """Fabric for the workers that ``devices`` and ``num_nodes`` ask for.
+
+    Raises:
+        UsageError: the accelerator, precision or devices do not fit together.
+    """
+    how: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision, "devices": devices}
+    try:
+        fabric = Fabric(**how, callbacks=trainer.callbacks)
+        if fabric.world_size * num_nodes * trainer.workers_per_device == 1:
+            return fabric
+        strategy = ClientStrategy(trainer.workers_per_device, forks(trainer))
+        return Fabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
+    except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
+        given = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
+        raise UsageError(f"{given}: {' '.join(str(error).split())}") from error
+
+
+def forks(trainer: FederatedTrainer) -> bool:
+    """Whether workers are forked: a forked process has one thread, and cannot use a GPU its parent has used."""
+    alone = world_of_cluster() is None and "LOCAL_RANK" not in os.environ
+    return alone and trainer.threads_per_worker in (None, 1) and not torch.cuda.is_initialized()
+
+
+def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str | list[int], int]:
+    """Devices of a node and number of nodes: the cluster's, or the trainer's arguments."""
+    world = world_of_cluster()
+    if world is not None:
+        return world
+    if trainer.devices != "auto" or trainer.fabric.device.type != "cpu":
+        return trainer.devices, trainer.num_nodes
+    chosen = max(1, cores() // (trainer.threads_per_worker or 1))
+    if forks(trainer):
+        # only then are the data there
+        chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
+    print(f"trainer.devices=auto: {chosen} workers on {cores()} cores", file=sys.stderr)
+    return chosen, trainer.num_nodes
 
 
 class ClientStrategy(DDPStrategy):
@@ -78,8 +129,8 @@ class ClientStrategy(DDPStrategy):
 class ForkedWorkers(_Launcher):
     """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
 
-    A forked process starts in a tenth of a second, where importing torch and lightning takes many. It has one thread:
-    the others of this process do not exist there, and a parallel operation would wait for them for ever.
+    A forked process starts in a tenth of a second; importing torch and lightning takes several. It has one thread: the
+    other threads of this process do not exist there, and a parallel operation would wait for them forever.
 
     Args:
         environment: address and port.
@@ -95,7 +146,7 @@ class ForkedWorkers(_Launcher):
         self.environment, self.number = environment, number
         self.where = ""
         self._children: dict[int, ForkProcess] = {}
-        self._last_words: dict[int, Any] = {}
+        self._final_errors: dict[int, Any] = {}
         self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -108,15 +159,15 @@ class ForkedWorkers(_Launcher):
         if self.environment.node_rank() == 0:
             refuse_port_in_use(self.environment)
         with restored_environment():
-            # chosen now, so that all know it
+            # chosen before the fork, so that all workers know it
             os.environ["MASTER_PORT"] = str(self.environment.main_port)
             self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
             try:
                 return function(*args, **kwargs)
-            except PARTED:
+            except SAID:
                 raise
             except Exception:
-                self._wait(2.0)  # a lost worker is seen by its connection before it is seen to be gone
+                self._wait(2.0)  # the connection to a lost worker breaks before the process has ended
                 self.check()
                 raise
             finally:
@@ -132,17 +183,17 @@ class ForkedWorkers(_Launcher):
             os._exit(1)  # this is a worker whose parent is gone
         for rank, child in self._children.items():
             if child.exitcode:
-                words = self._last_words[rank]
+                errors = self._final_errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
-                what = f": {words.get()}" if not words.empty() else ""
+                what = f": {errors.get()}" if not errors.empty() else ""
                 raise ClientError(f"{self.where}worker {rank} (process {child.pid}) {how}{what}")
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")
-        self._last_words[rank] = context.SimpleQueue()
+        self._final_errors[rank] = context.SimpleQueue()
         # not a daemon, which could have no loader processes of its own
         child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=False)
-        # what is in a buffer of this process would be written by the child as well
+        # else the child would write what lies in a buffer of this process once more
         sys.stdout.flush()
         sys.stderr.flush()
         child.start()
@@ -156,10 +207,10 @@ class ForkedWorkers(_Launcher):
         try:
             function(*args, **kwargs)
         except BaseException as error:
-            # where all fail alike worker 0 says so itself; the traceback of what is not ours is only here
-            if not isinstance(error.__cause__ or error, PARTED):
+            # worker 0 reports an error that all share; the traceback of a user's error exists only here
+            if not isinstance(error.__cause__ or error, SAID):
                 traceback.print_exc()
-            self._last_words[rank].put(f"{type(error).__name__}: {error}")
+            self._final_errors[rank].put(f"{type(error).__name__}: {error}")
             sys.stderr.flush()
             os._exit(1)
 
@@ -180,10 +231,10 @@ class ForkedWorkers(_Launcher):
 
 
 def of_attempt(store: distributed.Store) -> distributed.Store:
-    """A part of torchrun's store that is new after a restart: the rest may hold the addresses of workers now gone."""
+    """A part of torchrun's store for this attempt: after a restart, the rest may hold the addresses of dead workers."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        # each node counts its own restarts, so the workers that have joined are counted
+        # each node counts its own restarts, so count the workers that have joined instead
         attempt = (store.add("fl_lightning", 1) - 1) // int(os.environ["WORLD_SIZE"])
     return distributed.PrefixStore(f"fl_lightning/{attempt}", store)
 
@@ -195,13 +246,13 @@ def refuse_port_in_use(environment: ClusterEnvironment) -> None:
         try:
             probe.bind((environment.main_address, environment.main_port))
         except OSError as error:
-            mend = "give another in the environment variable, or unset it"
-            raise UsageError(f"MASTER_PORT={environment.main_port}: {error.strerror}; {mend}") from error
+            hint = "give another in the environment variable, or unset it"
+            raise UsageError(f"MASTER_PORT={environment.main_port}: {error.strerror}; {hint}") from error
 
 
 @contextmanager
 def restored_environment() -> Iterator[None]:
-    """Put the variables of the environment back as they were: they belong to one run."""
+    """Restore the environment variables afterwards: they belong to one run."""
     before = dict(os.environ)
     try:
         yield
@@ -235,8 +286,8 @@ def threads(number: int | None) -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let the allocator of glibc keep freed blocks up to 1 GiB for the next use; nothing elsewhere.
 
-    By default it returns those above some megabytes to the system. Every activation and gradient of a step then lies
-    on new pages, which cost more to get than a small layer costs to compute.
+    By default it returns blocks above some megabytes to the system. Every activation and gradient of a step then lies
+    on new pages, and getting those costs more than computing a small layer.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

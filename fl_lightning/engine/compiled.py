@@ -1,4 +1,8 @@
-"""A module's forward through ``torch.compile``: compiled once, for batches of the usual size."""
+"""A module's forward through ``torch.compile``: compiled once, for batches of the usual size.
+
+The private parts of torch that this needs, ``torch._dynamo`` and ``torch._inductor``, are used here alone, as of torch
+2.15: the error of a failed compilation, the reset of compiled code, and the list of modes.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch._inductor
 from lightning.pytorch import LightningModule
 from torch import Tensor
+
+from fl_lightning.errors import require
 
 
 class CompiledForward:
     """Stands for the ``forward`` of a module while it trains.
 
-    A client's last batch is mostly smaller than the others. Each size would be compiled anew, so it runs as it is, and
-    padding, which BatchNorm would see, is not needed.
+    A client's last batch is mostly smaller than the others. It runs uncompiled: each size would be compiled anew, and
+    BatchNorm would see padding.
 
     Args:
         module: the module.
@@ -41,8 +49,18 @@ class CompiledForward:
             return self.plain(*args, **kwargs)
 
 
+def check_compile(mode: bool | str) -> None:
+    """Refuse a mode that ``torch.compile`` does not have.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
+    require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")
+
+
 def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:
     """Let a module run through :class:`CompiledForward`, until ``forward`` is taken out of its attributes."""
-    # code compiled for another module of this class is taken again, without the hooks that record this one's taps
+    # torch would reuse code compiled for another module of this class, without the hooks that record this one's taps
     torch._dynamo.reset()
     module.__dict__["forward"] = CompiledForward(module, mode, warn)

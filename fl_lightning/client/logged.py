@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
-from fl_lightning.state import Weighted
+from fl_lightning.sums import Weighted
 
 
 class _Mean:
@@ -24,7 +24,7 @@ class _Mean:
         self._pending: list[tuple[Tensor, float]] = []
 
     def add(self, value: Tensor, weight: float) -> None:
-        # a step costs a place in a list: the values are read together, at the end of the visit
+        # a step only appends to a list; reading the values would wait for the device
         self._pending.append((value, weight))
         self.weight += weight
         self.count += 1
@@ -108,19 +108,19 @@ class Logged:
 
     def take(self) -> dict[str, Weighted]:
         """The totals of the numbers logged so far, which then count no more."""
-        found = {name: Weighted.summed(mean.total, mean.weight) for name, mean in self._means.items()}
+        totals = {name: Weighted.summed(mean.total, mean.weight) for name, mean in self._means.items()}
         self._means = {}
-        return found
+        return totals
 
     def sums(self) -> dict[str, Weighted]:
         """The totals by name; a torchmetrics object gives its value, weighted by its examples, and is reset."""
-        found = self.take()
+        totals = self.take()
         for name, (metric, weight) in self._metrics.items():
-            # the value of this process: others may have no such metric at this moment
+            # the value of this worker: the others may have no such metric at this moment
             metric.sync_on_compute = False
-            found[name] = Weighted.of(metric.compute(), weight)
+            totals[name] = Weighted.of(metric.compute(), weight)
             metric.reset()
-        return found
+        return totals
 
 
 def tagged(phase: str, name: str) -> str:
@@ -128,5 +128,5 @@ def tagged(phase: str, name: str) -> str:
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
-# values of a mean that are kept at most before they are read
+# values of a mean after which they are read
 MANY = 4096

@@ -17,8 +17,8 @@ import fl_lightning.methods
 import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
+from fl_lightning.cli.messages import shorten
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.messages import shorten
 from fl_lightning.trainer import FederatedTrainer
 
 COMMANDS = ("fit", "validate", "test", "partition")
@@ -90,11 +90,13 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """The last metrics and where everything lies, on one line."""
         trainer: Any = self.trainer
-        if not trainer.fabric.is_global_zero:
+        if trainer.global_rank > 0:
             return
-        found = {name: trainer.metrics[name] for name in ("test/accuracy", "test/loss") if name in trainer.metrics}
+        last = [
+            f"{name} {trainer.metrics[name]:.4f}" for name in ("test/accuracy", "test/loss") if name in trainer.metrics
+        ]
         where = trainer.run_dir or "no folder (fast_dev_run)"
-        print(", ".join([f"{trainer.max_rounds} rounds", *(f"{n} {v:.4f}" for n, v in found.items()), f"in {where}"]))
+        print(", ".join([f"{len(trainer.history)} rounds", *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
         self._print(self.trainer.validate(**kwargs))
@@ -104,7 +106,7 @@ class FederatedCLI(LightningCLI):
 
     def _print(self, metrics: Any) -> None:
         trainer: Any = self.trainer
-        if trainer.fabric.is_global_zero:
+        if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
@@ -138,11 +140,7 @@ def main(args: list[str] | None = None) -> None:
             raise
         stop(error, 1)
     except Exception as error:
-        found = usage_error(error)
-        if found is None:
+        usage = usage_error(error)
+        if usage is None:
             raise
-        stop(found, 2)
-
-
-if __name__ == "__main__":
-    main()
+        stop(usage, 2)

@@ -4,16 +4,69 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._inductor
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from fl_lightning.data.loaders import as_client_loader
+from fl_lightning.engine.compiled import check_compile
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+# what each of the trainer's arguments must fulfil, and the hint where it does not
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_rounds": (lambda n: n >= 0, "give 0 or more rounds"),
+    "local_epochs": (lambda n: n >= 1, "give 1 or more local epochs"),
+    "local_steps": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
+    "participation": (lambda share: 0 < share <= 1, "give a share in (0, 1]"),
+    "cohort_size": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
+    "eval_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
+    "checkpoint_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
+    "strategy": (
+        lambda name: name == "auto",
+        "it wraps the model, which would average the gradients of different clients; give auto",
+    ),
+    "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
+    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
+    "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
+    "min_clients": (lambda n: n >= 1, "give 1 or more"),
+}
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of the trainer that are out of their range.
+
+    Raises:
+        UsageError: one is, by its name.
+    """
+    for name, (fits, hint) in RANGES.items():
+        require(fits(arguments[name]), f"trainer.{name}", arguments[name], hint)
+    check_devices(*(arguments[name] for name in ("devices", "workers_per_device", "num_nodes")))
+    check_compile(arguments["compile"])
+
+
+def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any, methods: MethodList) -> None:
+    """Refuse what does not fit the data, once they are there.
+
+    Raises:
+        UsageError: a cohort of more clients than there are; a model of fewer classes; a method that counts labels where
+            there are none; cached references where examples change.
+    """
+    size, number = trainer.cohort_size, data.num_clients
+    hint = f"there are {number} clients, give at most that"
+    require(size is None or size <= number, "trainer.cohort_size", size, hint)
+    check_classes(model, data)
+    check_label_counts(methods, data)
+    same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
+    hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
+    require(same, "trainer.cache_references", trainer.cache_references, hint)
 
 
 def as_list(given: Any) -> list:
@@ -40,8 +93,8 @@ def check_data(datamodule: Any) -> None:
         UsageError: ``datamodule`` is not federated.
     """
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
-    mend = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
-    require(federated, "data", type(datamodule).__name__, mend)
+    hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
+    require(federated, "data", type(datamodule).__name__, hint)
 
 
 def check_classes(model: LightningModule, datamodule: Any) -> None:
@@ -63,8 +116,8 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     """
     needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
     known = not needing or datamodule.info(0).label_counts is not None
-    mend = "the clients' label counts are not known; give a training set with integer labels"
-    require(known, "method", ", ".join(needing), mend)
+    hint = "the clients' label counts are not known; give a training set with integer labels"
+    require(known, "method", ", ".join(needing), hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
@@ -107,16 +160,6 @@ def check_precision(precision: Any, device: torch.device) -> None:
     require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
 
 
-def check_compile(mode: bool | str) -> None:
-    """Refuse a mode that ``torch.compile`` does not have.
-
-    Raises:
-        UsageError: it is none of them.
-    """
-    modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
-    require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")
-
-
 def check_cores(devices: Any, device: torch.device) -> None:
     """Refuse many more workers than this machine has cores.
 
@@ -125,8 +168,8 @@ def check_cores(devices: Any, device: torch.device) -> None:
     """
     asked = int(devices) if str(devices).isdigit() and device.type == "cpu" else 1
     most = 8 * cores()
-    mend = f"there are {cores()} cores, give auto, or at most {most} workers"
-    require(asked <= most, "trainer.devices", devices, mend)
+    hint = f"there are {cores()} cores, give auto, or at most {most} workers"
+    require(asked <= most, "trainer.devices", devices, hint)
 
 
 def cores() -> int:

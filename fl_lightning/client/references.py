@@ -1,4 +1,4 @@
-"""Frozen reference models: copies of the module with another state, observed on the client's current batch.
+"""Reference models: frozen copies of the module with another state, observed on the client's current batch.
 
 They run in eval mode without gradient, only as far as the last tap that is asked for, and once a batch, however many
 methods ask.
@@ -14,8 +14,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from fl_lightning.client.taps import Taps
+from fl_lightning.data.loaders import Rows
 from fl_lightning.state import copy_into, tensors
-from fl_lightning.taps import Taps
 
 Observation = dict[str, Tensor]
 
@@ -26,15 +27,12 @@ class References:
     Args:
         tap_paths: tap name to submodule path.
         takes_index: whether the module's ``training_step`` takes the index of the batch.
-
-    Attributes:
         caching: keep the taps of every example for the rest of the visit.
     """
 
-    def __init__(self, tap_paths: Mapping[str, str], takes_index: bool) -> None:
-        self.tap_paths, self._takes_index = dict(tap_paths), takes_index
-        self.caching = False
-        self._twins: dict[str, tuple[LightningModule, Taps]] = {}
+    def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, caching: bool = False) -> None:
+        self.tap_paths, self._takes_index, self._caching = dict(tap_paths), takes_index, caching
+        self._models: dict[str, tuple[LightningModule, Taps]] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._caches: dict[str, Cache] = {}
@@ -52,19 +50,18 @@ class References:
 
     def begin_batch(self, batch: Any, index: int, rows: Rows | None) -> None:
         """The batch that is observed from now on; ``rows`` says which of the client's examples it holds."""
-        self._batch, self._seen, self._rows = (batch, index), {}, rows if self.caching else None
+        self._batch, self._seen, self._rows = (batch, index), {}, rows if self._caching else None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._twins
+        return name in self._models
 
-    def add(self, name: str, twin: LightningModule) -> None:
-        """A frozen copy of the module to be called ``name``."""
-        twin.eval().requires_grad_(False)
-        self._twins[name] = (twin, Taps(twin, self.tap_paths))
+    def add(self, name: str, model: LightningModule) -> None:
+        """Call a frozen copy of the module ``name``."""
+        self._models[name] = (model, Taps(model, self.tap_paths))
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Give the model ``name`` its state for this visit, to be observed at ``taps`` (None: at all)."""
-        copy_into(tensors(self._twins[name][0]), state)
+        copy_into(tensors(self._models[name][0]), state)
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
     @torch.no_grad()
@@ -75,37 +72,25 @@ class References:
         return self._seen[name]
 
     def _run(self, name: str, batch: tuple[Any, int]) -> Observation:
-        twin, taps = self._twins[name]
+        model, taps = self._models[name]
         arguments = batch if self._takes_index else batch[:1]
-        found = taps.run_until(self._wanted[name], lambda: twin.training_step(*arguments))
-        return {tap: found[tap] for tap in sorted(self._wanted[name])}
+        values = taps.run_until(self._wanted[name], lambda: model.training_step(*arguments))
+        return {tap: values[tap] for tap in sorted(self._wanted[name])}
 
     def _cached(self, name: str, rows: Rows) -> Observation:
-        """The same from the cache, which holds values of full batches only.
+        """The same, from the cache where it holds them. The cache holds values of full batches only.
 
-        A matrix product may round the rows of a smaller matrix in another way. So a smaller batch is always run, and,
-        the first time, once more filled up to a full one for the cache.
+        A matrix product may round the rows of a smaller matrix differently. So a smaller batch is always run. The first
+        time it is also filled up to a full batch, which is run for the cache.
         """
         cache = self._caches.setdefault(name, Cache(rows.number))
-        whole = len(rows.index) == rows.batch_size
+        full = len(rows.index) == rows.batch_size
         if cache.holds(rows.index):
-            return cache.get(rows.index) if whole else self._run(name, self._batch)
-        found = self._run(name, self._batch)
-        cache.put(rows.index, found if whole else self._run(name, (fill(self._batch[0], rows), self._batch[1])))
-        return found
-
-
-class Rows:
-    """Which of a client's examples a batch holds.
-
-    Args:
-        index: their places among the client's examples ``(B,)``.
-        number: how many the client has.
-        batch_size: of a full batch.
-    """
-
-    def __init__(self, index: Tensor, number: int, batch_size: int) -> None:
-        self.index, self.number, self.batch_size = index, number, batch_size
+            return cache.get(rows.index) if full else self._run(name, self._batch)
+        observation = self._run(name, self._batch)
+        filled = observation if full else self._run(name, (fill(self._batch[0], rows), self._batch[1]))
+        cache.put(rows.index, filled)
+        return observation
 
 
 class Cache:
@@ -124,10 +109,10 @@ class Cache:
     def holds(self, index: Tensor) -> bool:
         return bool(self._held[index].all())
 
-    def put(self, index: Tensor, found: Observation) -> None:
+    def put(self, index: Tensor, observation: Observation) -> None:
         """Keep the first ``len(index)`` rows of each tap."""
-        for tap, value in found.items():
-            # kept as it lies in memory, so that it comes back with the same layout
+        for tap, value in observation.items():
+            # stored in its memory format, so that it comes back in it
             self._last[tap] = value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)
             rows = value.permute(0, 2, 3, 1) if self._last[tap] else value
             if tap not in self._values:
@@ -136,8 +121,8 @@ class Cache:
         self._held[index] = True
 
     def get(self, index: Tensor) -> Observation:
-        found = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
-        return {tap: rows.permute(0, 3, 1, 2) if self._last[tap] else rows for tap, rows in found.items()}
+        chosen = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
+        return {tap: rows.permute(0, 3, 1, 2) if self._last[tap] else rows for tap, rows in chosen.items()}
 
 
 def fill(batch: Any, rows: Rows) -> Any:
@@ -153,11 +138,16 @@ def like_layout(new: Tensor, old: Tensor) -> Tensor:
 
 
 def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningModule:
-    """A deep copy of the module but for the objects in ``shared``, which does not log."""
-    compiled = module.__dict__.pop("forward", None)  # that of the module, which the copy must not call
+    """A deep copy of the module in eval mode without gradients, which does not log.
+
+    Args:
+        module: the module.
+        shared: objects that the copy refers to instead of copying them.
+    """
+    compiled = module.__dict__.pop("forward", None)  # compiled for the module: the copy must not call it
     try:
-        twin: Any = copy.deepcopy(module, {id(one): one for one in shared})
+        frozen: Any = copy.deepcopy(module, {id(one): one for one in shared})
     finally:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
-    twin.log = twin.log_dict = lambda *args, **kwargs: None
-    return twin
+    frozen.log = frozen.log_dict = lambda *args, **kwargs: None
+    return frozen.eval().requires_grad_(False)

@@ -5,7 +5,8 @@ A penalty on a representation then needs neither a second forward nor a base cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,15 @@ class Taps:
             self.stop_after = frozenset()
         return self.values
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this block nothing is recorded and no output replaced."""
+        before, self.recording = self.recording, False
+        try:
+            yield
+        finally:
+            self.recording = before
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for handle in self._handles:
@@ -78,7 +88,7 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     A module names its own in an attribute ``taps``; ``extra`` (``trainer.taps``) adds to them or replaces them.
 
     Raises:
-        UsageError: a wanted tap has no path, or its path is no submodule.
+        UsageError: a wanted tap has no path, or no submodule has its path.
     """
     known = {**getattr(module, "taps", {}), **extra}
     submodules = [name for name, _ in module.named_modules() if name]

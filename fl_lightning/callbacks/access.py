@@ -1,0 +1,190 @@
+"""What callbacks may use of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.errors import require
+from fl_lightning.state import State
+from fl_lightning.sums import Sums
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.engine.evaluation import Observed
+    from fl_lightning.engine.run import Run
+    from fl_lightning.method import MethodList
+    from fl_lightning.server import Server
+
+Value = TypeVar("Value")
+
+
+class RunAccess:
+    """The part of a trainer that callbacks may use: what is known of the run, and what they may ask of it.
+
+    Attributes:
+        max_rounds: rounds of the run.
+        should_stop: set it to True, on any worker, and the run ends after the present round.
+    """
+
+    max_rounds: int
+
+    def __init__(self) -> None:
+        self.should_stop = False
+        self._run: Run | None = None
+
+    @property
+    def run(self) -> Run:
+        """The parts of the run that this trainer last began; callbacks need none of them.
+
+        Raises:
+            RuntimeError: it has begun none.
+        """
+        if self._run is None:
+            raise RuntimeError("the trainer has no run yet; call fit, validate or test")
+        return self._run
+
+    @property
+    def server(self) -> Server:
+        """The global state: ``state``, ``round``, ``cohort``."""
+        return self.run.server
+
+    @property
+    def client(self) -> Client:
+        """The resident module of this worker; ``client.memories()`` are those of the clients that it owns."""
+        return self.run.client
+
+    @property
+    def methods(self) -> MethodList:
+        """The methods of the run."""
+        return self.run.methods
+
+    @property
+    def data(self) -> Any:
+        """The clients' data."""
+        return self.run.data
+
+    @property
+    def seed(self) -> int:
+        """Base seed of all addressed streams."""
+        return self.run.seed
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Folder of the run; None on workers other than the first and where nothing is written."""
+        return None if self._run is None else self._run.folder.path
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the present round, by tag."""
+        return {} if self._run is None else self._run.metrics.current
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The metrics of all rounds that are done."""
+        return [] if self._run is None else self._run.metrics.history
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run resumes in the folder of its checkpoint."""
+        return self.run.folder.resumed
+
+    @property
+    def is_last_round(self) -> bool:
+        """Whether the present round is the last, because of ``max_rounds`` or :attr:`should_stop`."""
+        return self.should_stop or self.server.round + 1 >= self.max_rounds
+
+    @property
+    def global_rank(self) -> int:
+        """Rank of this worker, from 0; 0 in ``on_client_end``, where a worker is on its own."""
+        return self.run.workers.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers; 1 in ``on_client_end``, where a worker is on its own."""
+        return self.run.workers.size
+
+    def log(self, name: str, value: float) -> None:
+        """Log a value of this round under ``name``."""
+        self.run.metrics.update({name: value})
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and show it in TensorBoard."""
+        self.run.folder.log_figure(name, figure, self.server.round)
+
+    def warn(self, message: str) -> None:
+        """A warning of one line, from the first worker."""
+        rank_zero_warn(message, stacklevel=3)
+
+    def gather(self, value: Value) -> list[Value]:
+        """The value of each worker, by rank; all workers call this, with small values."""
+        return self.run.workers.gather(value)
+
+    def all_reduce(self, sums: Sums) -> None:
+        """Add up the sums of all workers, in place and exactly; all workers call this."""
+        sums.all_reduce(self.run.workers)
+
+    def evaluate(self, phase: str, state: State | None = None, client: int | None = None) -> dict[str, float]:
+        """Metrics by tag of a state; none without data. No callback sees the batches.
+
+        The batches are dealt out over the workers, which all call this; in ``on_client_end`` a worker is on its own.
+
+        Args:
+            phase: ``val`` or ``test``.
+            state: the state, or entries that replace those of the global model; None is the global model, as it is
+                reported.
+            client: id of a client, on whose own test data it is evaluated, completed by the entries that stay with it.
+        """
+        evaluator, whole, before = self.run.evaluator, self._completed(state, client), self.client.state()
+        try:
+            if client is None:
+                return evaluator.global_model(phase, whole, observed=False)
+            return evaluator.on_own_data(phase, whole, client)
+        finally:
+            self.client.load(before)
+
+    def representations(
+        self,
+        state: State | None,
+        taps: tuple[str, ...],
+        data: Literal["test", "train"] = "test",
+        client: int | None = None,
+    ) -> Iterator[Observed]:
+        """The taps of a state, in eval mode, batch by batch.
+
+        The batches (of training data: the clients) are dealt out over the workers; in ``on_client_end`` a worker is on
+        its own.
+
+        Args:
+            state: as in :meth:`evaluate`.
+            taps: names of the taps.
+            data: the test data, or the clients' training data as their loaders give it.
+            client: id of the client whose data it is; None for the test data of all, or all clients in turn.
+
+        Yields:
+            ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
+            ``(B,)``, None where it has none; taps by name, ``(B, ...)``.
+        """
+        require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
+        whole, round_ = self._completed(state, client), self.server.round + 1
+        return self.run.representations.observe(whole, taps, data, client, round_)
+
+    def fine_tune(self, client: int, state: State | None, steps: int) -> State:
+        """Train a state for some steps on the data of a client, by the module's own loss, and return it.
+
+        What the client remembers and what the resident module holds stay as they are. It runs on this worker alone.
+
+        Args:
+            client: its id.
+            state: as in :meth:`evaluate`.
+            steps: local steps, at least 0.
+        """
+        return self.run.local_training.fine_tune(client, self.server.round, self._completed(state, client), steps)
+
+    def _completed(self, state: State | None, client: int | None) -> State:
+        run = self.run
+        own = {} if client is None else next(filter(None, run.workers.gather(run.client.own_entries(client))), {})
+        return {**run.methods.evaluated_state(run.server), **own, **(state or {})}

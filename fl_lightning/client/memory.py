@@ -1,0 +1,194 @@
+"""What clients keep between rounds: in main memory up to a limit, beyond it on disk."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor
+
+from fl_lightning.records.files import load, save
+from fl_lightning.state import num_bytes
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.workers import Workers
+
+Memory = dict[str, dict[str, Any]]
+
+
+class Memories(Mapping[int, Memory]):
+    """The memories of the clients that this worker owns, by id: tensors and plain values by method.
+
+    Beyond ``limit`` those of the clients that were not visited for the longest time lie on disk, each in a file of its
+    own that is written atomically; they come back memory-mapped.
+
+    Args:
+        limit: bytes of tensors held in main memory, at least 0.
+        device: where a client's memory lies while it is visited; between visits it lies in main memory.
+
+    Attributes:
+        owners: owner rank of each client that remembers something, the same on all workers.
+        files: name of each client's file in the last checkpoint, the same on all workers.
+    """
+
+    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
+        self.limit, self.device = limit, torch.device(device)
+        self.owners: dict[int, int] = {}
+        self.files: dict[int, str] = {}
+        self._held: OrderedDict[int, Memory] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        self._on_disk: dict[int, Path] = {}
+        self._folder: Path | None = None
+        self._changed: set[int] = set()
+        self._replaced: list[str] = []
+
+    def __getitem__(self, k: int) -> Memory:
+        """The memory of client ``k``; reading it does not bring it back from disk for good."""
+        return self._held[k] if k in self._held else load(self._on_disk[k])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted({*self._held, *self._on_disk}))
+
+    def __len__(self) -> int:
+        return len(self._held.keys() | self._on_disk.keys())
+
+    # ------------------------------------------------------------------ a visit
+    def visited(self, k: int) -> Memory:
+        """The memory of client ``k`` for a visit, which may change it; an empty one where it has none."""
+        if k not in self._held:
+            memory = load(self._on_disk[k]) if k in self._on_disk else {}
+            self._held[k] = self._moved(memory, self.device)
+        return self._held[k]
+
+    def settle(self, k: int) -> None:
+        """The visit of client ``k`` is over: count what it holds now, and make room."""
+        if k not in self._held:
+            return
+        if not any(self._held[k].values()):
+            del self._held[k]
+            return
+        self._changed.add(k)
+        self._settle(k)
+
+    # ------------------------------------------------------------------ several workers
+    def owned(self, clients: Collection[int]) -> set[int]:
+        """The clients among ``clients`` whose memory lies here."""
+        return self.keys() & set(clients)
+
+    def note_owners(self, owned: list[set[int]]) -> None:
+        """Take note of the clients that each worker owns, by rank."""
+        self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
+
+    def follow(self, placed: list[list[int]], workers: Workers) -> None:
+        """Send memories to the workers on which their clients are placed; all workers call this.
+
+        Args:
+            placed: the clients of each worker, by rank.
+            workers: who sends and receives.
+        """
+        there = {k: rank for rank, clients in enumerate(placed) for k in clients}
+        for k in sorted(there.keys() & self.owners.keys()):
+            if self.owners[k] == there[k]:
+                continue
+            if workers.rank == self.owners[k]:
+                workers.send(self._pack(k), there[k])
+            elif workers.rank == there[k]:
+                self._unpack(k, workers.receive(self.owners[k]))
+
+    # ------------------------------------------------------------------ checkpoints
+    def write(self, folder: Path, round_: int, workers: Workers) -> None:
+        """Write the clients that were visited since the last checkpoint, a file each; all workers call this.
+
+        The files of the last checkpoint stay until :meth:`remove_replaced`.
+        """
+        written = {k: f"{k}-{round_}.pt" for k in sorted(self._changed)}
+        for k, name in written.items():
+            save(self[k], folder / name)
+        self._changed.clear()
+        new = {k: name for names in workers.gather(written) for k, name in names.items()}
+        self._replaced += [self.files[k] for k, name in new.items() if self.files.get(k, name) != name]
+        self.files = self.files | new
+
+    def remove_replaced(self, folder: Path) -> None:
+        """Remove the files that newer ones have replaced, once the checkpoint that names these is written."""
+        for name in self._replaced:
+            (folder / name).unlink(missing_ok=True)
+        self._replaced = []
+
+    def restore(self, paths: Mapping[int, Path], workers: Workers, in_place: bool) -> None:
+        """Deal the clients of a checkpoint out over the workers.
+
+        Args:
+            paths: file of each client.
+            workers: how many, and which this one is.
+            in_place: whether the run resumes in the folder of the checkpoint; else every file is written anew.
+        """
+        self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
+        self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
+        if in_place:
+            self.files = {k: path.name for k, path in paths.items()}
+        else:
+            self._changed |= {*self}
+
+    def close(self) -> None:
+        """Remove the files of the clients that lie on disk; those of checkpoints stay."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------ inside
+    def _settle(self, k: int) -> None:
+        self._held[k] = self._moved(self._held[k], torch.device("cpu"))
+        self._held.move_to_end(k)
+        self._count(k, num_bytes(self._held[k]))
+        self._forget_file(k)
+        while self._held and self._total > self.limit:
+            self._spill(next(iter(self._held)))
+
+    def _pack(self, k: int) -> Tensor:
+        """Take the memory of client ``k`` out, as bytes ``(n,)``; none where it has none."""
+        if k not in self:
+            return torch.empty(0, dtype=torch.uint8)
+        buffer = io.BytesIO()
+        torch.save((self[k], k in self._changed), buffer)
+        self._changed.discard(k)
+        self._held.pop(k, None)
+        self._count(k, 0)
+        self._forget_file(k)
+        return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+    def _unpack(self, k: int, packed: Tensor) -> None:
+        """Take in what :meth:`_pack` gave."""
+        if len(packed):
+            self._held[k], changed = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+            self._changed |= {k} if changed else set()
+            self._settle(k)
+
+    def _moved(self, memory: Memory, device: torch.device) -> Memory:
+        return memory if self.device.type == "cpu" else move_data_to_device(memory, device)
+
+    def _spill(self, k: int) -> None:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="fl_lightning-clients-"))
+        path = self._folder / f"{k}.pt"
+        save(self._held.pop(k), path)
+        self._on_disk[k] = path
+        self._count(k, 0)
+
+    def _count(self, k: int, size: int) -> None:
+        """Client ``k`` now holds ``size`` bytes in memory."""
+        # a total beside the sizes: adding them up anew would make a round quadratic in its clients
+        self._total += size - self._sizes.pop(k, 0)
+        self._sizes |= {k: size} if size else {}
+
+    def _forget_file(self, k: int) -> None:
+        path = self._on_disk.pop(k, None)
+        if path is not None and path.parent == self._folder:
+            path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name

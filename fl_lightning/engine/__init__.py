@@ -1,0 +1,1 @@
+"""What runs a federated experiment; nothing in it is public."""

@@ -1,0 +1,89 @@
+"""What a checkpoint holds of a run: the ``state_dict()`` of each part, which the part takes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.callbacks.base import load_states, states
+from fl_lightning.errors import UsageError
+from fl_lightning.records.checkpoint import check_same_run, client_files, in_place, read
+from fl_lightning.records.files import load, save
+from fl_lightning.state import State
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    from fl_lightning.engine.run import Run
+
+
+def save_run(run: Run, folder: Path) -> None:
+    """Write ``last.ckpt``, and a file for each client that was visited since the last checkpoint.
+
+    All workers call this. The old checkpoint stays valid until the new one is complete.
+    """
+    memories, done = run.client.memories(), run.server.round + 1
+    memories.write(folder / "clients", done, run.workers)
+    if run.workers.rank == 0:
+        save({**contents(run), "round": done, "clients": memories.files}, folder / "last.ckpt")
+        memories.remove_replaced(folder / "clients")
+
+
+def contents(run: Run) -> dict[str, Any]:
+    """The state of a run, but for the clients' memories."""
+    return {
+        "state_dict": run.methods.evaluated_state(run.server),
+        "server": run.server.state_dict(),
+        "methods": run.methods.state_dict(),
+        "callbacks": states(run.callbacks),
+        "history": run.metrics.history,
+        **identity(run),
+    }
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What must be the same in the run that resumes."""
+    return {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+
+
+def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
+    """Restore a run, but for its callbacks, from a checkpoint, and return what this holds.
+
+    Without a path nothing is restored.
+
+    Raises:
+        UsageError: it is no checkpoint of this run: another seed, partition, model or list of methods.
+    """
+    if path is None:
+        return {"round": 0}
+    checkpoint = read(path)
+    check_same_run(path, checkpoint, identity(run))
+    try:
+        run.server.load_state_dict(checkpoint["server"])
+        run.methods.load_state_dict(checkpoint["methods"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
+    run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))
+    run.metrics.history.extend(checkpoint["history"])
+    return checkpoint
+
+
+def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
+    """Give the callbacks their state from a checkpoint, where it holds any."""
+    if "callbacks" in checkpoint:
+        load_states(run.callbacks, checkpoint["callbacks"])
+
+
+def load_model(model: LightningModule, path: Path) -> dict[int, State]:
+    """Load the global model of a checkpoint, and return the clients' own entries.
+
+    Raises:
+        UsageError: no such file, or another model's.
+    """
+    checkpoint = read(path)
+    try:
+        model.load_state_dict(checkpoint["state_dict"])
+    except Exception as error:
+        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this model: {error}") from error
+    memories = {k: load(file) for k, file in client_files(path, checkpoint).items()}
+    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}

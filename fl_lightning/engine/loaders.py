@@ -1,0 +1,82 @@
+"""The loaders of a run, each seeded with its address, and the way of their batches to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
+from fl_lightning.seeding import address
+
+Phase = str
+
+
+class Loaders:
+    """Batches of the clients' training data and of the evaluation data, on the device.
+
+    Args:
+        fabric: device and precision.
+        data: the clients' data.
+        seed: base seed of all addressed streams.
+        channels_last: memory format of images.
+        limit: batches of a pass, None for all.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        data: FederatedDataModule,
+        seed: int,
+        channels_last: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        self.fabric, self.data, self.seed = fabric, data, seed
+        self.channels_last, self.limit = channels_last, limit
+        self._precision = fabric.strategy.precision
+        # nothing to move and nothing to convert
+        self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
+
+    def train(self, k: int, round_: int, purpose: str = "batches") -> ClientLoader:
+        """The loader of client ``k``, seeded with the address of a visit."""
+        loader = as_client_loader(self.data.train_dataloader(k))
+        loader.seed(address(self.seed, purpose, round_, k))
+        return loader
+
+    def batches(self, loader: ClientLoader) -> Iterator[tuple[Rows | None, Any]]:
+        """One pass over a client's data: batches on the device, each with its rows."""
+        return ((rows, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
+
+    def evaluation(self, phase: Phase, client: int | None = None) -> list[ClientLoader]:
+        """The loaders of the ``val`` or ``test`` data; of the test data of one client, where one is given."""
+        if phase == "val":
+            loaders = self.data.val_dataloader()
+        else:
+            loaders = self.data.test_dataloader(*(() if client is None else (client,)))
+        return [as_client_loader(one) for one in (loaders if isinstance(loaders, (list, tuple)) else [loaders])]
+
+    def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
+        """The batches of one of ``size`` workers, on the device, with their indices."""
+        shared = loader.share(rank, size, self.limit, self.channels_last)
+        return ((index, self.to_device(batch)) for index, batch in shared)
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch on the device, in the precision's type and memory format."""
+        if not self._as_is:
+            batch = self._precision.convert_input(self.fabric.to_device(batch))
+        return channels_last(batch) if self.channels_last else batch
+
+
+def channels_last(batch: Any) -> Any:
+    """Images ``(B, C, H, W)`` at the top level of a batch, in the channels_last memory format."""
+    if isinstance(batch, Tensor):
+        return batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(channels_last(part) for part in batch)
+    if isinstance(batch, dict):
+        return {name: channels_last(part) for name, part in batch.items()}
+    return batch

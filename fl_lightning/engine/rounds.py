@@ -1,0 +1,227 @@
+"""The rounds of a run: broadcast, local training, aggregate, server step, evaluate, log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.client.logged import tagged
+from fl_lightning.engine.checkpointing import load_model, restore_callbacks, restore_run, save_run
+from fl_lightning.engine.evaluation import PHASES
+from fl_lightning.engine.failures import Failures
+from fl_lightning.engine.workers import place
+from fl_lightning.errors import ClientError, UsageError, require
+from fl_lightning.records.checkpoint import find_checkpoint
+from fl_lightning.sampling import size_of_cohort
+from fl_lightning.state import State, norm, num_bytes, select
+from fl_lightning.sums import Totals
+from fl_lightning.sums.weighted import flatten
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+
+# phases of the visits, beside those of the round
+VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
+
+
+def play_round(run: Run, round_: int) -> None:
+    """One round: broadcast, train the cohort, aggregate, step the server, evaluate, log."""
+    run.metrics.begin(round_)
+    run.server.begin_round(round_, cohort(run, round_))
+    run.workers.begin(round_)
+    run.methods.on_round_start(run.server)
+    run.call("on_round_start")
+    with run.metrics.timed("train"):
+        totals = train_cohort(run, round_)
+    with run.metrics.timed("server"):
+        aggregate(run, totals)
+    if evaluation_is_due(run, round_):
+        with run.metrics.timed("evaluate"):
+            evaluate(run)
+    with run.metrics.timed("log"):
+        run.call("on_round_end")
+    run.metrics.end()
+    with run.metrics.timed_writing():
+        run.folder.log(run.metrics.current, round_)
+
+
+def cohort(run: Run, round_: int) -> list[int]:
+    """The clients of a round."""
+    trainer, number = run.trainer, run.data.num_clients
+    return trainer.sampler(run.seed, round_, number, size_of_cohort(number, trainer.participation, trainer.cohort_size))
+
+
+def train_cohort(run: Run, round_: int) -> Totals:
+    """Train the clients that are placed here, and add up what the clients of all workers send."""
+    totals, failures = Totals(run.fabric.device), Failures()
+    run.local_training.stopwatch.reset()
+    for k in placed_here(run):
+        run.workers.check()
+        try:
+            totals.add(run.local_training.visit(k, round_, run.server.state))
+        except (ClientError, UsageError) as error:
+            failures.add(k, error)
+            if run.trainer.on_client_error == "raise":
+                break
+            continue
+        with run.workers.alone():
+            run.call("on_client_end", client=run.client)
+    share_outcome(run, failures)
+    totals.all_reduce(run.workers)
+    run.local_training.stopwatch.lap("wait")
+    run.metrics.update(mean_seconds(run))
+    return totals
+
+
+def placed_here(run: Run) -> list[int]:
+    """The clients of this worker, in ascending order; their memories follow them."""
+    steps = {k: run.local_training.steps(k) for k in run.server.cohort}
+    placed = place(steps, run.workers.size, run.client.memories().owners)
+    run.client.memories().follow(placed, run.workers)
+    for worker, clients in enumerate(placed if run.workers.size > 1 else ()):
+        total = sum(steps[k] for k in clients)
+        run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
+    run.local_training.stopwatch.lap("place")
+    return sorted(placed[run.workers.rank])
+
+
+def share_outcome(run: Run, failures: Failures) -> None:
+    """Tell the other workers what failed, was measured and is remembered here, and take note of the same there.
+
+    Raises:
+        ClientError: a client failed and that is not to be skipped, or too few are left.
+    """
+    # clients without memory have no owner: a run in which none remembers anything moves nothing
+    owned = run.client.memories().owned(run.server.cohort)
+    outcomes = run.workers.gather((failures.messages, run.metrics.current, owned))
+    run.client.memories().note_owners([owned for *_, owned in outcomes])
+    for messages, metrics, _ in outcomes:
+        failures.take(messages)
+        run.metrics.fill(metrics)
+    if len(failures):
+        tolerate(run, failures)
+
+
+def tolerate(run: Run, failures: Failures) -> None:
+    """Go on without the clients that failed, where the trainer's arguments allow it."""
+    trainer, left = run.trainer, len(run.server.cohort) - len(failures)
+    if trainer.on_client_error == "raise":
+        failures.throw()
+    for text in failures.texts():
+        trainer.warn(f"skipped: {text}")
+    run.metrics.update({"clients/failed": len(failures)})
+    if left < trainer.min_clients:
+        raise ClientError(
+            f"trainer.min_clients={trainer.min_clients}, but only {left} clients are left: {failures.texts()[-1]}"
+        )
+
+
+def mean_seconds(run: Run) -> dict[str, float]:
+    """Seconds of the phases of the visits, as means over the workers."""
+    workers = run.workers.gather(dict(run.local_training.stopwatch.seconds))
+    return {f"time/{p}": sum(w.get(p, 0.0) for w in workers) / len(workers) for p in VISIT_PHASES}
+
+
+def aggregate(run: Run, totals: Totals) -> None:
+    """Divide the sums once, and let the methods and the server optimizer move the global state."""
+    payload = totals.payload
+    delta = run.methods.transform_update(run.server, totals.delta, payload)
+    run.server.step(delta, totals.others)
+    run.methods.on_round_end(run.server, payload)
+    run.metrics.update({tagged("train", name): float(mean) for name, mean in totals.logged.items()})
+    run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
+    count(run, totals)
+
+
+def count(run: Run, totals: Totals) -> None:
+    """Clients and bytes of the round."""
+    sent = num_bytes(select(run.server.state, run.client.sent + run.client.sent_others))
+    payload = sum(value.total.numel() * 4 for _, value in flatten(totals.payload))
+    down, up = sent * len(run.server.cohort), (sent + payload) * totals.num_clients
+    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": up})
+
+
+def evaluation_is_due(run: Run, round_: int) -> bool:
+    """Whether the global model is evaluated after a round: the last one always is."""
+    wanted = any(callback.wants_evaluation(round_) for callback in run.callbacks if isinstance(callback, Callback))
+    trainer = run.trainer
+    return wanted or (round_ + 1) % trainer.eval_every_n_rounds == 0 or round_ + 1 == trainer.max_rounds
+
+
+def evaluate(run: Run) -> None:
+    """Evaluate the global model, or every client's own where entries of the state do not travel."""
+    state, memories = run.methods.evaluated_state(run.server), run.client.memories()
+    for phase in PHASES:
+        if run.client.kept and memories.owners:
+            run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
+        else:
+            run.metrics.update(run.evaluator.global_model(phase, state))
+
+
+def own_entries(run: Run) -> Iterator[tuple[int, State]]:
+    """The clients of this worker that have trained, with the entries of their own.
+
+    One client's at a time: those on disk need not be in memory together.
+    """
+    for k in run.client.memories():
+        entries = run.client.own_entries(k)
+        if entries:
+            yield k, entries
+
+
+# ---------------------------------------------------------------------- commands
+def fit(run: Run, ckpt_path: str | Path | None) -> None:
+    """All rounds of a run, from the first or from a checkpoint on."""
+    path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
+    run.methods.on_fit_start(run.server)
+    checkpoint = restore_run(run, path)
+    run.folder.open(path, run.metrics.history)
+    folder = run.workers.gather(run.folder.path)[0]
+    say_what_stays(run)
+    status = "failed"
+    try:
+        run.call("on_fit_start")
+        restore_callbacks(run, checkpoint)
+        play_rounds(run, checkpoint["round"], folder)
+        run.call("on_fit_end")
+        status = "success"
+    finally:
+        run.call("teardown")
+        run.folder.close(status)
+        run.client.load(run.methods.evaluated_state(run.server))
+
+
+def play_rounds(run: Run, first: int, folder: Path | None) -> None:
+    """The rounds from ``first`` on, each with its checkpoint in ``folder``, until one is the last."""
+    for round_ in range(first, run.trainer.max_rounds):
+        play_round(run, round_)
+        stop = any(run.workers.gather(run.trainer.should_stop))
+        last = stop or round_ + 1 == run.trainer.max_rounds
+        due = last or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0
+        if due and folder is not None:
+            with run.metrics.timed_writing():
+                save_run(run, folder / "checkpoints")
+        if stop:
+            return
+
+
+def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None) -> dict[str, float]:
+    """Metrics of the module, or of the global model of a checkpoint."""
+    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
+    own = {} if ckpt_path is None else load_model(run.client.module, Path(ckpt_path))
+    state = run.client.state()
+    if not own:
+        return run.evaluator.global_model(phase, state, observed=False)
+    mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
+    return run.evaluator.own_models(phase, state, mine, observed=False)
+
+
+def say_what_stays(run: Run) -> None:
+    """Warn where there is no global model, since metrics then mean something else."""
+    if run.client.kept:
+        some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
+        run.trainer.warn(
+            f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+        )

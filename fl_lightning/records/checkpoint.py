@@ -1,0 +1,81 @@
+"""Checkpoints: ``last.ckpt`` with tensors and plain values, and a file in ``clients`` for each client's memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_lightning.errors import UsageError, require
+
+
+def in_place(path: Path) -> bool:
+    """Whether a checkpoint lies in the folder of its run, which then resumes there."""
+    return path.parent.name == "checkpoints"
+
+
+def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:
+    """The checkpoint to resume from: a path, or ``last`` for that of the newest version in the folder ``versions``.
+
+    A restart by torchrun resumes from the last checkpoint, where there is one.
+
+    Raises:
+        UsageError: ``last``, and there is none.
+    """
+    restarted = ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    if ckpt_path is not None and str(ckpt_path) != "last":
+        return Path(ckpt_path)
+    if ckpt_path is None and not restarted:
+        return None
+    paths = [path for path in versions.glob("version_*/checkpoints/last.ckpt") if path.parts[-3][8:].isdigit()]
+    hint = f"no version of the run in {str(versions)!r} has a checkpoint; leave it out"
+    require(restarted or bool(paths), "ckpt_path", str(ckpt_path), hint)
+    return max(paths, key=lambda path: int(path.parts[-3][8:]), default=None)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint, tensors and plain values only.
+
+    Raises:
+        UsageError: no such file, or no checkpoint.
+    """
+    require(path.is_file(), "ckpt_path", str(path), "there is no such file; give RUN/checkpoints/last.ckpt")
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of tensors and plain values: {text}") from error
+    usable = isinstance(contents, dict) and "state_dict" in contents
+    require(usable, "ckpt_path", str(path), "it is not a checkpoint")
+    return contents
+
+
+def check_same_run(path: Path, contents: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint of another run.
+
+    Args:
+        path: the checkpoint.
+        contents: what it holds.
+        identity: what must be the same, by key.
+
+    Raises:
+        UsageError: a key has another value in the checkpoint.
+    """
+    for key, value in identity.items():
+        hint = f"this run has {value!r}; give the same config and data"
+        require(contents.get(key) == value, f"ckpt_path={str(path)!r}: {key}", contents.get(key), hint)
+
+
+def client_files(path: Path, contents: Mapping[str, Any]) -> dict[int, Path]:
+    """The files of the clients' memories that belong to a checkpoint.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    files = {k: path.parent / "clients" / name for k, name in contents.get("clients", {}).items()}
+    for file in files.values():
+        require(file.is_file(), "ckpt_path", str(path), f"clients/{file.name}, which belongs to it, is not beside it")
+    return files

@@ -1,0 +1,85 @@
+"""The folder of a run: its version, its table of metrics and its loggers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from fl_lightning.records.checkpoint import in_place
+
+
+class RunFolder:
+    """The folder of one version of a run, and the loggers that write there.
+
+    Args:
+        root: folder of all versions of the run.
+        logger: True for TensorBoard events in the folder, False for none; or loggers.
+        writes: whether this process writes.
+
+    Attributes:
+        path: the folder; None before :meth:`open` and where nothing is written.
+        loggers: those that are open.
+        resumed: whether the run resumes in the folder of its checkpoint.
+    """
+
+    def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
+        self.root, self.logger, self.writes = root, logger, writes
+        self.path: Path | None = None
+        self.loggers: list[Logger] = []
+        self.resumed = False
+
+    def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
+        """Make a new version; or take up that of a checkpoint, with the rows of the rounds that are done."""
+        self.resumed = checkpoint is not None and in_place(checkpoint)
+        if not self.writes:
+            return
+        table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
+        self.path = Path(table.log_dir)
+        self.loggers = [table, *self._other_loggers(self.path, len(history))]
+
+    def log(self, metrics: Mapping[str, float], round_: int) -> None:
+        """Write a row."""
+        for logger in self.loggers:
+            logger.log_metrics(dict(metrics), step=round_)
+
+    def log_figure(self, name: str, figure: Any, round_: int) -> None:
+        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and show it in TensorBoard."""
+        if self.path is None:
+            return
+        (self.path / "figures").mkdir(exist_ok=True)
+        figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
+        for writer in self.summary_writers:
+            writer.add_figure(name, figure, round_)
+
+    def close(self, status: str) -> None:
+        """Finish the loggers; ``status`` is ``success`` or ``failed``."""
+        for logger in self.loggers:
+            logger.finalize(status)
+
+    @property
+    def summary_writers(self) -> list[Any]:
+        """TensorBoard's writers among the loggers."""
+        return [logger.experiment for logger in self.loggers if isinstance(logger, TensorBoardLogger)]
+
+    def _new_table(self) -> CSVLogger:
+        table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
+        _ = table.experiment  # makes the folder, before anything else is in it
+        return table
+
+    def _table_of(self, folder: Path, history: list[dict[str, float]]) -> CSVLogger:
+        table = CSVLogger(folder.parents[1], folder.parent.name, folder.name, flush_logs_every_n_steps=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it begins a new file in a folder that is not empty
+            for metrics in history:
+                table.log_metrics(dict(metrics), step=int(metrics["round"]))
+        return table
+
+    def _other_loggers(self, folder: Path, done: int) -> list[Logger]:
+        if isinstance(self.logger, bool):
+            where = (folder.parents[1], folder.parent.name, folder.name)
+            return [TensorBoardLogger(*where, purge_step=done or None)] if self.logger else []
+        return self.logger if isinstance(self.logger, list) else [self.logger]

@@ -1,0 +1,55 @@
+"""What is measured in a run: a row of values for each round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+class Metrics:
+    """The metrics of the present round, and those of all rounds.
+
+    Attributes:
+        current: of the present round, by tag.
+        history: of the rounds that are done, by tag.
+    """
+
+    def __init__(self) -> None:
+        self.current: dict[str, float] = {}
+        self.history: list[dict[str, float]] = []
+        self._carried = 0.0
+        self._began = 0.0
+
+    def begin(self, round_: int) -> None:
+        """A new row."""
+        self.current, self._began = {"round": round_}, time.perf_counter()
+
+    def end(self) -> None:
+        """Close the row."""
+        self.current["time/log"] = self.current.get("time/log", 0.0) + self._carried
+        self.current["time/round"] = time.perf_counter() - self._began
+        self.history.append(self.current)
+        self._carried = 0.0
+
+    def update(self, values: Mapping[str, float]) -> None:
+        """Add values to the row."""
+        self.current.update(values)
+
+    def fill(self, values: Mapping[str, float]) -> None:
+        """Add the values whose tags are not in the row yet."""
+        self.current = {**values, **self.current}
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to ``time/<phase>``."""
+        began = time.perf_counter()
+        yield
+        self.current[f"time/{phase}"] = self.current.get(f"time/{phase}", 0.0) + time.perf_counter() - began
+
+    @contextmanager
+    def timed_writing(self) -> Iterator[None]:
+        """Add the seconds of a block after the end of a row to ``time/log`` of the next."""
+        began = time.perf_counter()
+        yield
+        self._carried += time.perf_counter() - began

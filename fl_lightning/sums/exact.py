@@ -1,0 +1,154 @@
+r"""Sums of float64 vectors that are exact, so that they have the same bits in any order and over any split.
+
+A number is cut at fixed places into pieces of at most 40 bits, each a multiple of :math:`2^{e - 52}`. The pieces of one
+place are added in a float64 of their own, the *bin* of exponent e. 14 bits of a bin stay free, so thousands of
+additions are exact. What lies below :math:`2^{-97}` is rounded off each number by itself.
+
+Cutting a number by adding and subtracting a large constant is the error-free extraction of Rump, Ogita and Oishi
+(Accurate Floating-Point Summation, Part I, SIAM J. Sci. Comput. 31(1), 2008, Algorithm 3.2,
+https://doi.org/10.1137/050645671), after Ogita, Rump and Oishi (Accurate Sum and Dot Product, SIAM J. Sci. Comput.
+26(6), 2005, https://doi.org/10.1137/030601818). Bins at fixed exponents, with which the result does not depend on the
+order of the additions, are those of Demmel and Nguyen (Parallel Reproducible Summation, IEEE Trans. Comput. 64(7),
+2015, https://doi.org/10.1109/TC.2014.2345391).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.workers import Workers
+
+STEP = 40
+LOWEST, USUAL, HIGHEST = -44, 36, 156
+# numbers from here on count as infinite
+LIMIT = 2.0 ** (HIGHEST - 14)
+# the bin of nan and infinity, whose sum does not depend on the order either
+NOT_FINITE = 999
+# additions after which the bins are normalised; a bin is exact up to 4 times as many
+MANY = 4096
+# numbers worked on at a time, so that they stay in a core's cache
+CHUNK = 16384
+
+
+class ExactSum:
+    """The sum of vectors ``(n,)`` of float64. A number that is nan or infinite makes the sum so.
+
+    Args:
+        size: n.
+        device: where it is kept.
+    """
+
+    def __init__(self, size: int = 0, device: torch.device | str = "cpu") -> None:
+        self.size, self.device = size, torch.device(device)
+        self._bins: dict[int, Tensor] = {}
+        self._additions = 0
+        for exponent in range(LOWEST, USUAL + 1, STEP):
+            self._open(exponent)
+
+    @property
+    def exponents(self) -> list[int]:
+        """The exponents of its bins, largest first."""
+        return list(self._bins)
+
+    def add(self, values: Tensor) -> None:
+        """Add ``values`` ``(n,)``; overwrites them."""
+        values = self._make_room(values)
+        for begin in range(0, self.size, CHUNK):
+            self._add_chunk(values[begin : begin + CHUNK], begin)
+        self._additions += 1
+        if self._additions >= MANY:
+            self._normalise()
+
+    def value(self) -> Tensor:
+        """The sum ``(n,)``."""
+        self._normalise()
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        for exponent in sorted(self._bins):
+            total.add_(self._bins[exponent])
+        return total
+
+    def spread(self, places: Tensor, size: int) -> None:
+        """Become a sum of ``size`` numbers: number i moves to ``places[i]``, and the others are 0."""
+        narrow, self.size, self._bins = self._bins, size, {}
+        for exponent, values in narrow.items():
+            self._open(exponent)[places] = values
+
+    def all_reduce(self, workers: Workers, exponents: Iterable[int]) -> None:
+        """Add up the sums of all workers, in one collective.
+
+        Args:
+            workers: they all call this.
+            exponents: those of the bins of all workers.
+        """
+        order = sorted(exponents)
+        self._normalise()
+        buffer = torch.stack([self._open(exponent) for exponent in order]).cpu()
+        workers.all_reduce(buffer)
+        self._bins = dict(sorted(zip(order, buffer.to(self.device), strict=True), reverse=True))
+        self._normalise()
+
+    def _normalise(self) -> None:
+        """Carry from each bin to the next larger one, so that equal sums have equal bins.
+
+        Each bin then holds at most half a unit of the next. A larger bin is opened where the largest is nearly full.
+        """
+        order = sorted(self._bins.keys() - {NOT_FINITE})
+        for low, high in pairwise(order):
+            _carry(self._bins[low], self._bins[high], high)
+        self._additions = 0
+        if self.size and float(self._bins[order[-1]].abs().max()) >= 2.0 ** (order[-1] - 13):
+            self._open(order[-1] + STEP)
+            self._normalise()
+
+    def _open(self, exponent: int) -> Tensor:
+        """The bin of ``exponent``, filled with zeros where it is new."""
+        if exponent not in self._bins:
+            self._bins[exponent] = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+            self._bins = dict(sorted(self._bins.items(), reverse=True))
+        return self._bins[exponent]
+
+    def _make_room(self, values: Tensor) -> Tensor:
+        """Open the bins that the largest number needs, and put nan and infinity into a bin of their own."""
+        largest = max(abs(float(end)) for end in values.aminmax()) if self.size else 0.0
+        # nan fails this comparison as well
+        if not largest < LIMIT:
+            usual = values.abs() < LIMIT
+            self._open(NOT_FINITE).add_((values * math.inf).masked_fill(usual, 0.0))
+            return self._make_room(values.masked_fill(~usual, 0.0))
+        # 14 bits stay free above the largest number
+        while largest >= 2.0 ** (self._largest() - 14):
+            self._open(self._largest() + STEP)
+        return values
+
+    def _largest(self) -> int:
+        return max(exponent for exponent in self._bins if exponent != NOT_FINITE)
+
+    def _add_chunk(self, rest: Tensor, begin: int) -> None:
+        piece = torch.empty_like(rest)
+        for exponent, total in self._bins.items():
+            if exponent == NOT_FINITE:
+                continue
+            # adding and subtracting a large number leaves the nearest multiple of its unit
+            large = 1.5 * 2.0**exponent
+            torch.add(rest, large, out=piece)
+            piece.sub_(large)
+            total[begin : begin + CHUNK].add_(piece)
+            if exponent != LOWEST:
+                rest.sub_(piece)
+
+
+def _carry(low: Tensor, high: Tensor, exponent: int) -> None:
+    """Move the multiples of the unit of ``high`` from ``low`` to ``high``, in place."""
+    large, unit = 1.5 * 2.0**exponent, 2.0 ** (exponent - 52)
+    multiples = (low + large).sub_(large)
+    # half a unit can be rounded either way: leave the positive half
+    multiples.sub_((low - multiples).eq_(-unit / 2), alpha=unit)
+    low.sub_(multiples)
+    high.add_(multiples)

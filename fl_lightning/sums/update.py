@@ -1,0 +1,101 @@
+"""A client's update, and the totals of the updates of a cohort."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.sums.weighted import Sums, Weighted, means, weigh
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.workers import Workers
+
+
+@dataclass
+class Update:
+    """What a client sends.
+
+    Args:
+        delta: change of the parameters that travel, or what the methods made of it, by name.
+        others: values of the buffers and frozen parameters that travel, by name.
+        weight: p_k, before it is normalised over the cohort.
+        payload: what each method sends beside the weights, by the method's name.
+        logged: what was logged in this visit, by name.
+        drift: Euclidean norm of the change of the trained parameters.
+    """
+
+    delta: dict[str, Tensor]
+    others: dict[str, Tensor]
+    weight: float
+    payload: dict[str, dict[str, Weighted]]
+    logged: dict[str, Weighted]
+    drift: float
+
+    def weighted(self) -> dict[str, Any]:
+        """All of it as values that can be added, by field."""
+        return {
+            "clients": Weighted.of(1.0),
+            "drift": Weighted.of(self.drift, torch.tensor(float(self.weight), dtype=torch.float64)),
+            "delta": weigh(self.delta, self.weight),
+            "others": weigh(self.others, self.weight),
+            "payload": self.payload,
+            "logged": self.logged,
+        }
+
+
+class Totals:
+    """The sums over the updates of a cohort; memory does not grow with the cohort.
+
+    Args:
+        device: where they are added; on Apple's GPUs, which have no float64, the CPU.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._sums = Sums("cpu" if torch.device(device).type == "mps" else device)
+
+    def add(self, update: Update) -> None:
+        """Add a client's update."""
+        self._sums.add(update.weighted())
+
+    def all_reduce(self, workers: Workers) -> None:
+        """Add up the totals of all workers, in one collective over one flat vector."""
+        self._sums.all_reduce(workers)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients have sent an update."""
+        return int(self._field("clients").total) if self._sums.totals else 0
+
+    @property
+    def drift(self) -> float:
+        """Mean norm of the clients' changes."""
+        return float(self._field("drift").mean()) if self._sums.totals else 0.0
+
+    @property
+    def delta(self) -> dict[str, Tensor]:
+        """Mean change of the parameters by name; none where all weights are 0."""
+        return self._present_means("delta")
+
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """Mean of the buffers and frozen parameters by name; none where all weights are 0."""
+        return self._present_means("others")
+
+    @property
+    def payload(self) -> dict[str, dict[str, Weighted]]:
+        """The sums of what the methods' clients sent, by the method's name."""
+        return self._field("payload")
+
+    @property
+    def logged(self) -> dict[str, Tensor]:
+        """Mean of the logged values by name."""
+        return means(self._field("logged"))
+
+    def _present_means(self, field: str) -> dict[str, Tensor]:
+        return means({name: value for name, value in self._field(field).items() if bool(value.weight)})
+
+    def _field(self, name: str) -> Any:
+        return self._sums.totals.get(name, {})

@@ -1,0 +1,199 @@
+"""Totals with weights: all that a client sends can be added.
+
+The server adds exactly and divides once, so one process and several compute the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.sums.exact import ExactSum
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.workers import Workers
+
+# where a value lies in nested dictionaries
+Path = tuple[str, ...]
+# of a total and of its weight
+Shapes = tuple[torch.Size, torch.Size]
+Layout = dict[Path, Shapes]
+
+
+@dataclass
+class Weighted:
+    r"""A value that can only be added: ``mean = total / weight``.
+
+    Args:
+        total: :math:`\sum_k p_k v_k`, any shape.
+        weight: :math:`\sum_k p_k`, a number or a tensor that broadcasts against ``total`` (per-class prototypes:
+            total ``(C, d)``, weight ``(C, 1)``).
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor | float, weight: Tensor | float = 1.0) -> Weighted:
+        """The sum over one element: ``value`` with weight ``weight``, in float64."""
+        total = torch.as_tensor(value).detach().double()
+        scale = torch.as_tensor(weight, device=total.device).detach().double()
+        return cls(total * scale, scale)
+
+    @classmethod
+    def summed(cls, total: Tensor | float, weight: float) -> Weighted:
+        """A total of weight ``weight`` that was added up before."""
+        value = torch.as_tensor(total, dtype=torch.float64)
+        return cls(value, torch.tensor(float(weight), dtype=torch.float64, device=value.device))
+
+    def __add__(self, other: Weighted) -> Weighted:
+        return Weighted(self.total + other.total, self.weight + other.weight)
+
+    def mean(self) -> Tensor:
+        """``total / weight``; 0 where nothing was added."""
+        empty = self.weight == 0
+        return torch.where(empty, 0.0, self.total / torch.where(empty, 1.0, self.weight))
+
+
+class Sums:
+    """Running sums of dictionaries, nested or not, of :class:`Weighted` values.
+
+    They are exact: the same bits in any order and over any number of workers. All numbers lie in one flat vector;
+    memory does not grow with the number of additions.
+
+    Args:
+        device: where the vector lies.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._layout: Layout = {}
+        self._exact = ExactSum(0, device)
+        self._totals: dict[str, Any] | None = None
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add what one client (or one batch) sends: ``Weighted`` values, or dictionaries of them, by name.
+
+        Raises:
+            ArithmeticError: a value has another shape than before.
+        """
+        entries = dict(flatten(values))
+        if not entries:
+            return
+        self._totals = None
+        layout = {path: (value.total.shape, value.weight.shape) for path, value in entries.items()}
+        if layout != self._layout:
+            self._extend(merged(self._layout, layout))
+        self._exact.add(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
+
+    def all_reduce(self, workers: Workers) -> None:
+        """Add up the sums of all workers, who all call this."""
+        if workers.size == 1:
+            return
+        layout: Layout = {}
+        exponents: set[int] = set()
+        for theirs, used in workers.gather((self._layout, self._exact.exponents)):
+            layout, exponents = merged(layout, theirs), exponents | set(used)
+        self._extend(layout)
+        self._exact.all_reduce(workers, exponents)
+        self._totals = None
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The sums, in the dictionaries in which they came."""
+        if self._totals is None:
+            shapes = [shape for pair in self._layout.values() for shape in pair]
+            flat = self._exact.value().split([shape.numel() for shape in shapes])
+            parts = iter([part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
+            self._totals = nested({path: Weighted(next(parts), next(parts)) for path in self._layout})
+        return self._totals
+
+    def means(self) -> dict[str, Tensor]:
+        """The mean by name, where no dictionary was nested."""
+        return means(self.totals)
+
+    def _extend(self, layout: Layout) -> None:
+        """Extend the vector to a superset of the present layout, with zeros for the new values."""
+        if layout == self._layout:
+            return
+        begins, size = offsets(layout)
+        places = [torch.arange(begins[path], begins[path] + length(self._layout[path])) for path in self._layout]
+        self._exact.spread(torch.cat(places) if places else torch.zeros(0, dtype=torch.int64), size)
+        self._layout, self._totals = layout, None
+
+    def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> list[Tensor]:
+        like: dict[str, Any] = {"dtype": torch.float64, "device": self._exact.device}
+        if path not in entries:
+            return [torch.zeros(length(self._layout[path]), **like)]
+        return [part.detach().to(**like).reshape(-1) for part in (entries[path].total, entries[path].weight)]
+
+
+def flatten(values: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Weighted]]:
+    """The values of nested dictionaries, each with its path.
+
+    Raises:
+        TypeError: a value is neither ``Weighted`` nor a dictionary.
+    """
+    for name, value in values.items():
+        if isinstance(value, Weighted):
+            yield (*path, name), value
+        elif isinstance(value, Mapping):
+            yield from flatten(value, (*path, name))
+        else:
+            raise TypeError(f"{'/'.join((*path, name))} is a {type(value).__name__}; send Weighted.of(value, weight)")
+
+
+def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
+    """The nested dictionaries of which ``entries`` are the values by path."""
+    tree: dict[str, Any] = {}
+    for (*folders, name), value in entries.items():
+        branch = tree
+        for folder in folders:
+            branch = branch.setdefault(folder, {})
+        branch[name] = value
+    return tree
+
+
+def merged(first: Layout, second: Layout) -> Layout:
+    """Both layouts in one, in ascending order of the paths.
+
+    Raises:
+        ArithmeticError: a value has another shape in the second.
+    """
+    for path in first.keys() & second.keys():
+        if first[path] != second[path]:
+            one, other = (tuple(map(tuple, layout[path])) for layout in (first, second))
+            raise ArithmeticError(f"{'/'.join(path)} has the shape {other}, and {one} before")
+    return dict(sorted((first | second).items()))
+
+
+def length(shapes: Shapes) -> int:
+    """How many numbers a total and its weight have."""
+    return sum(shape.numel() for shape in shapes)
+
+
+def offsets(layout: Layout) -> tuple[dict[Path, int], int]:
+    """Where the numbers of each value begin in the flat vector, and its length."""
+    begins, size = {}, 0
+    for path, shapes in layout.items():
+        begins[path] = size
+        size += length(shapes)
+    return begins, size
+
+
+def means(values: Mapping[str, Weighted]) -> dict[str, Tensor]:
+    """The mean by name."""
+    return {name: value.mean() for name, value in values.items()}
+
+
+@torch.no_grad()
+def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
+    """``weight`` times each of the tensors, in float64, with that weight."""
+    if not values:
+        return {}
+    scaled = torch._foreach_mul([value.detach().double() for value in values.values()], float(weight))
+    scale = torch.tensor(float(weight), dtype=torch.float64)
+    return {name: Weighted(total, scale) for name, total in zip(values, scaled, strict=True)}
