@@ -38,13 +38,14 @@ class Limit(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self.module = trainer.client.frozen_copy().requires_grad_()
-        ready, team = trainer.worker.to_device, trainer.team
+        rank, size = trainer.global_rank, trainer.world_size
         # all workers have equal shares, whatever the clients have
         clients = range(trainer.data.num_clients)
-        batches = [ready(batch) for k in clients for batch in trainer.worker.loader(k, 0)]
-        self.batches = batches[team.rank :: team.size]
-        tests = [ready(batch) for batch in trainer.data.test_dataloader()]
-        self.tests = tests[team.rank :: team.size]
+        loaders = trainer.run.loaders
+        batches = [batch for k in clients for _, batch in loaders.batches(loaders.train(k, 0))]
+        self.batches = batches[rank::size]
+        tests = [loaders.to_device(batch) for batch in trainer.data.test_dataloader()]
+        self.tests = tests[rank::size]
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._end_of_ours(trainer)

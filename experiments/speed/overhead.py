@@ -105,7 +105,7 @@ def visit(model: ImageClassifier, start: dict, trainer: FederatedTrainer, k: int
 
 
 def step(model: ImageClassifier, optimizer: torch.optim.Optimizer, x, y, trainer: FederatedTrainer) -> None:  # type: ignore[no-untyped-def]
-    if trainer.worker.channels_last:
+    if trainer.run.loaders.channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer.zero_grad()
     with trainer.fabric.autocast():
@@ -122,7 +122,7 @@ def evaluate(model: ImageClassifier, trainer: FederatedTrainer) -> float:
     model.eval()
     hits, loader = 0, trainer.data.test_dataloader()
     for x, y in loader:
-        if trainer.worker.channels_last:
+        if trainer.run.loaders.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         with trainer.fabric.autocast():
             logits = model(x)

@@ -73,7 +73,7 @@ class Watch(Callback):
         self.megabytes: list[float] = []
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        self.megabytes.append(max(trainer.team.gather(memory("VmRSS"))))
+        self.megabytes.append(max(trainer.gather(memory("VmRSS"))))
 
 
 def train(clients: int, model: ImageClassifier, methods: list, **kwargs: object) -> tuple[FederatedTrainer, Watch]:

@@ -99,13 +99,13 @@ class RunAccess:
 
     @property
     def global_rank(self) -> int:
-        """Rank of this worker, from 0; 0 in ``on_client_end``, where a worker is on its own."""
-        return self.run.workers.rank
+        """Rank of this worker, from 0."""
+        return self.run.fabric.global_rank
 
     @property
     def world_size(self) -> int:
-        """Number of workers; 1 in ``on_client_end``, where a worker is on its own."""
-        return self.run.workers.size
+        """Number of workers."""
+        return self.run.fabric.world_size
 
     def log(self, name: str, value: float) -> None:
         """Log a value of this round under ``name``."""

@@ -25,7 +25,7 @@ class Boundary(Callback):
         self._turn(trainer)
 
     def _turn(self, trainer: FederatedTrainer) -> None:
-        if trainer.fabric.is_global_zero:
+        if trainer.global_rank == 0:
             self.gate.turn(trainer.history[-1]["test/accuracy"] if trainer.history else None)
 
 
