@@ -1,4 +1,8 @@
-"""Makes docs/methods.md of the docstrings of the methods and of docs/ledger.yaml: python docs/make_methods.py"""
+"""Make docs/methods.md from the docstrings of the methods and docs/ledger.yaml: python docs/make_methods.py
+
+Citation, equation, summary and arguments come from the docstrings; the URLs of paper and code, the comparison with them
+and the tests come from the ledger.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,24 @@ from docstring_parser import parse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fl_lightning import callbacks, methods, optim  # found through the path above
+from fl_lightning import callbacks, methods, optim  # the line above makes them importable
 
 DOCS = Path(__file__).resolve().parent
 
 TEMPLATE = """\
 # Methods: what is computed, and how far it is the paper's
 
-Made by `python docs/make_methods.py` from the docstrings and `docs/ledger.yaml`; a test fails where it is out of date,
-or where a method has no entry. The column of the authors' code names other codes where there is none or they differ.
+This page is made by `python docs/make_methods.py` from the docstrings and `docs/ledger.yaml`; a test fails if it is out
+of date or if a method has no entry. In the tables, a name in brackets says that it is not the authors' own code but that
+one. A dash means that the source says nothing or that there is no such thing. The last column names the argument or key
+that changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
 {{ part.cites }}
-{% if part.equation %}
+{% if part.links %}
+{{ part.links }}
+{% endif %}{% if part.equation %}
 {{ part.equation }}
 {% endif %}
 {{ part.summary }}
@@ -37,12 +45,12 @@ or where a method has no entry. The column of the authors' code names other code
 {% for argument in part.arguments -%}
 | `{{ argument.name }}` | `{{ argument.default }}` | {{ argument.meaning }} |
 {% endfor %}{% endif %}
-| what | the paper | the authors' code | here | switch |
+| what | paper | authors' code | here | changed by |
 |---|---|---|---|---|
 {% for row in part.rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}
-Proved by
+Tested by
 {% for file, test in part.tests %}
 - [`{{ test }}`](../tests/{{ file }})
 {%- endfor %}
@@ -55,37 +63,44 @@ def find(name: str) -> type | None:
 
 
 def markdown(text: str) -> str:
-    """A docstring's inline marks in Markdown, on one line."""
-    text = re.sub(r":math:`([^`]*)`", lambda found: f"${' '.join(found[1].split())}$", text)
+    """A docstring's text as Markdown, on one line."""
+    text = re.sub(r":math:`([^`]*)`", lambda math: f"${' '.join(math[1].split())}$", text)
     text = re.sub(r":(?:class|meth|attr):`([^`]*)`", r"`\1`", text)
     return " ".join(text.replace("``", "`").replace("|", "\\|").split())
 
 
 def equation(text: str) -> str:
-    """The first display formula of a module's docstring."""
-    found = re.search(r"\.\. math::(.*?)(?=\n\S|\Z)", text, re.DOTALL)
-    lines = " ".join(found[1].split()) if found else ""
-    return f"$$\n{lines}\n$$" if lines else ""
+    """The first display formula of a module's docstring, in Markdown; empty if there is none."""
+    block = re.search(r"\.\. math::(.*?)(?=\n\S|\Z)", text, re.DOTALL)
+    formula = " ".join(block[1].split()) if block else ""
+    return f"$$\n{formula}\n$$" if formula else ""
 
 
 def arguments(kind: type) -> list[dict[str, Any]]:
     """Name, default and meaning of each argument, from signature and docstring."""
-    said = {item.arg_name: item.description for item in parse(inspect.getdoc(kind) or "").params}
-    given = [p for p in inspect.signature(kind).parameters.values() if p.default is not p.empty]
-    return [{"name": p.name, "default": p.default, "meaning": markdown(said[p.name] or "")} for p in given]
+    meanings = {item.arg_name: item.description for item in parse(inspect.getdoc(kind) or "").params}
+    optional = [p for p in inspect.signature(kind).parameters.values() if p.default is not p.empty]
+    return [{"name": p.name, "default": p.default, "meaning": markdown(meanings[p.name] or "")} for p in optional]
 
 
 def summary(kind: type) -> str:
-    """What stands before the arguments."""
+    """The docstring of a class up to its arguments."""
     text = (inspect.getdoc(kind) or "").split("\nArgs:")[0].split("\nRaises:")[0]
     return "\n\n".join(markdown(paragraph) for paragraph in text.strip().split("\n\n"))
 
 
-def entry(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    kind, tests = find(name), [test.split("::") for test in found["tests"]]
-    part = {"name": name, "rows": found["rows"], "tests": tests}
+def links(facts: dict[str, Any]) -> str:
+    """The URLs of paper and code, in Markdown; empty if there are none."""
+    return " · ".join(f"[{key}]({facts[key]})" for key in ("paper", "code") if key in facts)
+
+
+def entry(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows of one method; ``facts`` is its entry in the ledger."""
+    kind, tests = find(name), [test.split("::") for test in facts["tests"]]
+    part = {"name": name, "links": links(facts), "rows": facts["rows"], "tests": tests}
     if kind is None:
-        return part | {"cites": found["cites"] + ".", "summary": "The empty list.", "equation": "", "arguments": []}
+        empty = "FedAvg is the empty list of methods."
+        return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
     about = inspect.getdoc(sys.modules[kind.__module__]) or ""
     own = {"equation": equation(about), "arguments": arguments(kind)}
     return part | own | {"cites": markdown(about.split("\n\n")[0]), "summary": summary(kind)}

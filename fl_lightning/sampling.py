@@ -1,4 +1,7 @@
-"""The cohort of a round is a pure function of the seed and the round, so resuming needs no generator's state."""
+"""Choosing the cohort, the clients of a round.
+
+The cohort is a pure function of the seed and the round, so that a resumed run needs no saved generator.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,44 @@ from fl_lightning.seeding import numpy_rng
 
 
 class Sampler(ABC):
-    """Chooses the clients of a round. Subclasses implement :meth:`choose`."""
+    """Chooses the cohort of a round. Subclasses implement :meth:`choose`."""
 
     def __call__(self, seed: int, round_: int, num_clients: int, cohort_size: int) -> list[int]:
-        """The clients of round ``round_``, ascending, without repeats."""
+        """The cohort of round ``round_``: ids of clients, ascending, without repeats.
+
+        Args:
+            seed: base seed of the run.
+            round_: number of the round, from 0.
+            num_clients: number of all clients.
+            cohort_size: number of clients to choose, from 1 to ``num_clients``.
+        """
         chosen = self.choose(numpy_rng(seed, "cohort", round_), round_, num_clients, cohort_size)
         return sorted(int(k) for k in chosen)
 
     @abstractmethod
     def choose(self, rng: np.random.Generator, round_: int, num_clients: int, cohort_size: int) -> np.ndarray:
-        """``cohort_size`` different clients of ``range(num_clients)``, drawn from ``rng`` only."""
+        """``cohort_size`` different ids from ``range(num_clients)``; all randomness comes from ``rng``."""
 
 
 class UniformSampler(Sampler):
-    """Every cohort of the size asked for is equally likely."""
+    """Every cohort of the requested size is equally likely."""
 
     def choose(self, rng: np.random.Generator, round_: int, num_clients: int, cohort_size: int) -> np.ndarray:
         return rng.choice(num_clients, cohort_size, replace=False)
 
 
 def size_of_cohort(num_clients: int, participation: float, cohort_size: int | None) -> int:
-    """``cohort_size`` where given, else the whole part of ``participation * num_clients``, at least 1."""
+    """The number of clients in a round.
+
+    Args:
+        num_clients: number of all clients.
+        participation: fraction of the clients, in (0, 1]; 1 takes all.
+        cohort_size: the number itself, which overrides ``participation``; None leaves it to ``participation``.
+
+    Returns:
+        ``cohort_size`` if given, else ``participation * num_clients`` rounded down, but at least 1.
+    """
     if cohort_size is not None:
         return cohort_size
-    # 0.29 * 100 is 28.999999999999996 in floating point: it means 29
+    # 0.29 * 100 is 28.999999999999996 in floating point, and should give 29
     return max(1, math.floor(participation * num_clients + 1e-9))

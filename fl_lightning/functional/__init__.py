@@ -1,4 +1,8 @@
-"""Pure functions of tensors, in float32 at least also under autocast: the mathematics of the methods."""
+"""The mathematics of the methods as pure functions of tensors.
+
+They compute in float32 (float64 for float64 input), also under autocast, and where a value is undefined, as for a batch
+of one example, a loss is 0 with gradient 0.
+"""
 
 from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
 from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, linear_ckas, rbf_cka

@@ -1,4 +1,4 @@
-"""Losses are computed in float32 at least, also inside autocast, and stay in the graph where they vanish."""
+"""Full precision under autocast, zeros that stay in the autograd graph, and scaling against overflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 def in_full_precision(function: Function) -> Function:
-    """Leave autocast for the call, and widen its half-precision arguments to float32; float64 stays."""
+    """Run ``function`` outside autocast, with half-precision arguments converted to float32.
+
+    Arguments in float32 and float64 keep their precision.
+    """
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Tensor:
@@ -26,18 +29,27 @@ def in_full_precision(function: Function) -> Function:
 
 
 def linked_zero(*tensors: Tensor) -> Tensor:
-    """A scalar 0 with gradient 0 in every argument, whatever the values: 0 times infinity would be nan."""
+    """A scalar 0 with gradient 0 in every argument, whatever their values.
+
+    Multiplying by 0 would not do: 0 times infinity is nan.
+    """
     return torch.stack([tensor.flatten()[:0].sum() for tensor in tensors]).sum()
 
 
 def centered(x: Tensor) -> Tensor:
-    """Rows ``(n, d)`` minus their mean; taking off the first row before makes equal rows exactly 0."""
+    """Rows ``(n, d)`` minus their mean.
+
+    The first row is subtracted before the mean, so that equal rows give exactly 0.
+    """
     shifted = x - x[:1].detach()
     return shifted - shifted.mean(0)
 
 
 def unit_scale(rows: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows divided by their largest magnitude (along ``dim``), and that constant: squares stay in range."""
+    """Rows divided by their largest magnitude (along ``dim``), so that squares stay in range, and that magnitude.
+
+    The magnitude is a constant to the gradient.
+    """
     magnitude = rows.detach().abs()
     scale = (magnitude.amax() if dim is None else magnitude.amax(dim)).clamp_min(torch.finfo(rows.dtype).tiny)
     return rows / scale, scale

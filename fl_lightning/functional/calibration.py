@@ -1,4 +1,11 @@
-"""Logits changed by label counts: FedLC, Zhang et al., ICML 2022, Eq. 5; FedRS, Li and Zhan, KDD 2021."""
+"""Logits adjusted by the client's label counts: FedLC and FedRS.
+
+FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
+https://arxiv.org/abs/2209.00189
+
+FedRS: Li and Zhan, Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021.
+https://doi.org/10.1145/3447548.3467254, https://github.com/lxcnju/FedRepo
+"""
 
 from __future__ import annotations
 
@@ -21,23 +28,30 @@ def calibrated_logits(
     tau: float = 1.0,
     missing: Missing = "floor",
 ) -> Tensor:
-    r"""Lower every logit by the margin of its class, :math:`o_c - \tau n_c^{-1/4}`: the rarer, the more.
+    r"""Subtract from every logit the margin of its class, :math:`o_c - \tau n_c^{-1/4}`; rare classes lose most.
 
     Args:
-        logits: ``(B, C)``.
+        logits: raw logits ``(B, C)``.
         class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
-        tau: :math:`\tau \ge 0`; 0 leaves the logits of present classes as they are.
-        missing: a class with :math:`n_c = 0` is lowered by :math:`100 \tau` (``floor``: 1e-8 in place of 0),
-            becomes minus infinity (``mask``), or is lowered as if it had one example (``clamp``).
+        tau: :math:`\tau \ge 0`; 0 leaves the logits as they are, but for missing classes under ``mask``.
+        missing: what to do with a class of which the client has no example: count 1e-8 examples, which subtracts
+            :math:`100 \tau` (``floor``); set its logit to minus infinity (``mask``); or count one example (``clamp``).
 
     Returns:
-        Logits ``(B, C)`` in float32 (float64 for float64). With ``mask``, their cross-entropy is finite where
-        no label is of a missing class, without label smoothing.
+        Logits ``(B, C)`` in float32 (float64 for float64). With ``mask`` their cross-entropy is finite only
+        if no label belongs to a missing class and labels are not smoothed.
 
     Raises:
-        UsageError: another ``missing``.
+        UsageError: ``missing`` has another value.
 
-    Source: FedLC, Eq. 5; the paper does not treat missing classes, and public implementations differ.
+    Source: FedLC, Eq. 5. The paper does not treat missing classes, and public implementations differ.
+
+    Example:
+        >>> import torch
+        >>> calibrated_logits(torch.zeros(1, 3), torch.tensor([1, 16, 0]))
+        tensor([[  -1.0000,   -0.5000, -100.0000]])
+        >>> calibrated_logits(torch.zeros(1, 3), torch.tensor([1, 16, 0]), missing="mask")
+        tensor([[-1.0000, -0.5000,    -inf]])
     """
     require(missing in ("floor", "mask", "clamp"), "missing", missing, "choose floor, mask or clamp")
     counts = class_counts.to(logits.dtype)
@@ -50,24 +64,31 @@ def calibrated_logits(
 def restricted_logits(
     logits: Tensor, class_counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "frequency"] = "binary"
 ) -> Tensor:
-    r"""Scale the logits of classes that the client lacks: :math:`a_c o_c`.
+    r"""Scale down the logits of classes of which the client has no example: :math:`a_c o_c`.
 
-    ``binary``: :math:`a_c = \alpha` for :math:`n_c = 0`, else 1. ``frequency``:
-    :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, which also restricts rare classes.
+    In mode ``binary`` :math:`a_c = \alpha` for missing classes (:math:`n_c = 0`) and 1 for the others. In mode
+    ``frequency`` :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, which scales down rare classes too.
 
     Args:
         logits: raw logits ``(B, C)``.
         class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
-        alpha: in [0, 1]; 1 leaves the logits as they are.
-        mode: ``binary``, the paper's, or ``frequency``, of the first author's code.
+        alpha: :math:`\alpha \in [0, 1]`; 1 leaves the logits as they are.
+        mode: ``binary``, as in the paper, or ``frequency``, as in the first author's code.
 
     Returns:
         Logits ``(B, C)`` in float32 (float64 for float64).
 
     Raises:
-        UsageError: ``alpha`` outside [0, 1], or another ``mode``.
+        UsageError: ``alpha`` is outside [0, 1], or ``mode`` has another value.
 
     Source: FedRS, section 4.
+
+    Example:
+        >>> import torch
+        >>> restricted_logits(torch.full((1, 3), 2.0), torch.tensor([10, 5, 0]))
+        tensor([[2., 2., 1.]])
+        >>> restricted_logits(torch.full((1, 3), 2.0), torch.tensor([10, 5, 0]), mode="frequency")
+        tensor([[2.0000, 1.5000, 1.0000]])
     """
     require(0 <= alpha <= 1, "alpha", alpha, "give a number in [0, 1]")
     require(mode in ("binary", "frequency"), "mode", mode, "choose binary or frequency")

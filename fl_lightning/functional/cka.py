@@ -1,7 +1,11 @@
 r"""Similarities of two layers' activations on the same examples.
 
-Centered kernel alignment: Kornblith et al., Similarity of Neural Network Representations Revisited, ICML
-2019. The other two are the alternatives of FedCKA (Son et al., 2021), Table 3.
+Centered kernel alignment (CKA): Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019.
+https://arxiv.org/abs/1905.00414,
+https://github.com/google-research/google-research/tree/master/representation_similarity
+
+The Frobenius and cosine similarities are the alternatives that FedCKA (Son et al., 2021) compares with in its Table 3.
+https://arxiv.org/abs/2112.00407
 """
 
 from __future__ import annotations
@@ -22,31 +26,59 @@ EPS = 1e-12
 def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     r"""Linear CKA, :math:`\langle K, L \rangle / (\lVert K \rVert \lVert L \rVert)`.
 
-    :math:`K = XX^T, L = YY^T` with centered X and Y. Invariant to rotation, isotropic scaling and shift of
-    either argument. With few examples in many dimensions the plain form lies near 1 for unrelated
-    activations; the debiased one, whose parts are estimated without bias, does not.
+    :math:`K = XX^T` and :math:`L = YY^T` are the Gram matrices of the centered activations. The value does not change
+    when either argument is rotated, shifted, or scaled as a whole. With few examples in many dimensions, the biased
+    form lies near 1 even for unrelated activations; the debiased form, which uses unbiased estimates of the three
+    inner products, does not.
 
     Args:
-        x: ``(n, ...)``, flattened to ``(n, p)``.
-        y: ``(n, ...)``, flattened to ``(n, q)``.
-        debiased: use the U-statistic.
+        x: activations ``(n, ...)``, flattened to ``(n, p)``.
+        y: activations ``(n, ...)`` on the same examples, flattened to ``(n, q)``.
+        debiased: use the unbiased estimates (U-statistics).
 
     Returns:
-        A scalar in [0, 1], 1 for n = 2, or in [-1, 1] when debiased; 0, with gradient 0, for n < 2 (n < 4
-        when debiased) and where all rows are equal.
+        A scalar in [0, 1], or in [-1, 1] if debiased. For n = 2 the biased form is always 1. The value is 0, with
+        gradient 0, for n < 2 (n < 4 if debiased) and if all rows of one argument are equal.
 
     Raises:
         UsageError: x and y have different numbers of rows.
 
-    Source: Kornblith et al. 2019, Eq. 1 to 3; debiased as in Song et al., JMLR 2012. Ours is the 1e-12 in the
-    denominator.
+    Source: Kornblith et al. 2019, Eq. 1 to 3. Debiased: Song et al., Feature Selection via Dependence Maximization,
+    JMLR 2012, https://jmlr.org/papers/v13/song12a.html. The 1e-12 added to the denominator is ours.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]])
+        >>> round(linear_cka(x, 3 * x.flip(1) + 5).item(), 4)
+        1.0
+        >>> x, y = torch.rand(2, 32, 1000, generator=torch.Generator().manual_seed(0))  # unrelated
+        >>> round(linear_cka(x, y).item(), 2), round(linear_cka(x, y, debiased=True).item(), 2)
+        (0.97, 0.0)
     """
     return linear_ckas(x, y, debiased=debiased)[0]
 
 
 @in_full_precision
 def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
-    """:func:`linear_cka` of x with each of several y, ``(number of ys,)``; what belongs to x is computed once."""
+    """:func:`linear_cka` of x with each of several y, for which x is processed only once.
+
+    Args:
+        x: activations ``(n, ...)``.
+        *ys: activations ``(n, ...)`` each, on the same examples.
+        debiased: as in :func:`linear_cka`.
+
+    Returns:
+        One similarity for each y, ``(len(ys),)``, with the range and the exceptions of :func:`linear_cka`.
+
+    Raises:
+        UsageError: x and one of the others have different numbers of rows.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]])
+        >>> linear_ckas(x, x, x[:, :1])
+        tensor([1.0000, 0.7906])
+    """
     for y in ys:
         _require_same_rows(x, y)
     if len(x) < (4 if debiased else 2):
@@ -59,23 +91,31 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
 
 @in_full_precision
 def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = 0.5) -> Tensor:
-    r"""CKA with the kernel :math:`e^{-q / (2 t^2 m)}`, q the squared distance of rows.
+    r"""CKA with the Gaussian kernel :math:`e^{-q / (2 t^2 m)}`, where q is the squared distance of two rows.
 
-    m is the median of all n^2 distances, the n zeros from a row to itself among them.
+    m is the median of all n^2 squared distances, including the n zeros from each row to itself. The gradient treats it
+    as a constant.
 
     Args:
-        x: ``(n, ...)``, flattened.
-        y: ``(n, ...)``, flattened.
-        bandwidth: t > 0; the median is a constant to the gradient.
+        x: activations ``(n, ...)``, flattened to ``(n, p)``.
+        y: activations ``(n, ...)`` on the same examples, flattened to ``(n, q)``.
+        bandwidth: t > 0, in units of the square root of the median.
 
     Returns:
-        A scalar in [0, 1], 1 for n = 2; 0, with gradient 0, for n < 2 and where all rows are equal.
+        A scalar in [0, 1]. For n = 2 it is always 1. The value is 0, with gradient 0, for n < 2 and if all rows of one
+        argument are equal.
 
     Raises:
         UsageError: ``bandwidth`` is not above 0, or x and y have different numbers of rows.
 
-    Source: Kornblith et al. 2019, section 3, and the authors' notebook. Where most rows are equal, so that m
-    is 0, the mean stands in for it.
+    Source: Kornblith et al. 2019, section 3, and the authors' notebook. If most rows are equal, so that the median is
+    0, the mean replaces it.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]])
+        >>> round(rbf_cka(x, 3 * x.flip(1) + 5).item(), 4), round(rbf_cka(x, x[:, :1]).item(), 4)
+        (1.0, 0.9955)
     """
     require(bandwidth > 0, "bandwidth", bandwidth, "give a number above 0")
     _require_same_rows(x, y)
@@ -86,27 +126,43 @@ def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = 0.5) -> Tensor:
 
 @in_full_precision
 def frobenius_similarity(x: Tensor, y: Tensor) -> Tensor:
-    r"""Minus the mean squared difference, :math:`-\lVert x - y \rVert_F^2 / \text{numel}`: at most 0.
+    r"""Minus the mean squared difference, :math:`-\lVert x - y \rVert_F^2 / \text{numel}`.
 
     Args:
-        x: any shape.
-        y: the same shape.
+        x: activations of any shape.
+        y: activations of the same shape.
 
-    Source: FedCKA, Table 3. The paper's squared norm is a distance; negated and per element it is a
-    similarity that does not overflow.
+    Returns:
+        A scalar, at most 0; 0 for equal activations.
+
+    Source: FedCKA, Table 3. The squared norm that the paper names is a distance. Its negative is a similarity, and the
+    mean keeps the exponential that FedCKA takes of it from overflowing.
+
+    Example:
+        >>> import torch
+        >>> frobenius_similarity(torch.zeros(2, 3), torch.full((2, 3), 2.0)).item()
+        -4.0
     """
     return -(x - y).square().mean()
 
 
 @in_full_precision
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
-    """Cosine of the angle between two whole tensors as vectors, in [-1, 1]; 0 if one of them is 0.
+    """Cosine of the angle between two tensors, each flattened to one vector.
 
     Args:
-        x: any shape.
-        y: the same shape.
+        x: activations of any shape.
+        y: activations of the same shape.
+
+    Returns:
+        A scalar in [-1, 1]; 0 if one of the tensors is 0.
 
     Source: FedCKA, Table 3.
+
+    Example:
+        >>> import torch
+        >>> round(cosine_similarity(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 2.0]])).item(), 4)
+        0.7071
     """
     return torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0)
 
@@ -114,13 +170,13 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 class _Gram(torch.autograd.Function):
     """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n.
 
-    The wide matrix is read as often as must be: its products are centered instead of its rows, and autograd would
-    multiply it twice.
+    It reads the wide matrix as rarely as possible: the small matrix of products is centered instead of the rows, and
+    the backward pass multiplies the wide matrix once, where autograd would do so twice.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        # without the first row, equal rows give exactly 0 and far ones keep their digits
+        # subtracting the first row makes equal rows exactly 0, and rows far from the origin keep their digits
         rows = rows - rows[0]
         ctx.save_for_backward(rows)
         return _twice_centered(rows @ rows.T)
@@ -139,8 +195,11 @@ def _twice_centered(gram: Tensor) -> Tensor:
 
 
 def _centered_gram(x: Tensor) -> Tensor:
-    """``(n, n)`` with largest entry 1: alignment has no scale, products of norms overflow."""
-    # the order of columns has no part in it, and this one costs no copy
+    """Inner products ``(n, n)`` of the centered rows, scaled to largest entry 1.
+
+    CKA does not depend on the scale, and the norms of larger matrices could overflow.
+    """
+    # the order of columns does not matter, and this one costs no copy
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     gram: Tensor = _Gram.apply((x.permute(0, 2, 3, 1) if last else x).flatten(1))
     largest = gram.detach().abs().amax()
@@ -148,7 +207,7 @@ def _centered_gram(x: Tensor) -> Tensor:
 
 
 def _by_columns(x: Tensor, y: Tensor) -> Tensor:
-    """The same number from matrices of columns, smaller where there are many rows."""
+    """CKA from inner products of columns, which are the smaller matrices if there are more rows than columns."""
     return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + EPS)
 
 
@@ -157,12 +216,12 @@ def _require_same_rows(x: Tensor, y: Tensor) -> None:
 
 
 def _standard(x: Tensor) -> Tensor:
-    """Centered rows ``(n, p)`` with largest entry 1: alignment has no scale, products overflow."""
+    """Centered rows ``(n, p)``, scaled to largest entry 1: CKA does not depend on the scale."""
     return unit_scale(centered(x.flatten(1)))[0]
 
 
 def _rbf(rows: Tensor, bandwidth: float) -> Tensor:
-    # by products of matrices, the distance of equal rows would not be 0
+    # computed by matrix products, the distance of equal rows would not be exactly 0
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
     return torch.exp(-distances / (2 * bandwidth**2 * _typical(distances.detach())))
 
@@ -182,7 +241,7 @@ def _center(k: Tensor) -> Tensor:
 
 
 def _u_center(k: Tensor) -> Tensor:
-    """With a zero diagonal, every row and column sums to 0."""
+    """The matrix with zero diagonal whose rows and columns sum to 0, of which unbiased estimates are made."""
     n = len(k)
     k = k - torch.diag(k.diagonal())
     means = k.sum(0) / (n - 2)

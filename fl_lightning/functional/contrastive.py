@@ -1,4 +1,10 @@
-"""Contrasts of similarities: FedCKA, Son et al., 2021, Eq. 5; MOON, Li et al., CVPR 2021, Eq. 3."""
+"""Contrasts between the similarities to the global and to previous local models: FedCKA and MOON.
+
+FedCKA: Son et al., Compare Where It Matters, 2021. https://arxiv.org/abs/2112.00407
+
+MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
+https://arxiv.org/abs/2103.16257, https://github.com/QinbinLi/MOON
+"""
 
 from __future__ import annotations
 
@@ -14,16 +20,22 @@ from fl_lightning.functional._precision import in_full_precision, linked_zero
 
 @in_full_precision
 def representation_contrast(similarity_to_global: Tensor, similarity_to_previous: Tensor) -> Tensor:
-    r"""FedCKA for one layer, :math:`-\log \frac{e^{s_g}}{e^{s_g} + e^{s_p}} = \log(1 + e^{s_p - s_g})`.
+    r"""FedCKA's term of one layer, :math:`-\log \frac{e^{s_g}}{e^{s_g} + e^{s_p}} = \log(1 + e^{s_p - s_g})`.
 
     Args:
-        similarity_to_global: :math:`s_g`, a scalar.
-        similarity_to_previous: :math:`s_p`, a scalar.
+        similarity_to_global: :math:`s_g`, similarity to the global model's activations, a scalar.
+        similarity_to_previous: :math:`s_p`, similarity to those of the client's previous model, a scalar.
 
     Returns:
-        A scalar above 0; log 2 for equal similarities, in [0.313, 1.313] for similarities in [0, 1].
+        A scalar above 0: log 2 if the similarities are equal, and in [0.313, 1.313] if both lie in [0, 1].
 
     Source: FedCKA, Eq. 5, without its mean over layers. There is no temperature.
+
+    Example:
+        >>> import torch
+        >>> closer, farther = torch.tensor(1.0), torch.tensor(0.0)
+        >>> representation_contrast(closer, closer), representation_contrast(closer, farther)
+        (tensor(0.6931), tensor(0.3133))
     """
     return softplus(similarity_to_previous - similarity_to_global)
 
@@ -32,24 +44,33 @@ def representation_contrast(similarity_to_global: Tensor, similarity_to_previous
 def model_contrastive_loss(
     z: Tensor, z_global: Tensor, z_previous: Sequence[Tensor] = (), temperature: float = 0.5
 ) -> Tensor:
-    r"""MOON, the mean over the batch of :math:`-\log \frac{e^{s_g/T}}{e^{s_g/T} + \sum_j e^{s_j/T}}`.
+    r"""MOON's term, the mean over the batch of :math:`-\log \frac{e^{s_g/T}}{e^{s_g/T} + \sum_j e^{s_j/T}}`.
 
-    :math:`s_g` and :math:`s_j` are the cosines of z with the global and with the j-th previous representation.
+    :math:`s_g` is the cosine of an example's representation with its representation by the global model, :math:`s_j`
+    the cosine with that by the j-th previous local model.
 
     Args:
-        z: representations ``(B, d)``, the only argument that is to receive gradient.
-        z_global: the same examples' representations by the global model ``(B, d)``.
-        z_previous: those by previous local models, ``(B, d)`` each; none gives 0.
-        temperature: T > 0.
+        z: representations by the model in training, ``(B, d)``; detach the other arguments.
+        z_global: representations of the same examples by the global model, ``(B, d)``.
+        z_previous: representations by the previous local models, ``(B, d)`` each.
+        temperature: T > 0; a smaller one sharpens the contrast.
 
     Returns:
-        A scalar, at least 0; :math:`\log(1 + m)` where the m previous representations equal the global one; 0, with
-        gradient 0, without previous ones.
+        A scalar, at least 0. If the m previous representations equal the global one it is :math:`\log(1 + m)`. Without
+        previous models it is 0, with gradient 0.
 
     Raises:
         UsageError: ``temperature`` is not above 0.
 
-    Source: MOON, Eq. 3; the authors' code has the same single-logit value 0 in the first round.
+    Source: MOON, Eq. 3. The authors' code gives the same 0 in the first round.
+
+    Example:
+        >>> import torch
+        >>> z, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> model_contrastive_loss(z, z, [z]), model_contrastive_loss(z, z, [other])
+        (tensor(0.6931), tensor(0.1269))
+        >>> model_contrastive_loss(z, other)
+        tensor(0.)
     """
     require(temperature > 0, "temperature", temperature, "give a number above 0")
     if not len(z_previous):

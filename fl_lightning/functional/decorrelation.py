@@ -1,4 +1,14 @@
-"""The correlation and covariance of a representation's dimensions: FedDecorr, Shi et al., ICLR 2023, Eq. 8; DeCov."""
+"""Penalties on the correlation or covariance of a representation's dimensions: FedDecorr and DeCov.
+
+FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning,
+ICLR 2023. https://arxiv.org/abs/2210.00226, https://github.com/bytedance/FedDecorr
+
+DeCov: Cogswell et al., Reducing Overfitting in Deep Networks by Decorrelating Representations, ICLR 2016.
+https://arxiv.org/abs/1511.06068
+
+Structured DeCov: Xiong et al., Regularizing Deep Convolutional Neural Networks with a Structured Decorrelation
+Constraint, ICDM 2016. https://doi.org/10.1109/ICDM.2016.0063
+"""
 
 from __future__ import annotations
 
@@ -15,25 +25,34 @@ EPS = 1e-8
 
 @in_full_precision
 def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "official") -> Tensor:
-    r"""The squared Frobenius norm of the correlation matrix K of the columns of z.
+    r"""The squared Frobenius norm of the correlation matrix K of the columns of z, scaled.
 
-    Columns are centered and divided by :math:`\sqrt{10^{-8} + \text{variance}}` (unbiased), and
-    :math:`K = Z^T Z / B`. ``paper`` is :math:`\lVert K \rVert_F^2 / d^2`. ``official``, the authors' code, is
-    :math:`B` times the mean of the squared off-diagonal entries: it grows with the batch, and the published
-    coefficients belong to it. The diagonal is constant up to the 1e-8 and has no part in the gradient.
+    The columns of z are centered and divided by :math:`\sqrt{10^{-8} + \text{variance}}` (unbiased variance), which
+    gives Z, and :math:`K = Z^T Z / B`. The form ``paper`` is :math:`\lVert K \rVert_F^2 / d^2`. The form ``official``,
+    the authors' code, is :math:`B` times the mean of the squared off-diagonal entries of K. It grows with the batch
+    size, and the published coefficients were chosen for it. The diagonal of K, which only ``paper`` counts, is constant
+    up to the 1e-8, so that its gradient is negligible.
 
     Args:
         z: representations ``(B, d)``.
         form: ``official`` or ``paper``.
 
     Returns:
-        A scalar, at least 0; when ``official``, 0.5 for B = 2 and 0 for d = 1; 0, with gradient 0, for B < 2.
-        A constant column adds 0 and has gradient 0.
+        A scalar, at least 0. The form ``official`` is 0.5 for B = 2 and 0 for d = 1. Both are 0, with gradient 0, for
+        B < 2. A constant column adds 0 and has gradient 0.
 
     Raises:
-        UsageError: another ``form``.
+        UsageError: ``form`` has another value.
 
-    Source: FedDecorr, Eq. 8 (``paper``) and the authors' code (``official``).
+    Source: FedDecorr, Eq. 8 (``paper``) and ``loss.py`` of the authors' code (``official``).
+
+    Example:
+        >>> import torch
+        >>> correlated = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+        >>> correlation_frobenius(correlated), correlation_frobenius(correlated, form="paper")
+        (tensor(1.3333), tensor(0.4444))
+        >>> correlation_frobenius(torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))
+        tensor(0.)
     """
     require(form in ("official", "paper"), "form", form, "choose official or paper")
     batch, d = z.shape
@@ -47,7 +66,7 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
 
 
 def _products(normal: Tensor) -> Tensor:
-    """The smaller of the two matrices of inner products, of columns or of rows: their norms are equal."""
+    """Inner products of columns ``(d, d)`` or of rows ``(B, B)``, the smaller of the two: their norms are equal."""
     batch, d = normal.shape
     return normal.T @ normal if d <= batch else normal @ normal.T
 
@@ -58,43 +77,58 @@ def _off_diagonal(normal: Tensor) -> Tensor:
     products = _products(normal)
     if d <= batch:
         return (products - torch.diag(products.diagonal())).square().sum()
-    # more columns than rows are never uncorrelated, so that this difference keeps its digits
+    # columns that outnumber the rows are always correlated, so that no digits cancel in this difference
     return products.square().sum() - normal.square().sum(0).square().sum()
 
 
 def covariance_decorrelation(z: Tensor) -> Tensor:
-    r"""DeCov, half of :math:`\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2`, C the covariance over the batch.
+    r"""DeCov's term, :math:`\frac12 (\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2)`.
+
+    C is the covariance of the columns of z over the batch, ``(d, d)``, divided by B.
 
     Args:
-        z: representations ``(B, d)``; the covariance is divided by B.
+        z: representations ``(B, d)``.
 
     Returns:
-        A scalar, at least 0; 0 for B = 1 and d = 1. It grows with the fourth power of the scale of z.
+        A scalar, at least 0; 0 for B = 1 and for d = 1. It grows with the fourth power of the scale of z.
 
-    Source: Cogswell et al., ICLR 2016, Eq. 3.
+    Source: DeCov, Eq. 3.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+        >>> covariance_decorrelation(z), covariance_decorrelation(2 * z)
+        (tensor(0.4444), tensor(7.1111))
     """
     return structured_covariance_decorrelation(z, groups=z.shape[1])
 
 
 @in_full_precision
 def structured_covariance_decorrelation(z: Tensor, groups: int = 8, gamma: float = 0.0) -> Tensor:
-    r"""DeCov between groups of dimensions, less :math:`\gamma` times that inside them.
+    r"""DeCov's term between groups of dimensions, minus :math:`\gamma` times the same term inside the groups.
 
-    :math:`\frac12 \sum_{g(i) \ne g(j)} C_{ij}^2 - \frac\gamma2 \sum_{g(i) = g(j), i \ne j} C_{ij}^2`. Groups are
-    contiguous and of equal size, up to one where they do not divide d.
+    :math:`\frac12 \sum_{g(i) \ne g(j)} C_{ij}^2 - \frac\gamma2 \sum_{g(i) = g(j), i \ne j} C_{ij}^2`, where C is the
+    covariance over the batch and g(i) the group of dimension i. Groups are contiguous, and their sizes differ by at
+    most one.
 
     Args:
         z: representations ``(B, d)``.
-        groups: from 1 to d; d gives DeCov.
-        gamma: at least 0; above 0 the value has no lower bound.
+        groups: number of groups, from 1 to d; d gives DeCov.
+        gamma: reward of covariance inside a group, at least 0; 0 ignores it. Above 0 the value has no lower bound.
 
     Returns:
         A scalar, at least 0 for ``gamma=0``.
 
     Raises:
-        UsageError: ``groups`` outside [1, d], or ``gamma`` below 0.
+        UsageError: ``groups`` is outside [1, d], or ``gamma`` is below 0.
 
-    Source: after Xiong et al., 2016, whose constants are not public; this definition is ours.
+    Source: after Xiong et al. 2016, whose constants are not public. This definition is ours.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+        >>> structured_covariance_decorrelation(z, groups=1), structured_covariance_decorrelation(z, groups=2)
+        (tensor(0.), tensor(0.4444))
     """
     batch, d = z.shape
     require(1 <= groups <= d, "groups", groups, f"the representation has {d} dimensions, give 1 to {d}")

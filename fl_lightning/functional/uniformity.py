@@ -1,4 +1,8 @@
-"""The uniformity of representations: FedUV, Son et al., CVPR 2024, Eq. 4."""
+"""The uniformity of representations: FedUV.
+
+Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024.
+https://arxiv.org/abs/2402.18372, https://github.com/sonhamin/FedUV
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,38 @@ from fl_lightning.functional._precision import in_full_precision, linked_zero, u
 
 @in_full_precision
 def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: bool = False) -> Tensor:
-    r"""Mean of :math:`e^{-q_{ij} / (f \sigma)}` over the pairs i < j, q the squared distance of two rows.
+    r"""FedUV's :math:`L_U`: the mean of :math:`e^{-q_{ij} / (f \sigma)}` over all pairs of rows.
 
-    :math:`\sigma` is the (lower) median of the non-zero q. It carries gradient unless detached; with it,
-    the gradient has no part along z, since the value does not change with the scale of z. Pairs of equal rows
-    count as 1 in the mean and not in the median.
+    :math:`q_{ij}` is the squared distance of rows i and j, with i < j, and :math:`\sigma` the lower median of those
+    that are not 0. The value does not depend on the scale of z, so that gradients that flow through the median too are
+    orthogonal to z. A pair of equal rows counts as 1 in the mean and is left out of the median.
 
     Args:
-        z: representations ``(B, d)``.
-        bandwidth_factor: f > 0; 1 is the authors' code, 2 the text.
-        detach_bandwidth: whether the median is a constant to the gradient.
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
+        bandwidth_factor: f > 0; 1 in the authors' code, 2 in the paper's text.
+        detach_bandwidth: treat the median as a constant in the gradient.
 
     Returns:
-        A scalar in (0, 1), :math:`e^{-1/f}` for two different rows; 0, with gradient 0, for fewer than two
-        rows or when all are equal.
+        A scalar in (0, 1), which is :math:`e^{-1/f}` for two different rows. It is 0, with gradient 0, for fewer than
+        two rows and if all rows are equal.
 
     Raises:
         UsageError: ``bandwidth_factor`` is not above 0.
 
-    Source: FedUV, Eq. 4 and the authors' code, which gives nan where this gives 0.
+    Source: FedUV, Eq. 4, after the authors' code, which returns nan where this function returns 0.
+
+    Example:
+        >>> import torch
+        >>> rbf_uniformity(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+        tensor(0.3679)
+        >>> spread, clustered = torch.eye(3), torch.tensor([[0.0], [0.1], [5.0]])
+        >>> rbf_uniformity(spread) < rbf_uniformity(clustered)
+        tensor(True)
     """
     require(bandwidth_factor > 0, "bandwidth_factor", bandwidth_factor, "give a number above 0")
     if len(z) < 2:
         return linked_zero(z)
-    # pdist's distance of equal rows is exactly 0, with gradient 0; the squares have the squared median
+    # pdist gives equal rows distance 0 with gradient 0; the median of the squares is the square of the median
     distances, _ = unit_scale(torch.pdist(z.flatten(1)))
     distinct = distances[distances > math.sqrt(torch.finfo(z.dtype).tiny)]
     if len(distinct) == 0:

@@ -1,4 +1,8 @@
-"""The variance of predictions over a batch: FedUV, Son et al., CVPR 2024, Eq. 2 and supplement Table 6."""
+"""The variance of predictions over a batch: FedUV.
+
+Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024.
+https://arxiv.org/abs/2402.18372, https://github.com/sonhamin/FedUV
+"""
 
 from __future__ import annotations
 
@@ -15,25 +19,32 @@ Hinge = Literal["linear", "none", "square", "clamped_square"]
 
 @in_full_precision
 def probability_variance_hinge(logits: Tensor, hinge: Hinge = "linear") -> Tensor:
-    r"""How far each class's probability deviates over the batch less than balanced one-hot labels would.
+    r"""FedUV's :math:`L_V`: how much less the predictions vary over the batch than balanced one-hot labels would.
 
-    With :math:`s_j` the unbiased standard deviation of column j of softmax(logits) and :math:`c = 1/\sqrt C`,
-    which is that of a column of the identity, the mean over j of :math:`\max(0, c - s_j)` (``linear``),
-    :math:`c - s_j` (``none``), :math:`(c - s_j)^2` (``square``) or :math:`\max(0, c - s_j)^2`
-    (``clamped_square``).
+    :math:`s_j` is the unbiased standard deviation of column j of softmax(logits), and :math:`c = 1/\sqrt C` that of a
+    column of the identity. The value is the mean over j of :math:`\max(0, c - s_j)` (``linear``), :math:`c - s_j`
+    (``none``), :math:`(c - s_j)^2` (``square``) or :math:`\max(0, c - s_j)^2` (``clamped_square``).
 
     Args:
         logits: raw logits ``(B, C)``.
-        hinge: the form above.
+        hinge: one of the four forms above.
 
     Returns:
-        A scalar in [0, c] (``linear``), at most c (``none``) or at least 0; 0, with gradient 0, for fewer
-        than two rows. Predictions that are all the same receive the value c but no gradient.
+        A scalar: in [0, c] for ``linear``, at most c for ``none``, at least 0 for the squares. It is 0, with gradient
+        0, for fewer than two rows. If all predictions are equal, it is c (its square for the squares), also with
+        gradient 0.
 
     Raises:
-        UsageError: another ``hinge``.
+        UsageError: ``hinge`` has another value.
 
-    Source: FedUV, Eq. 2, after the authors' code, which reads probabilities and not one-hot predictions.
+    Source: FedUV, Eq. 2 and supplement Table 6, after the authors' code, which takes probabilities where the
+    pseudo-code takes one-hot predictions.
+
+    Example:
+        >>> import torch
+        >>> certain_and_balanced, all_equal = 100 * torch.eye(4), torch.zeros(8, 4)
+        >>> probability_variance_hinge(certain_and_balanced), probability_variance_hinge(all_equal)
+        (tensor(0.), tensor(0.5000))
     """
     known = ("linear", "none", "square", "clamped_square")
     require(hinge in known, "hinge", hinge, f"choose one of {', '.join(known)}")
@@ -46,6 +57,9 @@ def probability_variance_hinge(logits: Tensor, hinge: Hinge = "linear") -> Tenso
 
 
 def _deviation(columns: Tensor) -> Tensor:
-    """Unbiased standard deviation ``(C,)``: torch's has infinite gradients near underflow."""
+    """Unbiased standard deviation of each column, ``(C,)``.
+
+    The gradient of torch's own is infinite where squares underflow.
+    """
     rows, scale = unit_scale(centered(columns), dim=0)
     return scale * rows.norm(dim=0) / math.sqrt(len(columns) - 1)

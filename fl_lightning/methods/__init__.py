@@ -1,4 +1,4 @@
-"""The methods of the papers, one file each."""
+"""The published methods, one file each."""
 
 from fl_lightning.methods.decov import DeCov
 from fl_lightning.methods.fedbabu import FedBABU

@@ -1,5 +1,7 @@
 r"""DeCov: Cogswell et al., Reducing Overfitting in Deep Networks by Decorrelating Representations, ICLR 2016, Eq. 3.
 
+Paper: https://arxiv.org/abs/1511.06068
+
 .. math:: \ell = \frac{w}{2} \left( \lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2 \right)
 """
 
@@ -14,12 +16,16 @@ from fl_lightning.method import Method, Step
 
 
 class DeCov(Method):
-    """Penalises the covariance of different dimensions of the representation; a competitor in FedDecorr's Table 6.
+    """Penalises covariance between dimensions of the representation; FedDecorr compares with it in its Table 6.
 
-    It depends on the scale of the representation. FedDecorr does not print the coefficient it used.
+    C is the covariance of the representation over the batch, ``(d, d)``. The term grows with the fourth power of the
+    representation's scale. FedDecorr does not print the coefficient it used.
 
     Args:
-        weight: coefficient, at least 0; 0 gives FedAvg.
+        weight: coefficient w, at least 0; 0 gives FedAvg.
+
+    Raises:
+        UsageError: ``weight`` is below 0.
     """
 
     requires = ("representation",)

@@ -1,6 +1,10 @@
-"""FedBABU: Oh et al., Towards Enhanced Image Classification for Federated Learning, ICLR 2022, Algorithm 1.
+"""FedBABU: Oh et al., Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Algorithm 1.
 
-The body is trained and averaged; the head, the last linear layer, keeps its common random initial weights.
+Paper: https://arxiv.org/abs/2106.06042
+Code: https://github.com/jhoon-oh/FedBABU
+
+The body is trained and averaged. The head, the last linear layer, keeps the random initial weights that all clients
+share.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ from fl_lightning.method import Method
 
 
 class FedBABU(Method):
-    """Trains the body only: the head has the same initial weights on all clients, for ever.
+    """Trains the body only: the head keeps its initial weights, the same on all clients.
 
-    The head is the module that the tap ``logits`` is bound to. Its gradients are dropped before the step, so that
-    neither momentum nor weight decay moves it by a bit. Personalisation by fine-tuning afterwards is not part of it.
+    The head is the module that the tap ``logits`` is bound to. Its gradients are dropped before each step, so that
+    neither momentum nor weight decay changes it. The paper's fine-tuning of the head after training is not included.
     """
 
     requires = ("logits",)

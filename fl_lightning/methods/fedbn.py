@@ -1,4 +1,8 @@
-"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Algorithm 1."""
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Algorithm 1.
+
+Paper: https://arxiv.org/abs/2102.07623
+Code: https://github.com/med-air/FedBN
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from fl_lightning.method import Method
 
 
 class FedBN(Method):
-    """Keeps the normalisation layers, scale, shift and statistics, with each client; the rest is averaged.
+    """Keeps the normalisation layers (scale, shift and running statistics) with each client and averages the rest.
 
-    Metrics are means over the models of the clients that have trained, on the same test data.
+    Each client that has trained has a model of its own. Metrics are means over these models on the same test data.
 
     Raises:
-        UsageError: the module has no BatchNorm or InstanceNorm layer with a state.
+        UsageError: the module has no BatchNorm or InstanceNorm layer with parameters or statistics.
     """
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:

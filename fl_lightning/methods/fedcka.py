@@ -1,4 +1,6 @@
-r"""FedCKA: Son et al., Comparisons of Layer Similarity for Federated Learning, 2021 (arXiv 2112.00407), Eq. 5.
+r"""FedCKA: Son et al., Compare Where It Matters: Using Layer-Wise Regularization to Improve FL, 2021, Eq. 5.
+
+Paper: https://arxiv.org/abs/2112.00407
 
 .. math::
     \ell = \frac{1}{M} \sum_{m=1}^{M} -\log
@@ -42,17 +44,21 @@ SIMILARITIES: dict[str, Callable[..., Tensor]] = {
 
 
 class FedCKA(Method):
-    r"""Keeps the early layers closer to the global model's than to those of the client's own last visit.
+    r"""Keeps early activations closer to those of the global model than to those of the client's previous model.
 
-    Global and previous model are frozen, in eval mode, and run only as far as the last layer that is compared. In a
-    client's first visit there is no previous model and no term.
+    :math:`a_m` are the activations of layer m on the current batch. The previous model is the client's own at the end
+    of its last visit. Both reference models are frozen and in eval mode, and run only up to the last compared layer.
+    In a client's first visit there is no previous model and no term.
 
     Args:
-        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper takes 3 to 10.
-        layers: M, how many layers are compared, from the input on, at least 1; the paper takes 2. Or the names of their
-            taps: ``[early.0, stage.1]`` compares a ResNet's stem and whole first stage.
-        similarity: ``linear`` CKA, its ``debiased`` form, ``rbf`` CKA, or those of Table 3: minus the squared
-            ``frobenius`` distance per element or as it is (``frobenius_raw``), and ``cosine``.
+        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 3, 5 and 10.
+        layers: M, how many layers to compare, counted from the input, at least 1; 2 in the paper. Or the names of their
+            taps: ``[early.0, stage.1]`` compares a ResNet's stem and its whole first stage.
+        similarity: ``linear`` CKA, its ``debiased`` form or ``rbf`` CKA; or, from the paper's Table 3, ``cosine`` or
+            the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``).
+
+    Raises:
+        UsageError: ``mu`` is below 0, or ``layers`` is 0 or empty.
     """
 
     def __init__(

@@ -1,5 +1,8 @@
 r"""FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in ... FL, ICLR 2023, Eq. 8.
 
+Paper: https://arxiv.org/abs/2210.00226
+Code: https://github.com/bytedance/FedDecorr
+
 .. math:: \ell = \beta \lVert K \rVert_F^2 / d^2, \quad K \text{ the correlation matrix of } z \text{ over the batch}
 """
 
@@ -16,15 +19,19 @@ from fl_lightning.method import Method, Step
 
 
 class FedDecorr(Method):
-    r"""Decorrelates the dimensions of the representation, so that it does not collapse into few of them.
+    r"""Decorrelates the d dimensions of the representation, so that it does not collapse into a few of them.
 
-    The authors' code is B times the printed equation (B the batch size): :math:`\beta = 0.1` belongs to that scale. On
-    networks without normalisation it can overwhelm the loss, and a constant representation makes it 0 too: watch
-    ``rank/representation/effective``, and try ``form="paper"``.
+    The term of the authors' code is about B times the printed equation, where B is the batch size, and
+    :math:`\beta = 0.1` was chosen for it. On networks without normalisation layers it can dominate the loss. A constant
+    representation also makes it 0, so training can end there: watch ``rank/representation/effective``, and try
+    ``form="paper"``.
 
     Args:
-        beta: :math:`\beta \ge 0`; 0 gives FedAvg. The authors take 0.1, and 0.05 for CIFAR-100.
-        form: ``official``, the authors' code, or ``paper``, Eq. 8 as printed.
+        beta: coefficient :math:`\beta \ge 0`; 0 gives FedAvg. The authors use 0.1, and 0.05 for CIFAR-100.
+        form: ``official``, as in the authors' code, or ``paper``, Eq. 8 as printed.
+
+    Raises:
+        UsageError: ``beta`` is below 0.
     """
 
     requires = ("representation",)

@@ -1,10 +1,14 @@
 r"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
+Paper: https://arxiv.org/abs/2111.04263
+Code: https://github.com/alpemreacar/FedDyn
+
 .. math::
     y_k = \arg\min_y f_k(y) + \alpha_k \langle y, g_k \rangle + \frac{\alpha_k}{2} \lVert y - w^t \rVert^2, \qquad
     g_k \leftarrow g_k + y_k - w^t, \qquad w^{t+1} = \frac{1}{|S|} \sum_{k \in S} y_k + \frac{1}{N} \sum_k g_k
 
-with :math:`g_k = -\nabla_k / \alpha` for the paper's gradient :math:`\nabla_k`, as in the authors' code.
+As in the authors' code, :math:`g_k` stands for :math:`-\nabla_k / \alpha`, where :math:`\nabla_k` is the gradient that
+the paper keeps for client k.
 """
 
 from __future__ import annotations
@@ -22,18 +26,22 @@ from fl_lightning.state import State, Weighted, clone, select
 
 
 class FedDyn(Method):
-    r"""Changes each client's objective so that its minimum is consistent with that of all.
+    r"""Regularises each client's objective so that the optima of the clients agree with that of their mean.
 
-    The term's gradient :math:`\alpha_k (g_k + y - w^t)` is added in place. Parameters only; changes are averaged alike
-    over clients. The authors clip gradients to norm 10 (``trainer.gradient_clip_val``) and train without momentum.
+    The gradient of the added terms, :math:`\alpha_k (g_k + y - w^t)`, is added to the gradients in place. The terms
+    cover trained parameters only, and clients have equal weights in the mean. The authors clip gradients to norm 10
+    (``trainer.gradient_clip_val``) and train without momentum.
 
     Args:
-        alpha: :math:`\alpha > 0`. No value gives FedAvg: for a small one the server still adds the mean of the
+        alpha: :math:`\alpha > 0`. No value gives FedAvg, since for any :math:`\alpha` the server adds the mean of the
             :math:`g_k`.
-        scaled: :math:`\alpha_k = \alpha n / (N n_k)`, the authors' code, so that a client with few examples is held
-            tighter; else :math:`\alpha`, the paper's.
-        reported: the model that is evaluated and saved: the mean of the ``selected`` clients' models, of ``all``
-            clients' latest ones, or the ``cloud`` model :math:`w^{t+1}` that is sent.
+        scaled: use :math:`\alpha_k = \alpha n / (N n_k)`, as in the authors' code, which keeps clients with few
+            examples closer to the received model; else :math:`\alpha_k = \alpha`, as in the paper.
+        reported: the model to evaluate and save: the mean of the models of this round's cohort (``selected``), the mean
+            of the latest models of ``all`` clients, or the model :math:`w^{t+1}` that the server sends (``cloud``).
+
+    Raises:
+        UsageError: ``alpha`` is not above 0, or the run sends no weights.
     """
 
     needs_exchange = True

@@ -1,8 +1,11 @@
 r"""FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Eq. 5 to 7.
 
+Paper: https://arxiv.org/abs/2209.00189
+
 .. math:: \tilde o_c = o_c - \tau n_c^{-1/4}, \qquad \ell = -\tilde o_y + \log \sum_i e^{\tilde o_i}
 
-The printed Eq. 7 sums over :math:`i \ne y`, which is unbounded below; Theorem 3 and every implementation sum over all.
+Eq. 7 as printed sums over :math:`i \ne y`, which has no lower bound. The paper's Theorem 3 and every implementation sum
+over all classes.
 """
 
 from __future__ import annotations
@@ -19,16 +22,20 @@ from fl_lightning.method import Method, Step
 
 
 class FedLC(Method):
-    r"""Calibrates the logits by the client's own label counts: rare classes get the larger margin.
+    r"""Subtracts a margin from each logit o according to the client's label counts, larger for rarer classes.
 
-    Only the loss in training sees calibrated logits. The paper does not give :math:`\tau`.
+    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the training loss uses
+    these logits; evaluation uses the raw ones. The paper does not print :math:`\tau`.
 
     Args:
-        tau: :math:`\tau \ge 0`; 0 gives FedAvg (but for ``missing="mask"``, which leaves out missing classes).
-        missing: classes the client has no example of: ``floor`` takes 1e-8 for their count (a shift of
-            :math:`-100 \tau`), ``mask`` leaves them out of the softmax, ``clamp`` takes 1.
-        denominator: ``all`` classes, or the printed Eq. 7 literally (``exclude_true``), which needs the tap ``logits``
-            and a cross-entropy loss.
+        tau: :math:`\tau \ge 0`; 0 gives FedAvg, unless ``missing="mask"`` and the client lacks a class.
+        missing: what to do with classes of which the client has no example: count 1e-8 examples, which subtracts
+            :math:`100 \tau` (``floor``), leave them out of the softmax (``mask``), or count one example (``clamp``).
+        denominator: sum over ``all`` classes, or over :math:`i \ne y` as Eq. 7 is printed (``exclude_true``), which
+            requires a cross-entropy loss.
+
+    Raises:
+        UsageError: ``tau`` is below 0, or the clients' label counts are not known.
     """
 
     requires = ("logits",)
@@ -48,7 +55,7 @@ class FedLC(Method):
         return calibrated_logits(logits, counts.to(logits.device), self.tau, self.missing)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        """What turns the cross-entropy over all classes into the printed equation: log(1 - p_y)."""
+        """Log(1 - p_y), which turns the cross-entropy over all classes into the equation as printed."""
         if self.denominator == "all" or step.targets is None:
             return None
         logits = self.transform_logits(client, step.taps["logits"])

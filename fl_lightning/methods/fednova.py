@@ -1,5 +1,8 @@
 r"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous FL, NeurIPS 2020, Eq. 8 and 9.
 
+Paper: https://arxiv.org/abs/2007.07481
+Code: https://github.com/JYWa/FedNova
+
 .. math::
     w^{t+1} = w^t - \tau_{eff} \sum_k p_k d_k, \qquad d_k = \frac{w^t - y_k}{\lVert a_k \rVert_1}, \qquad
     \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
@@ -16,16 +19,18 @@ from fl_lightning.state import State, Weighted
 
 
 class FedNova(Method):
-    r"""Normalises each client's change by its number of local steps, so that those with more do not pull the optimum.
+    r"""Normalises each client's change by its number of local steps, so that more steps do not mean more influence.
 
-    :math:`\lVert a_k \rVert_1` is the sum over the steps of the weight a gradient has in the change, in learning rates
-    of the first step: :math:`\tau_k` for plain SGD, :math:`\sum_t (1 - \rho^t) / (1 - \rho)` with momentum
-    :math:`\rho`. Beside FedProx it decays by :math:`1 - \eta \mu` a step and :math:`\tau_{eff}` counts plain steps, as
-    in the authors' code. Weight decay has no part in it. With equal steps it is FedAvg; there is no coefficient.
-    Buffers take the plain mean.
+    :math:`\lVert a_k \rVert_1` is the sum of the weights that the gradients of the visit have in the client's change,
+    in units of the first step's learning rate: the number of steps for plain SGD, and
+    :math:`\sum_t (1 - \rho^t) / (1 - \rho)` over the steps t with momentum :math:`\rho`. Together with FedProx, the sum
+    decays by :math:`1 - \eta \mu` at each step and :math:`\tau_{eff}` counts steps, as in the authors' code. Weight
+    decay is not considered. Buffers take the plain mean. There is no coefficient; if all clients take equally many
+    steps, the method is FedAvg.
 
     Raises:
-        UsageError: the clients' optimizer is not SGD, or has dampening or Nesterov momentum.
+        UsageError: the clients' optimizer is not SGD, it has dampening, Nesterov momentum or parameter groups that
+            differ, or the run sends no weights.
     """
 
     needs_exchange = True

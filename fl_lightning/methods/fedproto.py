@@ -1,5 +1,8 @@
 r"""FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Eq. 3, 6 and 7.
 
+Paper: https://arxiv.org/abs/2105.00243
+Code: https://github.com/yuetan031/fedproto
+
 .. math::
     \ell = \lambda \frac{1}{B d} \sum_b \lVert z_b - t_{y_b} \rVert^2, \qquad
     t_c = \frac{1}{|S_c|} \sum_{k \in S_c} \bar z_{k, c}, \quad S_c \text{ the clients that hold class } c
@@ -19,16 +22,19 @@ from fl_lightning.state import Weighted
 
 
 class FedProto(Method):
-    r"""Exchanges the mean representation of each class, to which the clients draw theirs.
+    r"""Exchanges class prototypes, the mean representations of each class, and pulls representations towards them.
 
-    A client's prototypes are the means over its last local epoch, taken while it trains, as in the authors' code; the
-    server's are the plain means over the clients that hold the class, and stay where no client of the cohort does.
-    There is no term in the first round.
+    A client's prototypes :math:`\bar z_{k, c}` are means over its last local epoch, collected while it trains, as in
+    the authors' code. The server's prototypes :math:`t_c` are plain means over the clients of the cohort that hold the
+    class; a class that none of them holds keeps its prototype. There is no term in the first round.
 
     Args:
-        lambda_: coefficient :math:`\lambda \ge 0`; with ``aggregate_weights``, 0 gives FedAvg.
-        aggregate_weights: send the weights as well (as FedUV's comparison does). Else every client keeps its own model,
-            and metrics are means over the clients' models on the same test data.
+        lambda_: coefficient :math:`\lambda \ge 0`; 0 gives FedAvg if ``aggregate_weights``, and Local if not.
+        aggregate_weights: send and average the weights too, as FedUV's comparison does. If not, every client keeps its
+            own model, and metrics are means over the clients' models on the same test data.
+
+    Raises:
+        UsageError: ``lambda_`` is below 0, or the clients' label counts are not known.
     """
 
     requires = ("representation",)

@@ -1,5 +1,8 @@
 r"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 
+Paper: https://arxiv.org/abs/1812.06127
+Code: https://github.com/litian96/FedProx
+
 .. math:: \min_y f_k(y) + \frac{\mu}{2} \lVert y - w^t \rVert^2
 """
 
@@ -14,13 +17,17 @@ from fl_lightning.state import Weighted
 
 
 class FedProx(Method):
-    r"""Draws a client towards the state it received.
+    r"""Pulls a client's parameters y towards those it received, :math:`w^t`.
 
-    The term's gradient :math:`\mu (y - w^t)` is added in place to the gradients of the trained parameters, which costs
-    no autograd through the weights. ``train/fedprox`` is the term's value after the last local step.
+    The gradient of the proximal term, :math:`\mu (y - w^t)`, is added in place to the gradients of the trained
+    parameters, which is cheaper than adding the term to the loss. ``train/fedprox`` is the value of the term after the
+    last local step.
 
     Args:
-        mu: :math:`\mu \ge 0`; 0 gives FedAvg.
+        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg.
+
+    Raises:
+        UsageError: ``mu`` is below 0.
     """
 
     def __init__(self, mu: float = 0.01) -> None:

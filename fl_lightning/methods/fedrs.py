@@ -1,5 +1,8 @@
 r"""FedRS: Li and Zhan, Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021.
 
+Paper: https://doi.org/10.1145/3447548.3467254
+Code: https://github.com/lxcnju/FedRepo
+
 .. math:: \ell = -\log \frac{e^{a_y o_y}}{\sum_c e^{a_c o_c}}, \qquad a_c = 1 \text{ for } n_c > 0 \text{ else } \alpha
 """
 
@@ -17,15 +20,19 @@ from fl_lightning.method import Method
 
 
 class FedRS(Method):
-    r"""Restricts the logits of the classes that a client lacks, so that it does not unlearn them.
+    r"""Scales down the logits o of classes that a client lacks, so that it does not unlearn them.
 
-    Only the loss in training sees restricted logits.
+    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the training loss uses the
+    restricted logits; evaluation uses the raw ones.
 
     Args:
-        alpha: :math:`\alpha \in [0, 1]`; 1 gives FedAvg (with the bias in use). The authors choose among 0.5 and 0.9.
-        mode: ``binary``, the paper's, or ``frequency``, :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, of the
-            first author's code.
-        use_bias: scale the whole logit; else the classifier's bias is left out of the training loss, as in that code.
+        alpha: :math:`\alpha \in [0, 1]`; 1 gives FedAvg if ``use_bias``. The authors choose among 0.1, 0.5 and 0.9.
+        mode: ``binary``, as in the paper, or ``frequency``, :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, as in
+            the first author's code.
+        use_bias: scale the whole logit. If not, the training loss leaves out the classifier's bias, as that code does.
+
+    Raises:
+        UsageError: ``alpha`` is outside [0, 1], or the clients' label counts are not known.
     """
 
     requires = ("logits",)

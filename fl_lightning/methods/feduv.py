@@ -1,5 +1,8 @@
 r"""FedUV: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024, Eq. 2 to 5.
 
+Paper: https://arxiv.org/abs/2402.18372
+Code: https://github.com/sonhamin/FedUV
+
 .. math:: \ell = \mu L_U(z) + \lambda L_V(\mathrm{softmax}(o))
 """
 
@@ -16,18 +19,25 @@ from fl_lightning.method import Method, Step
 
 
 class FedUV(Method):
-    r"""Spreads the representations (:math:`L_U`) and the predictions over the batch (:math:`L_V`), as IID data would.
+    r"""Spreads the representations z (:math:`L_U`) and the predictions (:math:`L_V`) over the batch, as IID data would.
 
-    Follows the authors' code where the text differs: the kernel's width is the median itself and carries gradient, and
-    :math:`L_V` reads the softmax of the raw logits.
+    :math:`L_U` is the mean of a Gaussian kernel over the pairs of representations, :math:`L_V` the amount by which the
+    predicted probabilities of a class vary less than :math:`1/\sqrt C`, the standard deviation under C balanced
+    classes. The authors' code is followed where it differs from the text: the kernel's denominator is the median
+    squared distance itself, gradients flow through the median, and :math:`L_V` takes the softmax of the raw logits o.
 
     Args:
         mu: coefficient of :math:`L_U`, at least 0.
-        lambda_: coefficient of :math:`L_V`, at least 0; None is C/4. Both 0 give FedAvg.
-        hinge: how far below :math:`1/\sqrt C` a class's deviation counts: ``linear``, ``none`` (above it counts too),
-            ``square`` or ``clamped_square``; the variants of supplement Table 6.
-        bandwidth_factor: the kernel is exp(-q / (factor * median)); 1 is the code's, 2 the text's.
-        detach_bandwidth: whether the median is a constant to the gradient.
+        lambda_: coefficient of :math:`L_V`, at least 0; None means C/4. If both coefficients are 0, this is FedAvg.
+        hinge: how :math:`L_V` counts the gap c - s between :math:`c = 1/\sqrt C` and the standard deviation s of a
+            class: max(0, c - s) (``linear``), c - s (``none``), its ``square``, or the square of the first
+            (``clamped_square``); these are the variants of the supplement's Table 6.
+        bandwidth_factor: f > 0 in the kernel exp(-q / (f * median)), where q is the squared distance; 1 in the authors'
+            code, 2 in the text.
+        detach_bandwidth: treat the median as a constant in the gradient.
+
+    Raises:
+        UsageError: a coefficient is below 0, or ``bandwidth_factor`` is not above 0.
     """
 
     requires = ("representation", "logits")
@@ -49,7 +59,7 @@ class FedUV(Method):
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z, logits = step.taps["representation"], step.taps["logits"]
         lambda_ = logits.shape[1] / 4 if self.lambda_ is None else self.lambda_
-        terms = []  # with one coefficient 0, the term of the other alone is computed
+        terms = []  # a term whose coefficient is 0 is not computed
         if self.mu:
             terms.append(self.mu * rbf_uniformity(z, self.bandwidth_factor, self.detach_bandwidth))
         if lambda_:

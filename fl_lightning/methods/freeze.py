@@ -1,4 +1,8 @@
-"""Freeze: a random head that is never learnt, the baseline of FedUV (Son et al., CVPR 2024, Table 1)."""
+"""Freeze: a random head that is never trained, a baseline of FedUV (Son et al., CVPR 2024, Table 1).
+
+Paper: https://arxiv.org/abs/2402.18372
+Code: https://github.com/sonhamin/FedUV
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ class Freeze(Method):
     The head is the module that the tap ``logits`` is bound to.
 
     Args:
-        mode: ``frozen``: the head does not move, as the paper says; ``reset_each_round``: clients train it, and the
-            server throws that away, as the authors' code does.
-        orthogonal: draw the head's matrix with orthonormal rows (columns where there are more classes than features),
-            which the paper's text supposes; else its initial weights stay as the module made them.
+        mode: ``frozen``: the head does not change, as the paper says. ``reset_each_round``: clients train it and the
+            server discards the result, as in the authors' code.
+        orthogonal: initialise the head's matrix with orthonormal rows (columns if there are more classes than
+            features), which the paper's text assumes. If not, it keeps the initial weights that the module gave it.
     """
 
     requires = ("logits",)

@@ -1,4 +1,4 @@
-"""Local: nothing is exchanged, the reference row below every federated method."""
+"""Local: clients train alone and exchange nothing, the baseline without federation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fl_lightning.method import Method
 
 
 class Local(Method):
-    """Every client trains its own model from the common initial weights and never hears of the others.
+    """Every client trains a model of its own, from the common initial weights, without exchange with the others.
 
     Metrics are means over the models of the clients that have trained, on the same test data.
     """

@@ -1,5 +1,8 @@
 r"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021, Eq. 3.
 
+Paper: https://arxiv.org/abs/2103.16257
+Code: https://github.com/QinbinLi/MOON
+
 .. math:: \ell = -\mu \log \frac{e^{\cos(z, z_{glob})/T}}{e^{\cos(z, z_{glob})/T} + \sum_j e^{\cos(z, z_{prev,j})/T}}
 """
 
@@ -18,18 +21,21 @@ from fl_lightning.state import State, Weighted, clone, tensors
 
 
 class MOON(Method):
-    r"""Draws the representation to the global model's and away from those of the client's own last visits.
+    r"""Pulls the representation z towards the global model's and away from those of the client's previous models.
 
-    The previous models are the client's own at the end of the last rounds it took part in. Global and previous models
-    are frozen, in eval mode; only z receives gradient.
+    The previous models are the client's own at the end of its last visits. All reference models are frozen and in eval
+    mode; gradients flow through z only.
 
     Args:
         mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 0.1, 1, 5 and 10.
-        temperature: T > 0. FedDecorr's MOON has 1.
-        pool_size: how many previous models contrast, at least 1; the paper takes 1.
-        first: what stands for the previous model in a client's first visit: nothing, so that there is no term
-            (``none``), a model with initial weights of its own (``random``; layers' default initialisation), or the
-            ``global`` one.
+        temperature: T > 0; 0.5 in the paper, in effect 1 in FedDecorr's code.
+        pool_size: how many previous models to contrast with, at least 1; 1 in the paper.
+        first: the previous model in a client's first visit: none, so that there is no term (``none``), a model with
+            initial weights drawn for this client (``random``, by the layers' default initialisation), or the received
+            one (``global``).
+
+    Raises:
+        UsageError: ``mu`` is below 0, ``temperature`` is not above 0, or ``pool_size`` is below 1.
     """
 
     requires = ("representation",)
@@ -48,7 +54,7 @@ class MOON(Method):
 
     def on_client_start(self, client: Client) -> None:
         pool = client.memory(self).get("pool") or self._first_pool(client)
-        # the newest is called as in FedCKA, with which it is shared
+        # FedCKA uses the same name for the newest, so that both methods share one reference model
         self._names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
         for name, state in zip(self._names, reversed(pool), strict=True):
             client.load_reference(name, state, self.requires)
@@ -74,7 +80,10 @@ class MOON(Method):
 
 
 def random_state(client: Client) -> State:
-    """Initial weights drawn for this client alone, by the layers' own ``reset_parameters``."""
+    """Initial weights drawn for this client alone, by the layers' own ``reset_parameters``.
+
+    The draw depends on the run's seed and the client, and leaves the client's other random numbers unchanged.
+    """
     module = client.frozen_copy()
     with ambient(client.seed, "moon", client.info.id):
         for part in module.modules():

@@ -1,5 +1,7 @@
 r"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
 
+Paper: https://arxiv.org/abs/1910.06378
+
 .. math::
     y \leftarrow y - \eta (g_k(y) - c_k + c), \qquad c_k^+ = c_k - c + \frac{w^t - y_k}{K \eta}, \qquad
     c \leftarrow c + \frac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
@@ -19,22 +21,24 @@ from fl_lightning.state import Weighted, clone
 
 
 class SCAFFOLD(Method):
-    r"""Corrects each client's drift by control variates, which estimate the gradients of the client and of all.
+    r"""Corrects client drift by control variates: estimates of the client's gradient, :math:`c_k`, and of the mean, c.
 
-    They begin at 0, so that the first round is FedAvg's, and hold parameters only. c is divided by the number N of all
-    clients, whoever took part. A client without a local step leaves c as it is. There is no neutral coefficient.
+    K is the number of local steps, :math:`\eta` the clients' learning rate and N the number of all clients, by which
+    the sum over the cohort S is divided. Control variates begin at 0, so that the first round is FedAvg, and cover
+    trained parameters only. A client without a local step leaves c as it is. There is no coefficient.
 
     Args:
-        variate: what :math:`c_k^+` is: the paper's option II above (``displacement``, with the sum of the learning
-            rates in place of :math:`K \eta`), which holds for SGD without momentum only, or the mean of the uncorrected
-            ``gradients`` of the visit, which is the same number there and holds for any optimizer.
-        correction: add :math:`c - c_k` to the ``gradient``, or :math:`-\eta (c - c_k)` to the weights after the step
-            (``post_step``), past any momentum: NIID-Bench's. With ``displacement`` and momentum, which it allows,
-            variates are then too large by about :math:`1 / (1 - \rho)`.
-        weighting: the mean of the clients' changes: ``uniform``, the paper's, or by number of ``examples``.
+        variate: how :math:`c_k^+` is computed: by the equation above, the paper's option II (``displacement``, with the
+            sum of the learning rates for :math:`K \eta`), which is correct only for SGD without momentum; or as the
+            mean of the visit's uncorrected ``gradients``, which equals it there and is correct for any optimizer.
+        correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
+            parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
+            accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
+        weighting: how the clients' changes are averaged: ``uniform``, as in the paper, or by number of ``examples``.
 
     Raises:
-        UsageError: ``displacement`` with another optimizer than plain SGD, or with several learning rates.
+        UsageError: ``displacement`` with an optimizer other than plain SGD or with several learning rates, or the run
+            sends no weights.
     """
 
     needs_exchange = True
@@ -50,8 +54,8 @@ class SCAFFOLD(Method):
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         if self.variate == "displacement":
-            mend = "its variates hold for SGD without momentum, at one rate; take that, or SCAFFOLD.variate=gradients"
-            require_sgd("SCAFFOLD", optimizer, mend, momentum=self.correction == "post_step")
+            hint = "its variates hold for SGD without momentum, at one rate; take that, or SCAFFOLD.variate=gradients"
+            require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
 
     def on_client_start(self, client: Client) -> None:
         self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}

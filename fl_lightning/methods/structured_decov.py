@@ -1,5 +1,7 @@
 r"""StructuredDeCov: after Xiong et al., Regularizing Deep CNNs with a Structured Decorrelation Constraint, ICDM 2016.
 
+Paper: https://doi.org/10.1109/ICDM.2016.0063
+
 .. math::
     \ell = \frac{w}{2} \sum_{g(i) \ne g(j)} C_{ij}^2 - \frac{w \gamma}{2} \sum_{g(i) = g(j), i \ne j} C_{ij}^2
 """
@@ -16,14 +18,18 @@ from fl_lightning.method import Method, Step
 
 
 class StructuredDeCov(Method):
-    r"""Penalises the covariance of dimensions of different groups; a competitor in FedDecorr's Table 6.
+    r"""Penalises covariance between groups of dimensions; FedDecorr compares with it in its Table 6.
 
-    The paper's constants are not public: contiguous equal groups and :math:`\gamma` are our definition.
+    C is the covariance of the representation over the batch, ``(d, d)``, and g(i) the group of dimension i. The paper's
+    constants are not public, so contiguous groups of equal size and :math:`\gamma` are our definition.
 
     Args:
-        weight: coefficient, at least 0; 0 gives FedAvg.
-        groups: from 1 to d, the width of the representation, at which it is DeCov.
-        gamma: how far covariance inside a group is rewarded, at least 0.
+        weight: coefficient w, at least 0; 0 gives FedAvg.
+        groups: number of groups, from 1 to the width d of the representation; d gives DeCov.
+        gamma: how much covariance inside a group is rewarded, at least 0; 0 ignores it.
+
+    Raises:
+        UsageError: ``weight`` or ``gamma`` is below 0, or ``groups`` is outside [1, d].
     """
 
     requires = ("representation",)
@@ -37,8 +43,8 @@ class StructuredDeCov(Method):
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         layer = client.module.get_submodule(client.tap_paths["representation"])
         width = getattr(layer, "out_features", self.groups)
-        mend = f"the representation has {width} dimensions, give at most that"
-        require(self.groups <= width, "StructuredDeCov.groups", self.groups, mend)
+        hint = f"the representation has {width} dimensions, give at most that"
+        require(self.groups <= width, "StructuredDeCov.groups", self.groups, hint)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z = step.taps["representation"].flatten(1)

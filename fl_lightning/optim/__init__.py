@@ -1,4 +1,4 @@
-"""Server optimizers, as published."""
+"""Server optimizers as published, which take the negative mean change of the clients as gradient."""
 
 from fl_lightning.optim.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 

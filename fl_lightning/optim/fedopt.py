@@ -1,7 +1,12 @@
 r"""Server optimizers: Hsu et al., 2019 (FedAvgM), and Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 
-The server gives the negative mean change of the clients as gradient, so that :math:`\Delta = -g`. PyTorch's own Adam
-and Adagrad differ: their bias correction and their place and size of the small constant are not the papers'.
+Paper: https://arxiv.org/abs/1909.06335 (FedAvgM)
+Paper: https://arxiv.org/abs/2003.00295 (FedAdagrad, FedAdam, FedYogi)
+Code: https://github.com/google-research/federated/tree/master/optimization (FedAdagrad, FedAdam, FedYogi)
+
+The server passes the negative mean change of the clients as gradient g, so that :math:`\Delta = -g` is the mean change.
+PyTorch's own Adam and Adagrad are not the paper's: they differ in bias correction and in the place and size of the
+small constant.
 """
 
 from __future__ import annotations
@@ -21,16 +26,20 @@ BiasCorrection = Literal["none", "adam", "flower"]
 class FedAvgM(Optimizer):
     r"""Server momentum, :math:`v \leftarrow \beta v + (1 - \delta) \Delta,\; w \leftarrow w + \eta v` from v = 0.
 
-    ``dampening=0`` is Hsu's form, ``dampening=momentum`` the exponential mean of the codes of MOON and FedDecorr. In
-    ``torch.optim.SGD`` dampening is left out of the first step.
+    ``dampening=0`` is the paper's form. ``dampening=momentum`` is the exponential moving average in the code of MOON
+    and of FedDecorr. ``torch.optim.SGD`` differs: it does not dampen its first step.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: :math:`\eta`, at least 0.
-        momentum: :math:`\beta \in [0, 1)`; 0 with lr 1 and no dampening is FedAvg.
+        momentum: :math:`\beta \in [0, 1)`; 0 with ``lr=1`` and ``dampening=0`` gives FedAvg.
         dampening: :math:`\delta \in [0, 1]`.
 
-    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, section 3.
+    Raises:
+        UsageError: an argument is outside its range.
+
+    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
+    2019, section 3.
     """
 
     def __init__(self, params: Iterable, lr: float = 1.0, momentum: float = 0.9, dampening: float = 0.0) -> None:
@@ -49,8 +58,10 @@ class FedAvgM(Optimizer):
 
 
 class _Adaptive(Optimizer):
-    r"""What the adaptive optimizers share: :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta` and the step
-    :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`; they differ in v."""
+    r"""The common part of the adaptive optimizers, which differ in how they accumulate v.
+
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta` and :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+    """
 
     def __init__(self, params: Iterable, lr: float, tau: float, initial_v: float, **defaults: Any) -> None:
         name = type(self).__name__
@@ -75,19 +86,24 @@ class _Adaptive(Optimizer):
             p.addcdiv_(state["m"], state["v"].sqrt().add_(group["tau"]), value=rate)
 
     def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
-        """Take the squared change into v, in place."""
+        """Update v by the squared change, in place."""
         raise NotImplementedError
 
 
 class FedAdagrad(_Adaptive):
-    r""":math:`v \leftarrow v + \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+    r"""Adagrad on the server: :math:`v \leftarrow v + \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta` from m = 0.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: :math:`\eta`, at least 0.
-        beta1: :math:`\beta_1 \in [0, 1)` of m; the paper takes 0, FedDecorr's code 0.9.
-        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
-        initial_v: v before the first round; the paper asks for at least :math:`\tau^2`, most codes take 0.
+        beta1: :math:`\beta_1 \in [0, 1)`; 0 in the paper, 0.9 in FedDecorr's code.
+        tau: :math:`\tau > 0`, the degree of adaptivity; smaller values adapt more.
+        initial_v: v before the first round, at least 0; at least :math:`\tau^2` in the paper, 0 in most code.
+
+    Raises:
+        UsageError: an argument is outside its range.
 
     Source: Reddi et al., Algorithm 2.
     """
@@ -102,17 +118,21 @@ class FedAdagrad(_Adaptive):
 
 
 class FedAdam(_Adaptive):
-    r""":math:`v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
+    r"""Adam on the server: :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, in all else as :class:`FedAdagrad`.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: :math:`\eta`, at least 0.
         beta1: :math:`\beta_1 \in [0, 1)` of m.
-        beta2: :math:`\beta_2 \in [0, 1)` of v; FL-bench takes 0.999.
-        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
-        initial_v: v before the first round; the paper asks for at least :math:`\tau^2`, most codes take 0.
-        bias_correction: factor on :math:`\eta`: ``none``, as in the paper; ``adam``,
-            :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)` in round t from 1; ``flower``, the same with t + 1.
+        beta2: :math:`\beta_2 \in [0, 1)` of v; 0.99 in the paper, 0.999 in FL-bench.
+        tau: :math:`\tau > 0`, the degree of adaptivity; smaller values adapt more.
+        initial_v: v before the first round, at least 0; at least :math:`\tau^2` in the paper, 0 in most code.
+        bias_correction: factor of :math:`\eta`: 1, as in the paper (``none``);
+            :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, where t counts the rounds from 1 (``adam``) or, as in
+            Flower, from 2 (``flower``).
+
+    Raises:
+        UsageError: an argument is outside its range.
 
     Source: Reddi et al., Algorithm 2.
     """
@@ -134,16 +154,21 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(_Adaptive):
-    r""":math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)`, then as in :class:`FedAdam`.
+    r"""Yogi on the server: :math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)`.
+
+    In all else as :class:`FedAdam`.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: :math:`\eta`, at least 0.
         beta1: :math:`\beta_1 \in [0, 1)` of m.
         beta2: :math:`\beta_2 \in [0, 1)` of v.
-        tau: :math:`\tau > 0`, the degree of adaptivity; the smaller, the more.
-        initial_v: v before the first round; TensorFlow Federated takes 1e-6.
+        tau: :math:`\tau > 0`, the degree of adaptivity; smaller values adapt more.
+        initial_v: v before the first round, at least 0; 1e-6 in TensorFlow Federated.
         bias_correction: as in :class:`FedAdam`.
+
+    Raises:
+        UsageError: an argument is outside its range.
 
     Source: Reddi et al., Algorithm 2.
     """
@@ -165,7 +190,7 @@ class FedYogi(_Adaptive):
 
 
 def correction(group: dict[str, Any], step: int) -> float:
-    """The factor of Adam's bias correction on the learning rate in round ``step``, from 1."""
+    """The factor of the learning rate for bias correction in round ``step``, counted from 1."""
     kind = group.get("bias_correction", "none")
     if kind == "none":
         return 1.0
@@ -174,5 +199,5 @@ def correction(group: dict[str, Any], step: int) -> float:
 
 
 def _gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
-    """The group, the parameter and the gradient of all that have one."""
+    """Group, parameter and gradient of every parameter that has a gradient."""
     return [(group, p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
