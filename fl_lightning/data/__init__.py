@@ -1,10 +1,11 @@
 """Data sets, and how they are dealt out to clients."""
 
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
-from fl_lightning.data.datamodule import Batches, ClientInfo, FederatedDataModule, ImageDataModule, Images
+from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
 from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, TinyImageNet
 from fl_lightning.data.images import Digits, NpyImages
+from fl_lightning.data.loaders import Batches, ClientLoader, Rows
 from fl_lightning.data.partitioned import Partitioned
 from fl_lightning.data.partitioners import (
     IID,
@@ -41,6 +42,7 @@ __all__ = [
     "ClassesPerClient",
     "ClientDirichlet",
     "ClientInfo",
+    "ClientLoader",
     "Digits",
     "Dirichlet",
     "DomainDirichlet",
@@ -61,6 +63,7 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "RandomRotation",
+    "Rows",
     "Shards",
     "Synthetic",
     "TinyImageNet",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.data.augmentation import Augmentation
+from fl_lightning.data.loaders import Batches
 from fl_lightning.data.partitioners import IID, Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import require
@@ -94,7 +94,12 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
-        """The training batches of client ``k``, of a length; with a ``generator`` that the trainer seeds."""
+        """The training batches of client ``k``.
+
+        Returns:
+            A :class:`~fl_lightning.data.ClientLoader`, or any iterable with a length, whose ``generator`` is seeded if
+            it has one.
+        """
 
     def val_dataloader(self) -> Any:
         """Validation data: none here."""
@@ -241,97 +246,6 @@ class ImageDataModule(FederatedDataModule):
 
     def _scale(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std} if self.normalize else {}
-
-
-class Batches:
-    """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array.
-
-    Args:
-        images: ``(N, H, W, C)`` uint8, possibly memory-mapped.
-        labels: ``(N,)`` int64.
-        rows: indices ``(n,)``.
-        batch_size: B.
-        shuffle: whether each pass has an order of its own.
-        augment: applied to each batch.
-        drop_last: leave out a last batch that is not full.
-        mean: of each channel, of values in [0, 1].
-        std: of each channel.
-        noise: deviation of normal noise that is added to the values in [0, 1].
-
-    Attributes:
-        generator: the only source of its randomness.
-        current: which of ``rows`` the last batch holds, as places in it ``(B,)``.
-        deterministic: whether an example is the same in every pass.
-        channels_last: whether images come in that memory format, which is that of the array.
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        rows: Tensor,
-        batch_size: int,
-        shuffle: bool = False,
-        augment: Iterable[Augmentation] = (),
-        drop_last: bool = False,
-        mean: Iterable[float] = (0.0,),
-        std: Iterable[float] = (1.0,),
-        noise: float = 0.0,
-    ) -> None:
-        self.images, self.labels, self.rows = images, labels, rows
-        self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
-        self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
-        self.channels_last = False
-        self.generator = torch.Generator()
-        self.current = rows[:0]
-        self.deterministic = not self.augment and not noise
-
-    def __len__(self) -> int:
-        whole, rest = divmod(len(self.rows), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        number = len(self.rows)
-        order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
-        for index in range(len(self)):
-            self.current = order[index * self.batch_size : (index + 1) * self.batch_size]
-            rows = self.rows[self.current]
-            yield self._images(rows), self.labels[rows]
-
-    def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """The batch of this index in the order of the rows, for evaluation."""
-        rows = self.rows[index * self.batch_size : (index + 1) * self.batch_size]
-        return self._images(rows), self.labels[rows]
-
-    def _images(self, rows: Tensor) -> Tensor:
-        images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
-        for augmentation in self.augment:
-            images = augmentation(images, self.generator)
-        size = tuple(images.shape[-2:]) if self.channels_last else (1, 1)
-        scale, shift = scaling(self.mean, self.std, size, self.channels_last)
-        # one pass changes type and layout, two more work in place
-        x = images.permute(0, 2, 3, 1) if self.channels_last else images
-        x = x.to(torch.float32, memory_format=torch.contiguous_format).mul_(scale).add_(shift)
-        x = x.permute(0, 3, 1, 2) if self.channels_last else x
-        if self.noise:
-            deviation = torch.tensor(self.std).view(-1, 1, 1)
-            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation))
-        return x
-
-
-@lru_cache(maxsize=16)
-def scaling(
-    mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool
-) -> tuple[Tensor, Tensor]:
-    """What 0 to 255 is multiplied by and what is then added: ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``.
-
-    In the latter a factor for each number of an image is faster than three that are repeated.
-    """
-    deviation = torch.tensor(std).view(-1, 1, 1)
-    found = (1 / (255 * deviation), -torch.tensor(mean).view(-1, 1, 1) / deviation)
-    whole = [part.expand(-1, *size) for part in found]
-    first, second = [part.permute(1, 2, 0).contiguous() if channels_last else part for part in whole]
-    return first, second
 
 
 def check_images(found: Images) -> Images:

@@ -1,0 +1,243 @@
+"""Loaders of batches: what the engine asks of one, the loader of this package's image data, and any other's adapter."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.augmentation import Augmentation
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which of a client's training examples a batch holds.
+
+    Args:
+        index: their places among the client's examples ``(B,)``.
+        number: how many examples the client has.
+        batch_size: examples of a full batch.
+    """
+
+    index: Tensor
+    number: int
+    batch_size: int
+
+
+@runtime_checkable
+class ClientLoader(Protocol):
+    """What the engine asks of a loader. Any object with these members is one; no base class is needed.
+
+    A loader of another kind, such as a ``DataLoader``, is adapted by :func:`as_client_loader`.
+
+    Attributes:
+        deterministic: whether an example is the same in every pass: neither augmentation nor noise changes it. What a
+            frozen model gives for it may then be kept from one pass to the next.
+    """
+
+    deterministic: bool
+
+    def __len__(self) -> int:
+        """The number of batches in a pass."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the loader's only source of randomness: after equal seeds, passes give equal batches.
+
+        The engine calls it at the start of each client's local training, with an address made of the base seed, the
+        round and the client. A loader that is not random ignores it.
+        """
+
+    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
+        """One pass over the data: each batch together with its rows.
+
+        Rows and batch come as a pair, so that a loader may prepare batches ahead of their use.
+
+        Args:
+            channels_last: give images ``(B, C, H, W)`` in the channels_last memory format. A loader that cannot may
+                ignore it; the engine then converts the batch.
+
+        Returns:
+            Pairs of the rows, None where the loader does not know them, and the batch.
+        """
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """The batches of one worker, where an evaluation is dealt out over several.
+
+        They are the batches ``rank``, ``rank + size``, ``rank + 2 * size``, ... of a pass in a fixed order, so that the
+        workers together give each batch once.
+
+        Args:
+            rank: number of the worker, from 0 to ``size - 1``.
+            size: number of workers.
+            limit: only batches of a smaller index; None for all.
+            channels_last: as in :meth:`batches`.
+
+        Returns:
+            Pairs of the index of the batch in the pass and the batch.
+        """
+
+
+def as_client_loader(loader: Any) -> ClientLoader:
+    """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
+    return loader if isinstance(loader, ClientLoader) else PlainLoader(loader)
+
+
+class PlainLoader:
+    """Any iterable with a length, such as a ``DataLoader``, as a :class:`ClientLoader`.
+
+    It knows no rows, leaves the memory format as it is, and assumes that an example may differ from pass to pass.
+
+    Args:
+        loader: the iterable; its ``generator`` is seeded if it has one.
+    """
+
+    deterministic = False
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def seed(self, seed: int) -> None:
+        """Seed the ``generator`` of the wrapped loader, if it has one."""
+        generator = getattr(self.loader, "generator", None)
+        if generator is not None:
+            generator.manual_seed(seed)
+
+    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
+        """One pass over the wrapped loader; the rows are None."""
+        return ((None, batch) for batch in self.loader)
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """The batches of one worker; those of the other workers are loaded as well and dropped."""
+        return itertools.islice(enumerate(self.loader), rank, limit, size)
+
+
+class Batches:
+    """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array, a :class:`ClientLoader`.
+
+    Args:
+        images: ``(N, H, W, C)`` uint8, possibly memory-mapped.
+        labels: ``(N,)`` int64.
+        rows: indices ``(n,)`` into both.
+        batch_size: B.
+        shuffle: whether each pass has an order of its own.
+        augment: applied to each batch.
+        drop_last: leave out a last batch that is not full.
+        mean: mean of each channel, of values in [0, 1].
+        std: standard deviation of each channel.
+        noise: standard deviation of normal noise that is added to the values in [0, 1].
+
+    Attributes:
+        generator: the only source of its randomness.
+        deterministic: whether an example is the same in every pass.
+        channels_last: whether plain iteration and :meth:`batch` give images in the channels_last memory format.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        batch_size: int,
+        shuffle: bool = False,
+        augment: Iterable[Augmentation] = (),
+        drop_last: bool = False,
+        mean: Iterable[float] = (0.0,),
+        std: Iterable[float] = (1.0,),
+        noise: float = 0.0,
+    ) -> None:
+        self.images, self.labels, self.rows = images, labels, rows
+        self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
+        self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
+        self.channels_last = False
+        self.generator = torch.Generator()
+        self.current = rows[:0]
+        self.deterministic = not self.augment and not noise
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.rows), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass without the rows: ``for x, y in loader``."""
+        for rows, batch in self.batches(self.channels_last):
+            self.current = rows.index
+            yield batch
+
+    def seed(self, seed: int) -> None:
+        """Seed :attr:`generator`."""
+        self.generator.manual_seed(seed)
+
+    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, tuple[Tensor, Tensor]]]:
+        """One pass: each batch together with its rows."""
+        number = len(self.rows)
+        order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
+        for index in range(len(self)):
+            places = order[self._slice(index)]
+            yield Rows(places, number, self.batch_size), self._batch(self.rows[places], channels_last)
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """The batches of one worker, in the order of :attr:`rows`; no others are computed."""
+        for index in range(len(self))[slice(rank, limit, size)]:
+            yield index, self._batch(self.rows[self._slice(index)], channels_last)
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """The batch of this index in the order of :attr:`rows`."""
+        return self._batch(self.rows[self._slice(index)], self.channels_last)
+
+    def _slice(self, index: int) -> slice:
+        return slice(index * self.batch_size, (index + 1) * self.batch_size)
+
+    def _batch(self, rows: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
+        return self._images(rows, channels_last), self.labels[rows]
+
+    def _images(self, rows: Tensor, channels_last: bool) -> Tensor:
+        images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
+        for augmentation in self.augment:
+            images = augmentation(images, self.generator)
+        size = tuple(images.shape[-2:]) if channels_last else (1, 1)
+        scale, shift = scaling(self.mean, self.std, size, channels_last)
+        # one pass over the memory changes type and layout, two more work in place
+        x = images.permute(0, 2, 3, 1) if channels_last else images
+        x = x.to(torch.float32, memory_format=torch.contiguous_format).mul_(scale).add_(shift)
+        x = x.permute(0, 3, 1, 2) if channels_last else x
+        if self.noise:
+            deviation = torch.tensor(self.std).view(-1, 1, 1)
+            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation))
+        return x
+
+
+@lru_cache(maxsize=16)
+def scaling(
+    mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """The factor and the summand that normalise values of 0 to 255.
+
+    Args:
+        mean: mean of each channel, of values in [0, 1].
+        std: standard deviation of each channel.
+        size: H and W of the result; (1, 1) leaves them to broadcasting.
+        channels_last: order the result as the memory of a channels_last image. There, a factor for each value of an
+            image is faster than one for each channel that is broadcast.
+
+    Returns:
+        Two tensors ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``.
+    """
+    deviation = torch.tensor(std).view(-1, 1, 1)
+    by_channel = (1 / (255 * deviation), -torch.tensor(mean).view(-1, 1, 1) / deviation)
+    expanded = [part.expand(-1, *size) for part in by_channel]
+    factor, summand = [part.permute(1, 2, 0).contiguous() if channels_last else part for part in expanded]
+    return factor, summand
