@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conftest import small_trainer
 from PIL import Image
 
 from fl_lightning import data as sets
+from fl_lightning.cli import main
 from fl_lightning.data import (
     CIFAR10,
     CIFAR100,
@@ -83,6 +85,51 @@ def test_the_offline_twin_has_the_shapes_of_the_data_set(kind):
     if kind not in (FEMNIST, TinyImageNet, OfficeHome):
         assert len(labels.unique()) == classes
     assert abs(x.mean()) < 1.5 and 0.2 < x.std() < 3
+
+
+@pytest.mark.parametrize("kind", [*TWINS, Digits])
+def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind):
+    channels = TWINS[kind][0] if kind in TWINS else 1
+    offline = {} if kind is Digits else {"offline": True}
+    published = ready(kind(num_clients=4, **offline))
+    mean, std = [0.1 * (c + 1) for c in range(channels)], [0.2 * (c + 1) for c in range(channels)]
+    given = ready(kind(num_clients=4, mean=mean, std=std, **offline))
+    plain = ready(kind(num_clients=4, normalize=False, **offline))
+    raw, own, usual = (next(iter(data.test_dataloader()))[0] for data in (plain, given, published))
+    by_channel = torch.tensor([mean, std]).view(2, 1, channels, 1, 1)
+    torch.testing.assert_close(own, (raw - by_channel[0]) / by_channel[1])
+    by_channel = torch.tensor([published.mean, published.std]).view(2, 1, channels, 1, 1)
+    torch.testing.assert_close(usual, (raw - by_channel[0]) / by_channel[1])
+    if kind is not NpyImages:
+        assert (published.mean, published.std) == (kind.mean, kind.std)
+    # one of the two, or one number for all channels
+    partly = ready(kind(num_clients=4, std=[0.5], **offline))
+    assert partly.std == (0.5,) and partly.mean == published.mean
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": [0.1, 0.2]}, r"data.mean=\[0.1, 0.2\]: give one number"),
+        ({"std": []}, r"data.std=\[\]: give one number"),
+        ({"std": [0.0]}, r"data.std=\[0.0\]: give numbers above 0"),
+    ],
+)
+def test_statistics_that_do_not_fit_the_channels_are_refused(options, message):
+    for kind in (Digits, MNIST):
+        with pytest.raises(UsageError, match=message):
+            ready(kind(**options, **({} if kind is Digits else {"offline": True})))
+
+
+@pytest.mark.parametrize("kind", ["CIFAR10", "NpyImages", "FEMNIST", "TinyImageNet", "PACS", "Digits"])
+def test_the_help_of_an_image_data_set_shows_its_statistics(kind, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    with pytest.raises(SystemExit):
+        main(["fit", f"--data.help={kind}"])
+    text = " ".join(capsys.readouterr().out.split())
+    none = "None measures it" if kind == "NpyImages" else "None takes the value of the data set"
+    assert f"--data.mean+ MEAN mean of each channel (or one for all), of values in [0, 1]; {none}" in text
+    assert "--data.std+ STD standard deviation of each channel (or one for all), above 0;" in text
 
 
 def test_every_data_set_in_files_has_a_twin():
