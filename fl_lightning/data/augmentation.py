@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,12 +83,13 @@ class RandomRotation(Augmentation):
 
 
 class AutoAugment(Augmentation):
-    """AutoAugment (Cubuk et al., CVPR 2019): one of 25 pairs of operations for every image.
+    """AutoAugment (Cubuk et al., CVPR 2019): for every image one of 25 pairs of operations, those of torchvision.
 
-    FedDecorr's code has an older port, in which the strength is drawn within a bin and its sign is not.
+    The images of a batch that get the same operation are changed together. FedDecorr's code has an older port, in
+    which the strength is drawn within a bin and its sign is not.
 
     Args:
-        policy: the pairs that were found on ``cifar10``, ``imagenet`` or ``svhn``.
+        policy: the data for which the pairs were searched: ``cifar10``, ``imagenet`` or ``svhn``.
     """
 
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
@@ -94,14 +97,81 @@ class AutoAugment(Augmentation):
 
         known = [one.value for one in v2.AutoAugmentPolicy]
         require(policy in known, "AutoAugment.policy", policy, f"choose one of {', '.join(known)}")
-        self.transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
+        self.policy = policy
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        # torchvision draws from the global generator, one set of numbers a call
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return torch.stack([self.transform(image) for image in images])
+        drawn = self.draw(images, generator)
+        changed = images.clone(memory_format=torch.contiguous_format)
+        for position in range(2):
+            members = defaultdict(list)
+            for image, operations in enumerate(drawn):
+                for operation in operations[position : position + 1]:
+                    members[operation].append(image)
+            for (name, magnitude), places in members.items():
+                rows = torch.tensor(places)
+                changed[rows] = apply_operation(changed[rows], name, magnitude)
+        return changed
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> list[list[tuple[str, float]]]:
+        """For each image, in order, the operations to apply, none to two: name and signed magnitude."""
+        pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
+        chosen = torch.randint(len(pairs), (number,), generator=generator)
+        chances, signs = torch.rand(2, number, 2, generator=generator)
+        draws = zip(chosen.tolist(), chances.tolist(), signs.tolist(), strict=True)
+        return [
+            [
+                (one.name, -one.magnitude if one.signed and sign <= 0.5 else one.magnitude)
+                for one, chance, sign in zip(pairs[pair], both_chances, both_signs, strict=True)
+                if chance <= one.probability
+            ]
+            for pair, both_chances, both_signs in draws
+        ]
+
+
+class Operation(NamedTuple):
+    """One operation of AutoAugment: its name in torchvision, and how it is applied.
+
+    Args:
+        name: such as ``ShearX``.
+        probability: of being applied.
+        magnitude: its strength; 0 where it has none.
+        signed: whether the magnitude is negated with probability 1/2.
+    """
+
+    name: str
+    probability: float
+    magnitude: float
+    signed: bool
+
+
+# torchvision publishes neither the pairs nor the application by name. The private names in the two functions that
+# follow are the same in torchvision 0.21 and 0.29.
+@lru_cache(maxsize=8)
+def operation_pairs(policy: str, height: int, width: int) -> list[tuple[Operation, ...]]:
+    """The pairs of operations of one of AutoAugment's policies, for images of ``height`` x ``width``."""
+    transform = _transform(policy)
+
+    def operation(name: str, probability: float, level: int | None) -> Operation:
+        magnitudes, signed = transform._AUGMENTATION_SPACE[name]
+        values = magnitudes(10, height, width)
+        return Operation(name, probability, 0.0 if values is None else float(values[level]), signed)
+
+    return [tuple(operation(*one) for one in pair) for pair in transform._policies]
+
+
+def apply_operation(images: Tensor, name: str, magnitude: float) -> Tensor:
+    """An operation of torchvision's AutoAugment on images ``(n, C, H, W)``, all with the same magnitude."""
+    transform = _transform("cifar10")  # operations do not depend on the policy
+    return transform._apply_image_or_video_transform(
+        images, name, magnitude, interpolation=transform.interpolation, fill=transform._fill
+    )
+
+
+@lru_cache
+def _transform(policy: str) -> Any:
+    from torchvision.transforms import v2
+
+    return v2.AutoAugment(v2.AutoAugmentPolicy(policy))
 
 
 def rotated(images: Tensor, degrees: Tensor) -> Tensor:

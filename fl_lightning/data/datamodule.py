@@ -145,13 +145,14 @@ class ImageDataModule(FederatedDataModule):
             to tune.
         client_noise: deviation of the normal noise on the images of the last client, of values in [0, 1]; that of the
             others rises to it from 0 for the first. NIID-Bench's feature skew, in training and in a client's own test.
+        mean: mean of each channel (or one for all), of values in [0, 1]; None takes the value of the data set.
+        std: standard deviation of each channel (or one for all), above 0; None takes the value of the data set.
 
     Attributes:
-        mean: mean of each channel, of values in [0, 1].
-        std: deviation of each channel.
         num_classes: C, after :meth:`setup` where it is not known before.
     """
 
+    # of each channel, of values in [0, 1]; those of the data set where a class lays them down, or the given ones
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = 10
@@ -169,6 +170,8 @@ class ImageDataModule(FederatedDataModule):
         drop_last: bool = False,
         val_fraction: float = 0.0,
         client_noise: float = 0.0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
     ) -> None:
         super().__init__(num_clients, partitioner)
         require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
@@ -179,6 +182,10 @@ class ImageDataModule(FederatedDataModule):
         self.train_size, self.test_size = train_size, test_size
         self.augment, self.normalize, self.drop_last = augment or [], normalize, drop_last
         self.val_fraction, self.client_noise = val_fraction, client_noise
+        if mean is not None:
+            self.mean = tuple(mean)
+        if std is not None:
+            self.std = tuple(std)
         self._ready_for: int | None = None
 
     @abstractmethod

@@ -6,16 +6,19 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import ijson
 import numpy as np
 
 from fl_lightning.data.cache import fingerprint, kept
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.json_window import Window
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
+
+BLOCK = 2**14  # bytes
+DEEPEST = 1000
 
 
 class FEMNIST(FileDataModule):
@@ -106,31 +109,53 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
 
 
 def read_file(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer in a file."""
-    try:
-        with open(file, encoding="utf-8") as text:
-            for name, user in users_in(Window(text)):
-                yield *as_arrays(user), name
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
-        raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {error}") from error
-
-
-def users_in(window: Window) -> Iterator[tuple[str, Any]]:
-    """Name and data of each writer, decoded one after another.
+    """Images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer in a file; one writer is in memory at a time.
 
     Raises:
-        KeyError: there is no ``user_data``.
+        UsageError: the file is not one of LEAF's.
     """
-    keys = []
-    for key in window.members():
-        keys.append(key)
-        if key != "user_data":
-            window.value()
-            continue
-        for name in window.members():
-            yield name, window.value()
-    if "user_data" not in keys:
-        raise KeyError("user_data")
+    try:
+        with open(file, "rb") as stream:
+            empty = True
+            for name, user in ijson.kvitems(ShallowFile(stream), "user_data", buf_size=BLOCK, use_float=True):
+                yield *as_arrays(user), name
+                empty = False
+        if empty:
+            raise ValueError("it has no writers under user_data")
+    except (ijson.JSONError, ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+        raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {first_line(error)}") from error
+
+
+class ShallowFile:
+    """A JSON file that may not be nested deeply: the parser's memory grows with the square of the depth.
+
+    Args:
+        file: the file, opened in binary mode.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._depth = file, 0
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes.
+
+        Raises:
+            ValueError: more than 1,000 objects and arrays are open at the end of these bytes.
+        """
+        block = self._file.read(size)
+        # brackets within strings count as well; LEAF's names of writers have none
+        self._depth += block.count(b"{") + block.count(b"[") - block.count(b"}") - block.count(b"]")
+        if self._depth > DEEPEST:
+            raise ValueError(f"objects and arrays are nested more than {DEEPEST} deep")
+        return block
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the excerpt of the file that the parser of JSON appends."""
+    message = error.args[0] if isinstance(error, ijson.JSONError) else str(error)
+    # an excerpt that is not UTF-8 turns the whole message into bytes
+    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+    return text.partition("\n")[0]
 
 
 def as_arrays(user: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -58,8 +58,8 @@ class NpyImages(FileDataModule):
 
     Args:
         root: the folder.
-        mean: mean of each channel, of values in [0, 1]; None measures it on 10,000 training images.
-        std: deviation of each channel; None measures it.
+        mean: mean of each channel (or one for all), of values in [0, 1]; None measures it on 10,000 training images.
+        std: standard deviation of each channel (or one for all), above 0; None measures it on the same images.
         offline: use a small generated set instead, 32 x 32 pixels of 10 classes, in the format of the files.
         **kwargs: see :class:`ImageDataModule`.
     """
@@ -72,7 +72,7 @@ class NpyImages(FileDataModule):
         offline: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(root, offline, **kwargs)
+        super().__init__(root, offline, mean=mean, std=std, **kwargs)
         self._given = (mean, std)
 
     def read(self, root: Path) -> Images:
@@ -100,7 +100,7 @@ class NpyImages(FileDataModule):
             number = min(len(images), 10_000)
             rows = np.sort(numpy_rng(0, "statistics").choice(len(images), number, replace=False))
             measured = channel_statistics(images[rows])
-            mean, std = mean or measured[0], std or measured[1]
+            mean, std = (given if given is not None else own for given, own in zip(self._given, measured, strict=True))
         return tuple(mean), tuple(std)
 
 

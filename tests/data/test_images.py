@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from urllib.error import URLError
 
 import numpy as np
@@ -386,3 +387,102 @@ def test_rotation_stays_within_its_angle():
     assert angles.abs().max() < 24 and angles.max() > 14 and angles.min() < -14
     with pytest.raises(UsageError, match=r"RandomRotation.degrees=200"):
         RandomRotation(200)
+
+
+# ---------------------------------------------------------------- AutoAugment
+POLICIES = ("cifar10", "imagenet", "svhn")
+
+
+def torchvisions(policy, image, pair, chances, signs, monkeypatch):
+    """What torchvision's AutoAugment makes of one image when it draws these numbers."""
+    from torchvision.transforms import v2
+
+    transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
+    signed = {name for name, (_, has_sign) in transform._AUGMENTATION_SPACE.items() if has_sign}
+    numbers = []
+    for (name, probability, _), chance, sign in zip(transform._policies[pair], chances, signs, strict=True):
+        numbers += [chance, sign] if chance <= probability and name in signed else [chance]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randint", lambda high, size: pair)
+        patch.setattr(torch, "rand", lambda size: numbers.pop(0))
+        changed = transform(image)
+    assert numbers == []
+    return changed
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((250, 3, 32, 32), torch.contiguous_format),
+        ((100, 3, 21, 34), torch.channels_last),
+        ((100, 1, 28, 28), torch.contiguous_format),
+    ],
+    ids=["RGB", "channels_last", "grey"],
+)
+def test_autoaugment_gives_what_torchvision_gives_for_each_image_alone(policy, shape, layout, monkeypatch):
+    coarse = torch.randint(0, 256, (*shape[:2], 4, 4), generator=torch.Generator().manual_seed(0)).float()
+    images = torch.nn.functional.interpolate(coarse, shape[2:], mode="bilinear").to(torch.uint8)
+    images[:2] = torch.tensor([0, 255]).view(2, 1, 1, 1)
+    images = images.contiguous(memory_format=layout)
+    before = images.clone()
+    changed = AutoAugment(policy)(images, torch.Generator().manual_seed(3))
+    assert torch.equal(images, before) and changed.is_contiguous()
+    generator = torch.Generator().manual_seed(3)
+    pairs = torch.randint(25, (shape[0],), generator=generator).tolist()
+    chances, signs = torch.rand(2, shape[0], 2, generator=generator).tolist()
+    for image, after, *draws in zip(images, changed, pairs, chances, signs, strict=True):
+        assert torch.equal(after, torchvisions(policy, image.contiguous(), *draws, monkeypatch))
+
+
+def test_autoaugment_changes_the_images_of_one_operation_together(monkeypatch):
+    calls, real = [], augmentation.apply_operation
+    monkeypatch.setattr(
+        augmentation, "apply_operation", lambda x, *args: calls.append((len(x), *args)) or real(x, *args)
+    )
+    AutoAugment()(torch.zeros(500, 3, 8, 8, dtype=torch.uint8), torch.Generator().manual_seed(0))
+    # once among the first operations of the images, once among the second
+    assert max(Counter(tuple(operation) for _, *operation in calls).values()) <= 2
+    assert len(calls) < 100 < sum(number for number, *_ in calls)
+
+
+def test_autoaugment_draws_every_pair_equally_often(monkeypatch):
+    pairs = [(augmentation.Operation(str(i), 1.0, 0.0, False),) * 2 for i in range(25)]
+    monkeypatch.setattr(augmentation, "operation_pairs", lambda *args: pairs)
+    drawn = AutoAugment().draw(torch.zeros(50_000, 1, 1, 1), torch.Generator().manual_seed(0))
+    counts = np.bincount([int(name) for (name, _), _ in drawn], minlength=25)
+    # chi-squared with 24 degrees of freedom exceeds 51 once in 1,000 times
+    assert len(counts) == 25 and ((counts - 2000) ** 2 / 2000).sum() < 51
+
+
+def test_autoaugment_applies_and_negates_as_often_as_the_policy_says(monkeypatch):
+    pair = (augmentation.Operation("a", 0.3, 2.0, True), augmentation.Operation("b", 0.8, 3.0, False))
+    monkeypatch.setattr(augmentation, "operation_pairs", lambda *args: [pair])
+    drawn = AutoAugment().draw(torch.zeros(20_000, 1, 1, 1), torch.Generator().manual_seed(0))
+    first = [magnitude for operations in drawn for name, magnitude in operations if name == "a"]
+    second = [magnitude for operations in drawn for name, magnitude in operations if name == "b"]
+    assert len(first) / 20_000 == pytest.approx(0.3, abs=0.015) and set(first) == {2.0, -2.0}
+    assert np.mean(np.sign(first)) == pytest.approx(0, abs=0.06)
+    assert len(second) / 20_000 == pytest.approx(0.8, abs=0.015) and set(second) == {3.0}
+    both = sum(len(operations) == 2 for operations in drawn) / 20_000
+    assert both == pytest.approx(0.24, abs=0.015)
+
+
+def test_the_private_names_of_torchvision_are_where_they_were():
+    """Of torchvision 0.21 and 0.29; the only other place is augmentation.py."""
+    from torchvision.transforms import v2
+
+    transform = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
+    assert len(transform._policies) == 25
+    assert {len(one) for pair in transform._policies for one in pair} == {3}
+    assert all(name in transform._AUGMENTATION_SPACE for pair in transform._policies for name, *_ in pair)
+    assert (
+        transform._AUGMENTATION_SPACE["Rotate"][0](10, 32, 32)[3] == 10 and transform._AUGMENTATION_SPACE["Rotate"][1]
+    )
+    image = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
+    inverted = transform._apply_image_or_video_transform(
+        image, "Invert", 0.0, interpolation=transform.interpolation, fill=transform._fill
+    )
+    assert torch.equal(inverted, 255 - image)
+    for policy in POLICIES:
+        assert len(augmentation.operation_pairs(policy, 32, 32)) == 25

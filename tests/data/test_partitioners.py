@@ -176,6 +176,22 @@ def test_a_report_says_what_was_realised():
     assert Plan([np.arange(3), np.arange(3, 5)]).label_counts is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_skew_is_the_mean_jensen_shannon_distance_in_bits():
+    labels = rng().integers(0, 7, 500)
+    for partitioner in (Dirichlet(0.1, 1), Dirichlet(1.0), Shards(1), IID()):
+        plan = Plan(partitioner(labels, 9, rng()), labels, 8)
+        local = plan.label_counts / plan.label_counts.sum(1, keepdims=True)
+        overall = plan.label_counts.sum(0) / 500
+        middle = (local + overall) / 2
+        with np.errstate(all="ignore"):
+            entropies = [np.nansum(p * np.log2(p / middle), 1) for p in (local, np.broadcast_to(overall, local.shape))]
+        assert plan.skew() == pytest.approx(np.sqrt(sum(entropies) / 2).mean(), abs=1e-12)
+    # three of ten of one class everywhere: shares without an exact binary form
+    even = Plan(list(np.arange(70).reshape(7, 10)), np.tile([0, 0, 0, 1, 1, 1, 1, 1, 1, 1], 7), 3)
+    assert even.skew() == 0
+
+
 def test_the_hash_tells_apart_who_holds_the_same_samples():
     first, second = (Plan([np.arange(cut), np.arange(cut, 6)]) for cut in (2, 3))
     assert first.hash != second.hash

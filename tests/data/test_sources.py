@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conftest import small_trainer
 from PIL import Image
 
 from fl_lightning import data as sets
+from fl_lightning.cli import main
 from fl_lightning.data import (
     CIFAR10,
     CIFAR100,
@@ -35,12 +37,10 @@ from fl_lightning.data import (
     Synthetic,
     TinyImageNet,
     femnist,
-    json_window,
 )
 from fl_lightning.data.cache import decoded
 from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
 from fl_lightning.data.folders import FolderDataModule, stratified
-from fl_lightning.data.json_window import Window
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
 from fl_lightning.errors import UsageError
@@ -85,6 +85,51 @@ def test_the_offline_twin_has_the_shapes_of_the_data_set(kind):
     if kind not in (FEMNIST, TinyImageNet, OfficeHome):
         assert len(labels.unique()) == classes
     assert abs(x.mean()) < 1.5 and 0.2 < x.std() < 3
+
+
+@pytest.mark.parametrize("kind", [*TWINS, Digits])
+def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind):
+    channels = TWINS[kind][0] if kind in TWINS else 1
+    offline = {} if kind is Digits else {"offline": True}
+    published = ready(kind(num_clients=4, **offline))
+    mean, std = [0.1 * (c + 1) for c in range(channels)], [0.2 * (c + 1) for c in range(channels)]
+    given = ready(kind(num_clients=4, mean=mean, std=std, **offline))
+    plain = ready(kind(num_clients=4, normalize=False, **offline))
+    raw, own, usual = (next(iter(data.test_dataloader()))[0] for data in (plain, given, published))
+    by_channel = torch.tensor([mean, std]).view(2, 1, channels, 1, 1)
+    torch.testing.assert_close(own, (raw - by_channel[0]) / by_channel[1])
+    by_channel = torch.tensor([published.mean, published.std]).view(2, 1, channels, 1, 1)
+    torch.testing.assert_close(usual, (raw - by_channel[0]) / by_channel[1])
+    if kind is not NpyImages:
+        assert (published.mean, published.std) == (kind.mean, kind.std)
+    # one of the two, or one number for all channels
+    partly = ready(kind(num_clients=4, std=[0.5], **offline))
+    assert partly.std == (0.5,) and partly.mean == published.mean
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": [0.1, 0.2]}, r"data.mean=\[0.1, 0.2\]: give one number"),
+        ({"std": []}, r"data.std=\[\]: give one number"),
+        ({"std": [0.0]}, r"data.std=\[0.0\]: give numbers above 0"),
+    ],
+)
+def test_statistics_that_do_not_fit_the_channels_are_refused(options, message):
+    for kind in (Digits, MNIST):
+        with pytest.raises(UsageError, match=message):
+            ready(kind(**options, **({} if kind is Digits else {"offline": True})))
+
+
+@pytest.mark.parametrize("kind", ["CIFAR10", "NpyImages", "FEMNIST", "TinyImageNet", "PACS", "Digits"])
+def test_the_help_of_an_image_data_set_shows_its_statistics(kind, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    with pytest.raises(SystemExit):
+        main(["fit", f"--data.help={kind}"])
+    text = " ".join(capsys.readouterr().out.split())
+    none = "None measures it" if kind == "NpyImages" else "None takes the value of the data set"
+    assert f"--data.mean+ MEAN mean of each channel (or one for all), of values in [0, 1]; {none}" in text
+    assert "--data.std+ STD standard deviation of each channel (or one for all), above 0;" in text
 
 
 def test_every_data_set_in_files_has_a_twin():
@@ -572,56 +617,36 @@ def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
     np.testing.assert_allclose(image, json.loads(user)["x"][99], atol=0.003)
 
 
-@pytest.mark.parametrize("block", [1, 2, 7, 50, 1000])
-def test_a_window_decodes_what_json_decodes_wherever_the_blocks_end(monkeypatch, block):
-    monkeypatch.setattr(json_window, "BLOCK", block)
-    found = {"a": [1.25, -3, 1e-7, None], "b é\n": {"c": '}]"\u20ac'}, "n": 12345, "m": "", "t": [], "l": True}
-    for text in (json.dumps(found), json.dumps(found, indent=3, ensure_ascii=False)):
-        window = Window(io.StringIO(text))
-        assert {key: window.value() for key in window.members()} == found
-        nested = Window(io.StringIO(f'{{"u": {text} , "v":\t{text}}}'))
-        assert {key: {k: nested.value() for k in nested.members()} for key in nested.members()} == {
-            "u": found,
-            "v": found,
-        }
-        for end in range(len(text)):
-            cut = Window(io.StringIO(text[:end]))
-            with pytest.raises(ValueError, match=r"character|char "):
-                {key: cut.value() for key in cut.members()}
-
-
-def test_a_fault_within_a_large_file_is_found_without_reading_on(monkeypatch):
-    monkeypatch.setattr(json_window, "BLOCK", 100)
-    file = io.StringIO('{"a": [1, oops' + ", 1" * 10_000 + "]}")
-    window = Window(file)
-    with pytest.raises(ValueError, match="Expecting value at character 10"):
-        {key: window.value() for key in window.members()}
-    assert file.tell() < 300
-
-
 USER = {"x": [[0.5] * 784], "y": [3]}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "Expecting value at character 1"),
-        ("nothing", "{ is to stand at character 0"),
-        ("", "{ is to stand at character 0"),
-        ('{"users": []}', "user_data"),
-        ('{"user_data": [1]}', "{ is to stand at character 14"),
+        ("{}", "it has no writers under user_data$"),
+        ("nothing", "lexical error: invalid string in json text.$"),
+        ("", "parse error: premature EOF$"),
+        ('{"users": []}', "it has no writers under user_data$"),
+        ('{"user_data": [1]}', "it has no writers under user_data$"),
+        ('{"user_data": {}}', "it has no writers under user_data$"),
         ('{"user_data": {"a": [1]}}', "indices"),
-        ('{"user_data": {"a": {"y": [1]}}}', "x"),
-        ("[" * 100_000, "{ is to stand"),
-        ('{"user_data": {"a": ' + "[" * 100_000, "recursion"),
+        ('{"user_data": {"a": {"y": [1]}}}', "'x'$"),
+        ("[" * 100_000, "objects and arrays are nested more than 1000 deep$"),
+        ('{"user_data": {"a": ' + "[" * 100_000, "objects and arrays are nested more than 1000 deep$"),
+        ('{"user_data": ' + '{"a": ' * 100_000, "objects and arrays are nested more than 1000 deep$"),
         (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), "reshape"),
         (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels are to be integers"),
-        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "int"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "parse error: integer overflow$"),
         (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
-        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), "invalid char in json text.$"),
         (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), "convert"),
-        (json.dumps({"user_data": {"a": USER}})[:-9], "at character"),
-        (b"\xff\xfe", "decode"),
+        (json.dumps({"user_data": {"a": USER}})[:-9], "parse error: premature EOF$"),
+        (json.dumps({"user_data": {"a": USER}}) + "]", "parse error: trailing garbage$"),
+        (
+            json.dumps({"user_data": {"a": USER}}).replace("a", "\xe9").encode("latin-1"),
+            "invalid bytes in UTF8 string.$",
+        ),
+        (b"\xff\xfe", "invalid char in json text.$"),
     ],
 )
 def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
