@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import small_data, small_model, small_trainer
+from helpers.runs import small_data, small_model, small_trainer
 from matplotlib.image import imread
 from torch.utils.data import DataLoader, TensorDataset
 
