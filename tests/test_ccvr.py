@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_bits, differs, small_data, small_model, small_trainer
+from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from torch.optim import SGD
 
 from fl_lightning.callbacks import CCVR

@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 import torch
-from conftest import assert_same_bits, small_data, small_trainer
+from helpers.methods import METHODS
+from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger
-from test_composition import plain_sgd_model
-from test_workers import METHODS, history
 from torch.optim import SGD, Adam
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor

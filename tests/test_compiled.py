@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import assert_same_bits, differs, small_data
-from fl_lightning.compiled import CompiledForward
+from helpers.runs import assert_same_bits, differs, small_data
 
+from fl_lightning.compiled import CompiledForward
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, FedProx
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import assert_same_bits
-from fl_lightning.memory import Memories
+from helpers.runs import assert_same_bits, plain_sgd_model
 
+from fl_lightning.memory import Memories
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, Local
 
 
@@ -58,8 +58,6 @@ def test_a_memory_that_is_handed_over_is_gone_here_and_whole_there():
 
 @pytest.mark.parametrize("method", [SCAFFOLD, MOON, FedBN, Local])
 def test_no_limit_changes_a_bit(run, method):
-    from test_composition import plain_sgd_model
-
     given = {"participation": 0.5, "max_rounds": 4}
     held, _ = run([method()], model=plain_sgd_model(), **given)
     spilled, trainer = run([method()], model=plain_sgd_model(), client_memory=0.0, **given)

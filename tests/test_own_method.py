@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import assert_same_bits, differs
+from helpers.runs import assert_same_bits, differs
 
 from fl_lightning import Method
 from fl_lightning.cli import main

@@ -6,14 +6,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import small_data, small_model, small_trainer
-from fl_lightning.report.partition import client_rows, means_of, table
+from helpers.runs import small_data, small_model, small_trainer
 from matplotlib.image import imread
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
 from fl_lightning.data import Dirichlet, FromPlan, Plan, Pooled
+from fl_lightning.report.partition import client_rows, means_of, table
 
 CONFIGS = [f"--config=experiments/{part}.yaml" for part in ("data/digits", "models/feduvcnn", "methods/fedprox")]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import small_data, small_model, small_trainer
+from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.callbacks.spectrum import Covariance

@@ -6,89 +6,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_bits, differs, small_data, small_model, small_trainer
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from helpers.quadratics import Numbers, Quadratic, quadratic_data
+from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
+from helpers.theirs import TheirData, Theirs
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedTrainer, Method, Partitioned, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet, Plan
 from fl_lightning.errors import ClientError, UsageError
-
-
-class Theirs(LightningModule):
-    """A user's own module, in ten lines."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
-
-    def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.net(batch["x"]), batch["label"])
-        self.log("train_loss", loss)
-        return {"loss": loss}
-
-    def test_step(self, batch):
-        self.log("hits", (self.net(batch["x"]).argmax(1) == batch["label"]).float().mean())
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-
-class TheirData(LightningDataModule):
-    """A user's own data module, in ten lines."""
-
-    def setup(self, stage):
-        x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
-        self.items = [{"x": row, "label": int(row[:3].argmax())} for row in x]
-
-    def train_dataloader(self):
-        return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True)
-
-    def test_dataloader(self):
-        return DataLoader(self.items[240:], batch_size=25)
-
-
-class Labelled(torch.utils.data.Dataset):
-    def __init__(self, items):
-        self.items, self.labels = items, [item["label"] for item in items]
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
-
-
-class Quadratic(LightningModule):
-    """f_k(y) = mean (y - b)^2 / 2 over the client's numbers b."""
-
-    def __init__(self, start=0.0, lr=0.1):
-        super().__init__()
-        self.y, self.lr = nn.Parameter(torch.tensor([start])), lr
-
-    def training_step(self, batch, batch_idx):
-        return 0.5 * (self.y - batch[0]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
-
-
-class _Numbers(LightningDataModule):
-    def __init__(self, numbers):
-        super().__init__()
-        self.numbers = torch.tensor(numbers)
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(self.numbers, torch.arange(len(self.numbers))), batch_size=99)
-
-
-def quadratic_data(numbers):
-    """A client for each number."""
-    return Partitioned(_Numbers(numbers), num_clients=len(numbers))
 
 
 # ---------------------------------------------------------------- users' own modules and data
@@ -318,7 +246,7 @@ def test_running_variance_stays_positive_under_a_server_adam(run):
 
 @pytest.mark.parametrize(("weighting", "value"), [("examples", (3 * 0.1 + 1 * 0.4) / 4), ("uniform", 0.25)])
 def test_clients_are_weighted_by_examples_or_alike(run, weighting, value):
-    data = Partitioned(_Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)
+    data = Partitioned(Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)
     data.partitioner = lambda labels, k, rng: [np.arange(3), np.array([3])]
     data.partitioner.moved = 0
     state, _ = run(model=Quadratic(), data=data, max_rounds=1, weighting=weighting)

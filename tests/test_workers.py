@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_bits, small_data, small_model, small_trainer
+from helpers.methods import METHODS
+from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.theirs import Labelled, TheirData, Theirs
 from lightning.pytorch import LightningModule
-from test_composition import plain_sgd_model
-from test_trainer import Labelled, TheirData, Theirs
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
@@ -23,25 +23,9 @@ from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
 from fl_lightning.engine import place
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDecorr, FedDyn, FedNova, FedProto, Local
+from fl_lightning.methods import FedBN
 
 ROOT = Path(__file__).parents[1]
-METHODS = {
-    "FedAvg": list,
-    "SCAFFOLD": lambda: [SCAFFOLD()],
-    "MOON": lambda: [MOON()],
-    "FedDyn": lambda: [FedDyn(reported="all")],
-    "FedProto": lambda: [FedProto()],
-    "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
-    "FedBN": lambda: [FedBN()],
-    "Local": lambda: [Local()],
-    "FedCKA": lambda: [FedCKA(layers=1)],
-}
-
-
-def history(trainer):
-    """The metrics of all rounds but for seconds and places."""
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
 
 
 def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):

@@ -1,4 +1,4 @@
-"""Heterogeneous quadratics, whose optima and fixed points are known in closed form."""
+"""Quadratics of one number, whose optima and fixed points are known in closed form."""
 
 import numpy as np
 import torch
@@ -7,6 +7,34 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
+
+
+class Quadratic(LightningModule):
+    """f_k(y) = mean (y - b)^2 / 2 over the client's numbers b."""
+
+    def __init__(self, start=0.0, lr=0.1):
+        super().__init__()
+        self.y, self.lr = nn.Parameter(torch.tensor([start])), lr
+
+    def training_step(self, batch, batch_idx):
+        return 0.5 * (self.y - batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class Numbers(LightningDataModule):
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = torch.tensor(numbers)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.numbers, torch.arange(len(self.numbers))), batch_size=99)
+
+
+def quadratic_data(numbers):
+    """A client for each number."""
+    return Partitioned(Numbers(numbers), num_clients=len(numbers))
 
 
 class Curved(LightningModule):
@@ -53,3 +81,13 @@ def pull(a, lr, steps, mu=0.0):
     """The share of the way to its own minimum that a client goes in a visit: ``y - x = -pull (x - b)``."""
     a = np.asarray(a)
     return a / (a + mu) * (1 - (1 - lr * (a + mu)) ** np.asarray(steps))
+
+
+A, B = [1.0, 4.0, 0.5], [-1.0, 2.0, 5.0]
+
+
+def settle(run, methods, a=A, b=B, sizes=None, batch_size=10_000, start=0.0, lr=0.1, max_rounds=150, **kwargs):
+    """Where the global y ends, and the trainer."""
+    model, data = Curved(start=start, lr=lr), curved_data(a, b, sizes, batch_size)
+    state, trainer = run(methods, model=model, data=data, max_rounds=max_rounds, **kwargs)
+    return state["y"].item(), trainer

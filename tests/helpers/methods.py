@@ -1,0 +1,15 @@
+"""Lists of methods that differ in what they send, keep and draw, for what must hold whatever trains."""
+
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDecorr, FedDyn, FedNova, FedProto, Local
+
+METHODS = {
+    "FedAvg": list,
+    "SCAFFOLD": lambda: [SCAFFOLD()],
+    "MOON": lambda: [MOON()],
+    "FedDyn": lambda: [FedDyn(reported="all")],
+    "FedProto": lambda: [FedProto()],
+    "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
+    "FedBN": lambda: [FedBN()],
+    "Local": lambda: [Local()],
+    "FedCKA": lambda: [FedCKA(layers=1)],
+}

@@ -1,0 +1,66 @@
+"""Small runs on the embedded digits, and what is asserted of their states."""
+
+from functools import partial
+
+import torch
+from torch.optim import SGD
+
+from fl_lightning import FederatedTrainer
+from fl_lightning.data import Digits, Dirichlet
+from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
+
+
+def small_model(kind="mlp"):
+    """A classifier of the digits: an MLP with a normalising projector, or FedCKA's CNN on 16 px."""
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    if kind == "cnn":
+        return ImageClassifier(FedCKACNN(1, 16), optimizer=sgd)
+    return ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=sgd)
+
+
+def plain_sgd_model(**kwargs):
+    """A classifier with BatchNorm, for methods that are defined for SGD without momentum."""
+    torch.manual_seed(0)
+    return ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=partial(SGD, **{"lr": 0.1, **kwargs}))
+
+
+def small_data(kind="mlp", **kwargs):
+    given = {"num_clients": 4, "batch_size": 32, "train_size": 400, "partitioner": Dirichlet(0.3)}
+    return Digits(image_size=16 if kind == "cnn" else None, **{**given, **kwargs})
+
+
+def small_trainer(tmp_path, **kwargs):
+    return FederatedTrainer(
+        **{"max_rounds": 2, "logger": False, "default_root_dir": tmp_path, "accelerator": "cpu", **kwargs}
+    )
+
+
+def history(trainer):
+    """The metrics of all rounds but for seconds and places."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
+
+
+def assert_same_bits(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def differs(first, second):
+    return any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_finite(state, trainer):
+    assert all(torch.isfinite(value).all() for value in state.values())
+    assert all(value == value for value in trainer.metrics.values())
+    assert trainer.metrics["test/accuracy"] > 0
+
+
+def descend(loss, z, steps=60, lr=0.5):
+    """``z`` after some steps of gradient descent on ``loss``."""
+    z = z.clone().requires_grad_()
+    for _ in range(steps):
+        (gradient,) = torch.autograd.grad(loss(z), z)
+        z = (z - lr * gradient).detach().requires_grad_()
+    return z.detach()

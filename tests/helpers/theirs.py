@@ -1,0 +1,51 @@
+"""A user's own module, data module and data set, which know nothing of federated learning."""
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Theirs(LightningModule):
+    """A user's own module, in ten lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self.net(batch["x"]), batch["label"])
+        self.log("train_loss", loss)
+        return {"loss": loss}
+
+    def test_step(self, batch):
+        self.log("hits", (self.net(batch["x"]).argmax(1) == batch["label"]).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Labelled(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items, self.labels = items, [item["label"] for item in items]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class TheirData(LightningDataModule):
+    """A user's own data module, in ten lines."""
+
+    def setup(self, stage):
+        x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+        self.items = [{"x": row, "label": int(row[:3].argmax())} for row in x]
+
+    def train_dataloader(self):
+        return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True)
+
+    def test_dataloader(self):
+        return DataLoader(self.items[240:], batch_size=25)

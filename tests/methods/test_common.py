@@ -1,0 +1,257 @@
+"""Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.quadratics import A, B, settle, weighted
+from helpers.runs import assert_same_bits, differs, small_data, small_model
+from torch.optim import SGD
+
+from fl_lightning import Method
+from fl_lightning.functional import (
+    correlation_frobenius,
+    covariance_decorrelation,
+    linear_cka,
+    model_contrastive_loss,
+    prototype_distance,
+    representation_contrast,
+    structured_covariance_decorrelation,
+)
+from fl_lightning.methods import (
+    MOON,
+    SCAFFOLD,
+    DeCov,
+    FedCKA,
+    FedDecorr,
+    FedDyn,
+    FedLC,
+    FedNova,
+    FedProto,
+    FedProx,
+    FedRS,
+    FedUV,
+    StructuredDeCov,
+)
+from fl_lightning.models import MLP, ImageClassifier, Projector
+
+NEUTRAL = {
+    "moon": (MOON(mu=0), MOON(mu=5.0), "mlp"),
+    "fedrs": (FedRS(alpha=1), FedRS(alpha=0.2), "mlp"),
+    "fedproto": (FedProto(0, aggregate_weights=True), FedProto(1.0, aggregate_weights=True), "mlp"),
+    "decov": (DeCov(weight=0), DeCov(weight=1.0), "mlp"),
+    "structureddecov": (StructuredDeCov(weight=0), StructuredDeCov(weight=1.0, groups=4), "mlp"),
+    "fedprox": (FedProx(mu=0), FedProx(mu=1.0), "mlp"),
+    "fedlc": (FedLC(tau=0), FedLC(tau=1.0), "mlp"),
+    "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0), "cnn"),
+    "feduv": (FedUV(mu=0, lambda_=0), FedUV(), "mlp"),
+    "feddecorr": (FedDecorr(beta=0), FedDecorr(), "mlp"),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_the_neutral_coefficient_is_fedavg_bit_for_bit_and_another_is_not(run, name):
+    neutral, strong, kind = NEUTRAL[name]
+    plain, _ = run([], kind)
+    assert_same_bits(run([neutral], kind)[0], plain)
+    assert differs(run([strong], kind)[0], plain)
+
+
+@pytest.mark.parametrize("pair", [(FedProx(0.1), FedDecorr(0.1)), (FedUV(), FedDecorr(0.1)), (FedUV(), FedProx(0.1))])
+def test_two_penalties_commute(run, pair):
+    first, second = (run(list(order))[0] for order in (pair, pair[::-1]))
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], atol=2e-4, rtol=2e-3)
+    assert differs(first, run([pair[0]])[0])
+
+
+@pytest.mark.parametrize("method", [FedUV(), FedDecorr(), FedLC(), FedCKA()])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_batches_of_one_and_two_stay_finite(run, method, batch_size):
+    model = ImageClassifier(MLP(64, [32, 16])) if not isinstance(method, FedCKA) else small_model("cnn")
+    kind = "cnn" if isinstance(method, FedCKA) else "mlp"
+    data = small_data(kind, batch_size=batch_size, train_size=40)
+    state, _ = run([method], model=model, data=data, max_rounds=2)
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_partition_cohort_batches_and_initial_weights_do_not_depend_on_the_method(run):
+    """Methods that are compared on one seed see the same of everything that is drawn."""
+    orders = []
+
+    class Drawing(Method):
+        def on_client_start(self, client):
+            torch.rand(7)
+
+        def penalty(self, client, step):
+            torch.rand(3)
+            orders[-1].append(step.targets.tolist())
+
+    class Watching(Method):
+        def penalty(self, client, step):
+            orders[-1].append(step.targets.tolist())
+
+    for method in (Drawing(), Watching()):
+        orders.append([])
+        run([method], participation=0.5, max_rounds=3)
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), SCAFFOLD(variate="gradients"), FedDyn(alpha=0.5)])
+def test_scaffold_and_feddyn_settle_at_the_optimum(run, method):
+    assert settle(run, [method], local_steps=5)[0] == pytest.approx(weighted(B, A), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), SCAFFOLD(variate="gradients"), FedNova(), FedDyn(), FedProto()])
+def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, method):
+    data = small_data(batch_size=102, drop_last=True)
+    model = ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=partial(SGD, lr=0.1))
+    state, trainer = run([method], model=model, data=data)
+    idle = [k for k in range(4) if data.info(k).num_examples < 102]
+    assert 0 < len(idle) < 4
+    assert all(torch.isfinite(value).all() for value in state.values())
+    memories = trainer.client.memories()
+    for k in idle:
+        assert not any(v.any() for v in memories.get(k, {}).get("scaffold", {}).get("variate", {}).values())
+        assert not any(v.any() for v in memories.get(k, {}).get("feddyn", {}).get("g", {}).values())
+    if isinstance(method, SCAFFOLD):
+        busy = [memories[k]["scaffold"]["variate"] for k in range(4) if k not in idle]
+        for name, c in method.global_variate.items():
+            torch.testing.assert_close(c, sum(own[name].double() for own in busy) / 4)
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedDyn()])
+def test_buffers_enter_no_variate_no_h_and_no_momentum(run, method):
+    model = ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=partial(SGD, lr=0.1))
+    names = {name for name, _ in model.named_parameters()}
+    _, trainer = run([method], model=model, server_optimizer=partial(SGD, lr=1.0, momentum=0.9))
+    kept = method.global_variate if isinstance(method, SCAFFOLD) else method.mean_g
+    assert set(kept) == set(trainer.server.parameters) == names
+    for memory in trainer.client.memories().values():
+        assert set(memory[method.name].get("variate", memory[method.name].get("g"))) == names
+    assert len(trainer.server.optimizer.state) == len(names)
+
+
+def moon_term(client, step, method):
+    near, far = (client.observe(name)["representation"] for name in ("global", "previous"))
+    return 2.0 * model_contrastive_loss(step.taps["representation"], near, [far], 0.7)
+
+
+def fedcka_term(client, step, method):
+    near, far = client.observe("global"), client.observe("previous")
+    pairs = [[linear_cka(step.taps[tap], other[tap]) for other in (near, far)] for tap in ("early.0", "early.1")]
+    return 3.0 * torch.stack([representation_contrast(*pair) for pair in pairs]).mean()
+
+
+def fedproto_term(client, step, method):
+    return 4.0 * prototype_distance(step.taps["representation"], step.targets, method.prototypes, method.known)
+
+
+TERMS = {
+    "decov": (DeCov(0.2), lambda c, step, m: 0.2 * covariance_decorrelation(step.taps["representation"])),
+    "structureddecov": (
+        StructuredDeCov(0.2, groups=4, gamma=0.5),
+        lambda c, step, m: 0.2 * structured_covariance_decorrelation(step.taps["representation"], 4, 0.5),
+    ),
+    "feddecorr": (
+        FedDecorr(0.3, form="paper"),
+        lambda c, step, m: 0.3 * correlation_frobenius(step.taps["representation"], "paper"),
+    ),
+    "moon": (MOON(mu=2.0, temperature=0.7), moon_term),
+    "fedcka": (FedCKA(mu=3.0), fedcka_term),
+    "fedproto": (FedProto(lambda_=4.0), fedproto_term),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_penalty_is_its_coefficient_times_the_papers_term_of_the_right_tensors(run, name, monkeypatch):
+    method, term = TERMS[name]
+    penalty, checked = method.penalty, []
+
+    def compared(client, step):
+        found = penalty(client, step)
+        if found is not None:
+            torch.testing.assert_close(found, term(client, step, method), rtol=1e-4, atol=1e-20)
+            checked.append(client.info.id)
+        return found
+
+    monkeypatch.setattr(method, "penalty", compared)
+    run([method], "cnn", max_rounds=3)
+    assert set(checked) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", [MOON, FedCKA])
+def test_the_references_are_the_received_model_and_the_clients_own_last(run, kind):
+    seen = []
+
+    class Watch(Method):
+        def penalty(self, client, step):
+            for name, twin in ((n, t[0]) for n, t in client.references._twins.items()):
+                own = client.memory(method).get("previous") or client.memory(method)["pool"][-1]
+                assert_same_bits(dict(twin.state_dict()), client.received if name == "global" else own)
+                seen.append(name)
+
+    method = kind()
+    run([method, Watch()], "cnn", max_rounds=2)
+    assert set(seen) == {"global", "previous"}
+
+
+def test_methods_share_a_reference_which_runs_once_a_batch_as_far_as_the_last_tap_of_any(run):
+    runs = []
+
+    class Watch(Method):
+        def on_client_start(self, client):
+            inner = client.references._run
+            if inner.__name__ == "_run":
+
+                def counted(name, batch):
+                    found = inner(name, batch)
+                    runs.append((client.info.id, client.num_steps, name, tuple(found)))
+                    return found
+
+                client.references._run = counted
+
+    run([Watch(), MOON(), FedCKA()], "cnn", max_rounds=2)
+    taps = ("early.0", "early.1", "representation")
+    assert {(name, seen) for _, _, name, seen in runs} == {("global", taps), ("previous", taps)}
+    assert len({found[:3] for found in runs}) == len(runs) > 0
+
+
+@pytest.mark.parametrize("method", [FedCKA(), MOON(pool_size=2)], ids=["fedcka", "moon"])
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed", "channels_last": True}], ids=["fp32", "bf16"])
+def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options):
+    runs = []
+
+    class Count(type(method)):
+        name = type(method).__name__.lower()
+
+        def on_client_start(self, client):
+            inner = client.references._run
+            if inner.__name__ == "_run":
+
+                def counted(*args):
+                    runs[-1] += 1
+                    return inner(*args)
+
+                client.references._run = counted
+            super().on_client_start(client)
+
+    states = []
+    for cached in (False, True):
+        runs.append(0)
+        counting = Count(**{key: getattr(method, key) for key in ("mu",)})
+        # a last batch of a few rows is rounded otherwise than the same rows in a whole one
+        data = small_data("cnn", batch_size=16)
+        how = {"local_epochs": 4, "max_rounds": 3, "cache_references": cached, **options}
+        states.append(run([counting], "cnn", data=data, **how)[0])
+    assert_same_bits(*states)
+    # a last batch is run in each epoch, and once more for the cache; whole ones once
+    assert runs[1] < 0.75 * runs[0]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_gradient_corrections_commute_with_penalties(run, kind):
+    one, _ = run([FedProx(0.1), FedDecorr(0.1)], kind)
+    other, _ = run([FedDecorr(0.1), FedProx(0.1)], kind)
+    assert_same_bits(one, other)
+    assert differs(one, run([FedProx(0.1)], kind, model=small_model(kind))[0])

@@ -1,0 +1,81 @@
+"""FedCKA compares early layers with the received model and the client's own last one."""
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, differs
+
+from fl_lightning.errors import UsageError
+from fl_lightning.functional import linear_cka, representation_contrast
+from fl_lightning.methods import FedCKA, FedLC
+
+
+def test_fedcka_is_absent_in_the_first_visit_and_there_in_the_second(run):
+    _, trainer = run([FedCKA()], "cnn", max_rounds=2)
+    assert ["train/fedcka" in row for row in trainer.history] == [False, True]
+    assert 0.3 * 3 < trainer.history[1]["train/fedcka"] < 1.32 * 3
+
+
+def test_fedcka_takes_its_layers_by_number_or_by_name(run):
+    assert FedCKA(layers=3).requires == ("early.0", "early.1", "early.2")
+    by_name = run([FedCKA(layers=["early.0", "early.1"])], "cnn")[0]
+    assert_same_bits(by_name, run([FedCKA(layers=2)], "cnn")[0])
+    assert differs(by_name, run([FedCKA(layers=["early.0", "early.3"])], "cnn")[0])
+    everything = run([FedCKA(layers=7), FedLC()], "cnn")[1]
+    assert everything.metrics["train/fedcka"] > 0
+    with pytest.raises(UsageError, match=r"FedCKA\.layers=\[\]: give 1 or more"):
+        FedCKA(layers=[])
+
+
+def test_fedcka_compares_with_the_clients_own_last_model(run):
+    seen = {}
+
+    class Spy(FedCKA):
+        name = "fedcka"
+
+        def on_client_start(self, client):
+            super().on_client_start(client)
+            kept = client.memory(self).get("previous")
+            if kept is not None:
+                assert_same_bits(kept, seen[client.info.id])
+                assert differs(kept, client.received)
+
+        def on_client_end(self, client):
+            super().on_client_end(client)
+            seen[client.info.id] = client.state()
+
+    run([Spy()], "cnn", max_rounds=2)
+    assert len(seen) == 4
+
+
+def test_fedcka_runs_the_references_in_eval_without_gradient_and_only_to_the_second_tap(run):
+    seen = []
+
+    class Watch(FedCKA):
+        name = "fedcka"
+
+        def penalty(self, client, step):
+            for twin, _ in client.references._twins.values():
+                if not hasattr(twin, "watched"):
+                    twin.watched = True
+                    for path, part in twin.named_modules():
+                        part.register_forward_hook(
+                            lambda m, a, out, path=path: seen.append((path, m.training, torch.is_grad_enabled()))
+                        )
+            return super().penalty(client, step)
+
+    run([Watch()], "cnn", max_rounds=2)
+    paths = {path for path, _, _ in seen}
+    assert "encoder.layers.2.0" in paths
+    assert not [path for path in paths if path.startswith(("encoder.layers.3", "encoder.layers.5", "classifier"))]
+    assert not any(training or grad for _, training, grad in seen)
+
+
+def test_fedcka_pulls_towards_the_global_model():
+    """The gradient of the term raises the similarity to the global model and lowers that to the previous one."""
+    torch.manual_seed(0)
+    a, to_global, to_previous = (torch.randn(12, 5) for _ in range(3))
+    a.requires_grad_()
+    before = linear_cka(a, to_global) - linear_cka(a, to_previous)
+    representation_contrast(linear_cka(a, to_global), linear_cka(a, to_previous)).backward()
+    moved = a - 0.1 * a.grad / a.grad.norm()
+    assert linear_cka(moved, to_global) - linear_cka(moved, to_previous) > before

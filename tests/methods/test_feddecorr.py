@@ -1,0 +1,15 @@
+"""FedDecorr decorrelates the dimensions of the representation."""
+
+import torch
+from helpers.runs import descend
+
+from fl_lightning.functional import correlation_frobenius
+
+
+def test_descending_feddecorr_decorrelates():
+    mixed = torch.randn(64, 6) @ torch.randn(6, 6)
+
+    def off(z):
+        return torch.corrcoef(z.T).fill_diagonal_(0).abs().mean()
+
+    assert off(descend(correlation_frobenius, mixed, steps=500, lr=2.0)) < 0.1 * off(mixed)

@@ -1,0 +1,70 @@
+"""FedLC lowers logits by the client's label counts, in training alone."""
+
+import pytest
+import torch
+from helpers.quadratics import Quadratic, quadratic_data
+from helpers.runs import small_data
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import Method
+from fl_lightning.data import Dirichlet
+from fl_lightning.errors import UsageError
+from fl_lightning.functional import calibrated_logits
+from fl_lightning.method import Step
+from fl_lightning.methods import FedLC
+from fl_lightning.models import MLP, ImageClassifier
+
+
+def test_fedlc_margins_differ_between_clients_and_are_larger_for_rare_classes():
+    logits = torch.zeros(1, 3)
+    first = calibrated_logits(logits, torch.tensor([100, 1, 10]))
+    second = calibrated_logits(logits, torch.tensor([1, 100, 10]))
+    assert not torch.equal(first, second)
+    assert first[0, 0] > first[0, 2] > first[0, 1]
+
+
+def test_fedlc_literal_equation_leaves_the_true_class_out():
+    logits, targets, counts = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([3, 4, 5, 60])
+    client = type("C", (), {"info": type("I", (), {"label_counts": counts})})
+    method = FedLC(tau=0.5, denominator="exclude_true")
+    lowered = logits.double() - 0.5 * counts.double() ** -0.25
+    literal = torch.stack(
+        [torch.logsumexp(row[torch.arange(4) != y], 0) - row[y] for row, y in zip(lowered, targets, strict=True)]
+    ).mean()
+    ours = torch.nn.functional.cross_entropy(method.transform_logits(client, logits), targets)
+    ours = ours + method.penalty(client, Step(None, targets, {"logits": logits}))
+    assert ours.item() == pytest.approx(literal.item(), rel=1e-5)
+
+
+def test_fedlc_is_not_applied_in_evaluation(run):
+    _, trainer = run([FedLC(tau=50.0)], max_rounds=0)
+    plain = run([], max_rounds=0)[1]
+    assert trainer.evaluate("test") == plain.evaluate("test")
+
+
+def test_a_second_tap_of_the_classifier_records_raw_logits_too(run):
+    class Watch(Method):
+        requires = ("logits", "early.1")
+
+        def penalty(self, client, step):
+            assert torch.equal(step.taps["early.1"], step.taps["logits"])
+
+    run([Watch(), FedLC(tau=5.0)], model=ImageClassifier(MLP(64, [16])), max_rounds=1)
+
+
+@pytest.mark.parametrize("missing", ["floor", "mask", "clamp"])
+def test_fedlc_with_missing_classes_trains_under_bf16(run, missing):
+    data = small_data(partitioner=Dirichlet(0.05))
+    data.setup()
+    assert (data.plan.label_counts == 0).any()
+    state, trainer = run([FedLC(missing=missing)], data=data, precision="bf16-mixed")
+    assert all(torch.isfinite(value).all() for value in state.values())
+    assert trainer.metrics["train/loss"] > 0
+
+
+def test_fedlc_without_labels_is_refused_before_round_0(run):
+    data, model = quadratic_data([1.0, 2.0]), Quadratic()
+    model.head = torch.nn.Identity()
+    data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
+    with pytest.raises(UsageError, match="method='FedLC': the clients' label counts are not known"):
+        run([FedLC()], model=model, data=data, taps={"logits": "head"})

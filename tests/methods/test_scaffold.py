@@ -1,0 +1,96 @@
+"""SCAFFOLD's control variates are mean gradients, and they correct the drift of clients."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
+from helpers.runs import assert_finite, assert_same_bits, differs
+from torch.optim import SGD, Adam
+
+from fl_lightning.methods import SCAFFOLD
+from fl_lightning.models import MLP, ImageClassifier
+
+
+def test_scaffold_settles_at_the_optimum_with_half_of_the_clients_a_round(run):
+    found, _ = settle(run, [SCAFFOLD()], local_steps=3, cohort_size=2, max_rounds=400)
+    assert found == pytest.approx(weighted(B, A), abs=1e-3)
+
+
+def test_scaffold_first_round_is_fedavg(run):
+    model = partial(ImageClassifier, MLP(64, [16]), optimizer=partial(SGD, lr=0.1))
+    start = model()
+    plain, _ = run(model=copy.deepcopy(start), max_rounds=1, weighting="uniform")
+    assert_same_bits(run([SCAFFOLD()], model=copy.deepcopy(start), max_rounds=1)[0], plain)
+    two = [run(m, model=copy.deepcopy(start), max_rounds=2, weighting="uniform")[0] for m in ([], [SCAFFOLD()])]
+    assert differs(*two)
+
+
+def test_scaffold_divides_c_by_all_clients_not_by_the_cohort(run):
+    method = SCAFFOLD()
+    _, trainer = settle(run, [method], max_rounds=1, cohort_size=1, local_steps=1, start=1.0)
+    (k,) = trainer.server.cohort
+    gradient = A[k] * (1.0 - B[k])
+    assert method.global_variate["y"].item() == pytest.approx(gradient / 3, rel=1e-5)
+    assert trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() == pytest.approx(gradient, rel=1e-5)
+
+
+def test_scaffold_variates_are_mean_gradients_however_they_are_found(run):
+    """Also with a learning rate that changes within the visit."""
+
+    def halving(optimizer):
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+    found = []
+    for variate in ("displacement", "gradients"):
+        model = Curved(lr=0.2)
+        model.configure_optimizers = lambda model=model: halving(torch.optim.SGD(model.parameters(), lr=0.2))
+        method = SCAFFOLD(variate=variate)
+        state, _ = run([method], model=model, data=curved_data(A, B), local_epochs=3, max_rounds=1)
+        found.append((state["y"].item(), method.global_variate["y"].item()))
+    # the displacement weighs gradients by their rates, the sum of gradients does not
+    rates, y = np.array([0.2, 0.1, 0.05]), np.zeros(3)
+    gradients = []
+    for rate in rates:
+        gradients.append(np.array(A) * (y - B))
+        y = y - rate * gradients[-1]
+    assert found[0] == pytest.approx((y.mean(), (rates @ gradients / rates.sum()).mean()), rel=1e-5)
+    assert found[1] == pytest.approx((y.mean(), np.mean(gradients)), rel=1e-5)
+
+
+def test_scaffold_variates_are_mean_gradients_in_later_rounds_too(run):
+    """The displacement holds the correction c - c_k, which is to be taken off again."""
+    found = []
+    for variate in ("displacement", "gradients"):
+        method = SCAFFOLD(variate=variate)
+        _, trainer = settle(run, [method], local_steps=3, max_rounds=3)
+        own = [trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() for k in range(3)]
+        found.append([method.global_variate["y"].item(), *own])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0][0] == pytest.approx(np.mean(found[0][1:]), rel=1e-4)
+
+
+def test_scaffold_after_the_step_is_the_same_for_plain_sgd_and_passes_by_momentum(run):
+    assert settle(run, [SCAFFOLD(correction="post_step")], local_steps=5, max_rounds=6)[0] == pytest.approx(
+        settle(run, [SCAFFOLD()], local_steps=5, max_rounds=6)[0], rel=1e-5
+    )
+    method, rho, lr = SCAFFOLD(correction="post_step"), 0.5, 0.1
+    model = Curved(lr=lr, momentum=rho)
+    state, _ = run([method], model=model, data=curved_data(A, B), local_steps=2, max_rounds=2)
+    a, b, x = np.array(A), np.array(B), 0.0
+    c = np.zeros(3)
+    for _ in range(2):
+        y, buffer = np.full(3, x), np.zeros(3)
+        for _ in range(2):
+            buffer = rho * buffer + a * (y - b)
+            y = y - lr * buffer - lr * (c.mean() - c)
+        c = c - c.mean() + (x - y) / (2 * lr)
+        x = y.mean()
+    assert state["y"].item() == pytest.approx(x, rel=1e-5)
+
+
+def test_scaffold_by_gradients_takes_any_optimizer(run):
+    model = ImageClassifier(MLP(64, [16]), optimizer=partial(Adam, lr=0.01))
+    assert_finite(*run([SCAFFOLD(variate="gradients")], model=model))
