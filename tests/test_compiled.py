@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.runs import assert_same_bits, differs, small_data
 
-from fl_lightning.compiled import CompiledForward
+from fl_lightning.engine.compiled import CompiledForward
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, FedProx
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from helpers.workers import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,12 +23,18 @@ def mixed(number, size, lowest=-40, highest=12):
 
 def added(values, order=None, workers=1):
     """The sum over ``workers`` that take the vectors in turn, joined as by a collective."""
-    sums = [ExactSum(values.shape[1]) for _ in range(workers)]
-    for place, index in enumerate(order or range(len(values))):
-        sums[place % workers].add(values[index].clone())
-    exponents = sorted({exponent for one in sums for exponent in one.bins})
-    sums[0].load(exponents, sum(one.buffer(exponents) for one in sums))
-    return sums[0].value()
+    places = list(order or range(len(values)))
+
+    def work(one):
+        total = ExactSum(values.shape[1])
+        for index in places[one.rank :: workers]:
+            total.add(values[index].clone())
+        total.all_reduce(one, {exponent for used in one.gather(total.exponents) for exponent in used})
+        return total.value()
+
+    first, *others = together(workers, work)
+    assert all(first.equal(other) or first.isnan().any() for other in others)
+    return first
 
 
 def fsum(values):

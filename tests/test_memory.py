@@ -3,8 +3,9 @@
 import pytest
 import torch
 from helpers.runs import assert_same_bits, plain_sgd_model
+from helpers.workers import together
 
-from fl_lightning.memory import Memories
+from fl_lightning.client.memory import Memories
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, Local
 
 
@@ -44,16 +45,27 @@ def test_a_client_without_memory_takes_no_place():
     assert len(memories) == 0
 
 
-def test_a_memory_that_is_handed_over_is_gone_here_and_whole_there():
-    here, there = Memories(limit=0), Memories()
-    remember(here, 4)
-    there.unpack(4, here.pack(4))
-    assert len(here) == 0
-    assert (here.changed, there.changed) == (set(), {4})
+def test_a_memory_that_is_sent_is_gone_here_and_complete_there(tmp_path):
+    def follow(workers):
+        memories = Memories(limit=0)
+        if workers.rank == 0:
+            remember(memories, 4)
+            remember(memories, 6)
+        memories.note_owners([{4, 6}, set()])
+        # client 5 has no memory, and client 6 stays
+        memories.follow([[6], [4, 5]], workers)
+        memories.write(tmp_path / str(workers.rank), 3, workers)
+        return memories
+
+    here, there = together(2, follow)
+    assert (list(here), list(there)) == ([6], [4])
     assert there[4]["method"]["pool"][0].tolist() == [1.0, 1.0]
-    there.unpack(5, here.pack(5))
-    assert 5 not in there
+    # the new owner writes it with the next checkpoint
+    assert here.files == there.files == {4: "4-3.pt", 6: "6-3.pt"}
+    assert (tmp_path / "0" / "6-3.pt").exists()
+    assert (tmp_path / "1" / "4-3.pt").exists()
     here.close()
+    there.close()
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD, MOON, FedBN, Local])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
 from fl_lightning.data import Dirichlet, FromPlan, Plan, Pooled
-from fl_lightning.report.partition import client_rows, means_of, table
+from fl_lightning.records.partition import client_rows, means_of, table
 
 CONFIGS = [f"--config=experiments/{part}.yaml" for part in ("data/digits", "models/feduvcnn", "methods/fedprox")]
 

@@ -21,7 +21,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
-from fl_lightning.engine import place
+from fl_lightning.engine.workers import place
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import FedBN
 
@@ -55,9 +55,9 @@ def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
     assert trainer.metrics["placed/3/clients"] == 0
 
 
-def test_only_clients_that_remember_something_have_a_holder(tmp_path):
-    assert compare(tmp_path, participation=0.6).holders == {}
-    assert set(compare(tmp_path, METHODS["SCAFFOLD"]).holders) == set(range(7))
+def test_only_clients_that_remember_something_have_an_owner(tmp_path):
+    assert compare(tmp_path, participation=0.6).client.memories().owners == {}
+    assert set(compare(tmp_path, METHODS["SCAFFOLD"]).client.memories().owners) == set(range(7))
 
 
 def test_memories_on_disk_follow_their_client(tmp_path):
@@ -148,7 +148,7 @@ def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
 def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
     class Folders(Callback):
         def on_round_end(self, trainer):
-            assert (trainer.run_dir is None) == (trainer.team.rank > 0)
+            assert (trainer.run_dir is None) == (trainer.global_rank > 0)
 
     trainer = small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Folders()])
     for _ in range(2):
@@ -204,8 +204,8 @@ def test_no_worker_has_more_than_the_mean_and_the_longest(size):
     rng = np.random.default_rng(0)
     for _ in range(50):
         steps = {k: int(s) for k, s in enumerate(rng.integers(0, 100, 40))}
-        holders = {k: int(rng.integers(0, size)) for k in range(0, 40, 2)}
-        placed = place(steps, size, holders)
+        owners = {k: int(rng.integers(0, size)) for k in range(0, 40, 2)}
+        placed = place(steps, size, owners)
         assert sorted(k for clients in placed for k in clients) == list(range(40))
         assert max(sum(steps[k] for k in clients) for clients in placed) <= sum(steps.values()) / size + 100
 
@@ -244,7 +244,7 @@ class Killed(Callback):
     """Ends worker 1 by a signal in the second round, when it has trained a client."""
 
     def on_client_end(self, trainer, client):
-        if trainer.team.rank == 1 and trainer.server.round == 1:
+        if trainer.global_rank == 1 and trainer.server.round == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -252,7 +252,7 @@ class Breaks(Callback):
     """An observer with a mistake that shows on worker 1 alone."""
 
     def on_client_end(self, trainer, client):
-        if trainer.team.rank == 1:
+        if trainer.global_rank == 1:
             raise TypeError("my own mistake")
 
 
@@ -381,7 +381,7 @@ from fl_lightning.callbacks import Callback
 class KilledOnce(Callback):
     def on_round_start(self, trainer):
         first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        if first and trainer.team.rank == 1 and trainer.server.round == 2:
+        if first and trainer.global_rank == 1 and trainer.server.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

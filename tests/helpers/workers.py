@@ -1,0 +1,39 @@
+"""Workers that are threads of one process, for tests of what workers exchange."""
+
+import queue
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+
+class ThreadWorkers:
+    """The collectives of ``engine.workers.Workers`` among threads."""
+
+    def __init__(self, rank, size, barrier, values, queues):
+        self.rank, self.size = rank, size
+        self._barrier, self._values, self._queues = barrier, values, queues
+
+    def gather(self, value):
+        self._values[self.rank] = value
+        self._barrier.wait(20)
+        values = list(self._values)
+        self._barrier.wait(20)
+        return values
+
+    def all_reduce(self, tensor):
+        parts = self.gather(tensor.clone())
+        tensor.copy_(sum(parts))
+
+    def send(self, packed, rank):
+        self._queues[self.rank, rank].put(packed)
+
+    def receive(self, rank):
+        return self._queues[rank, self.rank].get(timeout=20)
+
+
+def together(size, work):
+    """Run ``work(workers)`` in ``size`` threads, and give what each returns, by rank."""
+    shared = threading.Barrier(size), [None] * size, defaultdict(queue.Queue)
+    with ThreadPoolExecutor(size) as pool:
+        running = [pool.submit(work, ThreadWorkers(rank, size, *shared)) for rank in range(size)]
+        return [one.result(60) for one in running]
