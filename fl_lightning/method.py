@@ -209,9 +209,11 @@ class MethodList:
                 raise UsageError(f"method={self.names}: {name} stands twice in the list; keep one of them")
 
     def wanted_taps(self) -> dict[str, str]:
+        """The taps that the methods read, each with the class that asks for it."""
         return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
+        """Let each method refuse what does not fit it, then refuse what does not fit together."""
         for method in self.methods:
             method.setup(client, optimizer)
         self.client_weight(client)
@@ -229,38 +231,47 @@ class MethodList:
         return sum(method.proximal for method in self.methods)
 
     def exchanges(self, key: str) -> bool:
+        """Whether no method keeps the entry with the client."""
         return all(method.exchanges(key) for method in self.methods)
 
     def on_client_start(self, client: Client) -> None:
+        """Of each method, in list order."""
         for method in self.methods:
             method.on_client_start(client)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+        """Of each method in list order, on what the one before returned."""
         for method in self.methods:
             logits = method.transform_logits(client, logits)
         return logits
 
     def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
+        """The terms that are added to the loss, by the method's name."""
         terms = {method.name: method.penalty(client, step) for method in self.methods}
         return {name: term for name, term in terms.items() if term is not None}
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        """Of each method in list order: corrections add."""
         for method in self.methods:
             method.on_before_optimizer_step(client, optimizer)
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        """Of each method, in list order."""
         for method in self.methods:
             method.on_after_optimizer_step(client, optimizer)
 
     def on_client_end(self, client: Client) -> dict[str, Payload]:
+        """What each method sends, by its name."""
         return {method.name: method.on_client_end(client) or {} for method in self.methods}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
+        """Of each method in list order, on what the one before returned."""
         for method in self.methods:
             delta = method.transform_client_update(client, delta)
         return delta
 
     def client_weight(self, client: Client) -> float | None:
+        """The weight that the methods agree on, None where none gives one."""
         weights = {m.name: w for m in self.methods if (w := m.client_weight(client)) is not None}
         if len(set(weights.values())) > 1:
             names = list(weights)
@@ -268,24 +279,29 @@ class MethodList:
         return next(iter(weights.values()), None)
 
     def on_fit_start(self, server: Server) -> None:
+        """Reset the server-side values of each method, then call its hook."""
         for method in self.methods:
             method.reset(server)
             method.on_fit_start(server)
 
     def on_round_start(self, server: Server) -> None:
+        """Of each method, in list order."""
         for method in self.methods:
             method.on_round_start(server)
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
+        """Of each method in list order, on what the one before returned and its own payload."""
         for method in self.methods:
             delta = method.transform_update(server, delta, payload.get(method.name, {}))
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
+        """Of each method, with its own payload."""
         for method in self.methods:
             method.on_round_end(server, payload.get(method.name, {}))
 
     def evaluated_state(self, server: Server) -> State:
+        """Of each method in list order, on what the one before returned."""
         state = server.state
         for method in self.methods:
             state = method.evaluated_state(server, state)

@@ -117,7 +117,7 @@ class RunAccess:
 
     def warn(self, message: str) -> None:
         """A warning of one line, from the first worker."""
-        rank_zero_warn(message, stacklevel=3)
+        rank_zero_warn(message, stacklevel=5)
 
     def gather(self, value: Value) -> list[Value]:
         """The value of each worker, by rank; all workers call this, with small values."""

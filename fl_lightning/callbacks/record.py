@@ -73,6 +73,7 @@ def environment() -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
+    """The installed version of a package, None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -119,6 +122,16 @@ def usage_error(error: BaseException | None) -> UsageError | None:
     return error if isinstance(error, UsageError) else None
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print warnings as one line without the line of code that gave them."""
+    before, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def stop(error: Exception, status: int) -> NoReturn:
     """End the program with one line."""
     print(f"error: {error}", file=sys.stderr)
@@ -134,7 +147,8 @@ def main(args: list[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        FederatedCLI(args)
+        with plain_warnings():
+            FederatedCLI(args)
     except ClientError as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, ClientError):
             raise

@@ -105,7 +105,7 @@ class Client(LightningModule):
 
     @property
     def change(self) -> Mapping[str, Tensor]:
-        """y - w^t of the trained parameters in float64, read-only; computed once, after the last step."""
+        """The change y - w^t of the trained parameters in float64, read-only; computed once, after the last step."""
         if self._change is None:
             self._change = difference(select(self.live, self.trainable), self.received)
         return MappingProxyType(self._change)
@@ -145,7 +145,7 @@ class Client(LightningModule):
 
     @torch.no_grad()
     def drift_so_far(self, names: list[str]) -> State:
-        """y - w^t of the parameters called ``names`` at the present step, in their own precision."""
+        """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
         if not names:
             return {}
         gaps = torch._foreach_sub([self.live[name] for name in names], [self.received[name] for name in names])

@@ -67,6 +67,7 @@ class Logged:
         self._named_by_module: set[str] = set()
 
     def clear(self) -> None:
+        """Forget everything, for a new pass."""
         self._means, self._marks, self._metrics = {}, {}, {}
         self._terms, self._named_by_module = {}, set()
 

@@ -107,6 +107,7 @@ class Cache:
         self._last: dict[str, bool] = {}
 
     def holds(self, index: Tensor) -> bool:
+        """Whether the taps of all these examples are there."""
         return bool(self._held[index].all())
 
     def put(self, index: Tensor, observation: Observation) -> None:
@@ -121,6 +122,7 @@ class Cache:
         self._held[index] = True
 
     def get(self, index: Tensor) -> Observation:
+        """The taps of these examples, in the memory format in which they came."""
         chosen = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
         return {tap: rows.permute(0, 3, 1, 2) if self._last[tap] else rows for tap, rows in chosen.items()}
 
@@ -133,6 +135,7 @@ def fill(batch: Any, rows: Rows) -> Any:
 
 
 def like_layout(new: Tensor, old: Tensor) -> Tensor:
+    """``new`` in the memory format of ``old``."""
     last = old.ndim == 4 and old.is_contiguous(memory_format=torch.channels_last)
     return new.contiguous(memory_format=torch.channels_last) if last else new
 
