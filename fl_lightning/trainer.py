@@ -92,6 +92,9 @@ class FederatedTrainer(RunAccess):
         UsageError: an argument out of its range.
     """
 
+    # the methods below that are commands of the program
+    commands = ("fit", "validate", "test", "partition")
+
     def __init__(
         self,
         max_rounds: int = 10,

@@ -24,8 +24,6 @@ from fl_lightning.cli.messages import shorten
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.trainer import FederatedTrainer
 
-COMMANDS = ("fit", "validate", "test", "partition")
-
 
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
@@ -65,7 +63,11 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={**strict, "description": about, **{command: dict(strict) for command in COMMANDS}},
+            parser_kwargs={
+                **strict,
+                "description": about,
+                **{command: dict(strict) for command in FederatedTrainer.commands},
+            },
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -75,7 +77,7 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {command: {"model", "datamodule"} for command in COMMANDS}
+        return {command: {"model", "datamodule"} for command in FederatedTrainer.commands}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI takes only a Trainer of Lightning's own here

@@ -36,6 +36,7 @@ class CompiledForward:
         self._usual = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own ``forward`` gives."""
         rows = len(args[0]) if args and isinstance(args[0], Tensor) and args[0].ndim else 0
         self._usual = max(self._usual, rows)
         if self._compiled is None or not self.module.training or rows < self._usual:

@@ -1,0 +1,47 @@
+"""A parser's page of errors becomes one line."""
+
+import pytest
+
+from fl_lightning.cli.messages import known_for, parameters, shorten, subclasses, wanted
+from fl_lightning.method import Method
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("typing.Literal['a', 'b']", "a or b"),
+        ("<class 'float'>", "a value of type float"),
+        ("<class 'int'>, NoneType", "a value of type int or null"),
+    ],
+)
+def test_types_are_said_in_words(kind, words):
+    assert wanted(kind) == words
+
+
+def test_a_constructors_arguments_include_those_of_the_base_that_takes_the_rest():
+    assert parameters("fl_lightning.methods.FedProx") == ["mu"]
+    names = parameters("fl_lightning.data.PACS")
+    assert {"test_per_class", "image_size", "root", "batch_size", "num_clients"} <= set(names)
+    assert "kwargs" not in names
+
+
+def test_known_classes_are_ours_and_concrete():
+    names = {kind.__name__ for kind in subclasses(Method)}
+    assert {"FedProx", "MOON"} <= names
+    assert "MethodList" not in names
+    assert known_for("fit.method").startswith("one of DeCov, FedBABU")
+    assert known_for("fit.model") == ""
+
+
+def test_the_inner_message_is_told_with_key_value_and_hint():
+    text = """
+        Parser key "method": Does not validate ... class_path 'fl_lightning.methods.FedProx': Parser key "mu":
+        Expected a <class 'float'>. Got value: x - and more"""
+    assert shorten(text) == "FedProx.mu='x': give a value of type float"
+    text = """Parser key "data": class_path 'fl_lightning.methods.FedProx': Option 'nu' is not accepted"""
+    assert shorten(text) == "data: FedProx has no 'nu'; it takes mu"
+    assert shorten("unrecognized arguments: --x") == "no such key (--help lists them): --x"
+
+
+def test_what_is_not_known_stays_on_one_line():
+    assert shorten("first\n  second") == "first second"

@@ -1,0 +1,88 @@
+"""The server steps by the mean change, and what is no parameter takes the plain mean."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, Adam
+
+from fl_lightning import Server
+
+
+def state():
+    return {
+        "w": torch.tensor([1.0, 2.0]),
+        "frozen": torch.tensor([5.0]),
+        "mean": torch.tensor([0.5]),
+        "count": torch.tensor(3),
+    }
+
+
+def test_without_an_optimizer_the_mean_change_is_added_and_rounded_once():
+    server = Server(state(), ["w"])
+    delta = torch.tensor([0.1, 1e-9], dtype=torch.float64)
+    server.step({"w": delta}, {})
+    assert torch.equal(server.state["w"], (torch.tensor([1.0, 2.0]).double() + delta).float())
+
+
+def test_two_steps_are_those_of_the_optimizer_on_minus_the_change():
+    server = Server(state(), ["w"], partial(SGD, lr=0.5, momentum=0.9))
+    for _ in range(2):
+        server.step({"w": torch.tensor([1.0, -1.0])}, {})
+    # v1 = 1, v2 = 1.9
+    torch.testing.assert_close(server.state["w"], torch.tensor([1 + 0.5 * 2.9, 2 - 0.5 * 2.9]))
+
+
+def test_buffers_take_the_mean_and_integers_its_whole_part_in_their_dtype():
+    server = Server(state(), ["w"], partial(Adam, lr=0.1))
+    server.step({"w": torch.ones(2)}, {"mean": torch.tensor([2.25]), "count": torch.tensor(7.9)})
+    assert server.state["mean"].item() == 2.25
+    assert server.state["count"].item() == 7
+    assert server.state["count"].dtype == torch.int64
+    assert server.state["frozen"].item() == 5
+
+
+def test_all_float_entries_can_be_moved_by_the_optimizer_but_integers_never():
+    server = Server(state(), ["w"], partial(SGD, lr=0.5), scope="all_float")
+    server.step({"w": torch.zeros(2)}, {"mean": torch.tensor([2.5]), "count": torch.tensor(7)})
+    assert server.state["mean"].item() == 1.5
+    assert server.state["count"].item() == 7
+
+
+def test_entries_that_nobody_sent_stay():
+    server = Server(state(), ["w", "frozen"], partial(SGD, lr=1.0, weight_decay=0.1))
+    server.step({"w": torch.ones(2)}, {})
+    assert server.state["frozen"].item() == 5
+    before = server.state["w"].clone()
+    server.step({}, {})
+    assert torch.equal(server.state["w"], before)
+
+
+def test_what_it_gives_it_takes_back_with_the_optimizers_state():
+    def stepped(server, times):
+        for _ in range(times):
+            server.step({"w": torch.tensor([0.3, -0.2])}, {})
+        return server
+
+    whole = stepped(Server(state(), ["w"], partial(Adam, lr=0.1)), 4)
+    first = stepped(Server(state(), ["w"], partial(Adam, lr=0.1)), 2)
+    first.begin_round(7, [1])
+    second = Server(state(), ["w"], partial(Adam, lr=0.1))
+    second.load_state_dict(first.state_dict())
+    assert second.round == 7
+    assert torch.equal(stepped(second, 2).state["w"], whole.state["w"])
+    with pytest.raises(KeyError, match="it holds 4 entries, the model has 1"):
+        Server({"w": torch.ones(2)}, ["w"]).load_state_dict(first.state_dict())
+
+
+def test_assigned_entries_are_those_that_are_stepped():
+    server = Server(state(), ["w"])
+    server.assign({"w": torch.tensor([10.0, 20.0])})
+    server.step({"w": torch.ones(2)}, {})
+    assert server.state["w"].tolist() == [11, 21]
+
+
+def test_zeros_have_the_shapes_of_what_it_moves_in_float64():
+    zeros = Server(state(), ["w"]).zeros()
+    assert zeros.keys() == {"w"}
+    assert zeros["w"].dtype == torch.float64
