@@ -158,10 +158,10 @@ def stable_rank(s):
 
 def differences(loss, x, h=1e-6):
     """The gradient, by central differences."""
-    found = np.empty_like(x)
+    gradient = np.empty_like(x)
     for index in np.ndindex(x.shape):
         up, down = x.copy(), x.copy()
         up[index] += h
         down[index] -= h
-        found[index] = (loss(up) - loss(down)) / (2 * h)
-    return found
+        gradient[index] = (loss(up) - loss(down)) / (2 * h)
+    return gradient

@@ -34,9 +34,9 @@ def test_many_examples_in_few_dimensions_build_no_matrix_of_examples():
 @pytest.mark.parametrize("widths", [(3, 2, 4), (3, 2, 12)])
 def test_several_at_once_are_each_with_the_first(debiased, widths):
     x, *ys = (draw(8, width, seed=width).requires_grad_() for width in widths)
-    found = linear_ckas(x, *ys, debiased=debiased)
-    assert found.shape == (2,)
-    for value, y in zip(found, ys, strict=True):
+    values = linear_ckas(x, *ys, debiased=debiased)
+    assert values.shape == (2,)
+    for value, y in zip(values, ys, strict=True):
         torch.testing.assert_close(value, linear_cka(x, y, debiased=debiased))
     assert gradcheck(lambda *rows: linear_ckas(*rows, debiased=debiased), (x, *ys))
 
@@ -76,9 +76,9 @@ def test_where_most_rows_are_equal_rbf_cka_takes_the_mean_of_all_distances():
 def test_feature_maps_are_flattened_whatever_their_layout(cka, layout):
     x, y = draw(6, 2, 3, 3), draw(6, 4, 2, 2, seed=1)
     flat, maps = x.flatten(1).requires_grad_(), x.to(memory_format=layout).requires_grad_()
-    expected, found = cka(flat, y.flatten(1)), cka(maps, y.to(memory_format=layout))
-    torch.testing.assert_close(found, expected)
-    (gradient,), (plain,) = torch.autograd.grad(found, maps), torch.autograd.grad(expected, flat)
+    expected, value = cka(flat, y.flatten(1)), cka(maps, y.to(memory_format=layout))
+    torch.testing.assert_close(value, expected)
+    (gradient,), (plain,) = torch.autograd.grad(value, maps), torch.autograd.grad(expected, flat)
     torch.testing.assert_close(gradient.reshape(6, -1), plain)
 
 

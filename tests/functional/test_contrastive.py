@@ -59,8 +59,8 @@ def test_moon_flattens_feature_maps():
 def test_moon_widens_every_representation_it_compares_with():
     z, near, far = (draw(6, 5, seed=seed).bfloat16() for seed in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model_contrastive_loss(z, near, [far])
+        narrow = model_contrastive_loss(z, near, [far])
         mixed = model_contrastive_loss(z.float(), near, z_previous=(far,))
     expected = formulas.moon(z.double().numpy(), [near.double().numpy(), far.double().numpy()], 0.5)
-    assert found.dtype == torch.float32
-    assert found.item() == mixed.item() == pytest.approx(expected, rel=1e-6)
+    assert narrow.dtype == torch.float32
+    assert narrow.item() == mixed.item() == pytest.approx(expected, rel=1e-6)

@@ -94,9 +94,9 @@ def test_a_constant_column_adds_nothing_and_is_not_moved(shape, dead):
 @pytest.mark.parametrize("value", [0.0, 0.1])
 def test_all_units_dead(loss, value):
     z = torch.full((7, 5), value, requires_grad=True)
-    found = loss(z)
-    found.backward()
-    assert found.item() == 0 and not z.grad.any()
+    penalty = loss(z)
+    penalty.backward()
+    assert penalty.item() == 0 and not z.grad.any()
 
 
 def test_groups_are_contiguous_and_of_equal_size():

@@ -21,12 +21,12 @@ def rows(draw, min_rows=1, max_rows=12, min_width=1, max_width=16, degenerate=Tr
     """Rows ``(B, d)`` in float64 of any scale; now and then some are repeated, and some columns are dead."""
     batch, d = draw(st.integers(min_rows, max_rows)), draw(st.integers(min_width, max_width))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    found = torch.randn(batch, d, generator=generator, dtype=torch.float64)
+    z = torch.randn(batch, d, generator=generator, dtype=torch.float64)
     if degenerate and draw(st.booleans()):
-        found = found[torch.randint(batch, (batch,), generator=generator)]
+        z = z[torch.randint(batch, (batch,), generator=generator)]
     if degenerate and draw(st.booleans()):
-        found = found * (torch.rand(d, generator=generator) > 0.4)
-    return found * 10.0 ** draw(st.integers(*scales))
+        z = z * (torch.rand(d, generator=generator) > 0.4)
+    return z * 10.0 ** draw(st.integers(*scales))
 
 
 def another(x, width=None, seed=1):
@@ -160,19 +160,19 @@ SCALED = ["linear_cka", "linear_cka debiased", "cosine_similarity", "model_contr
 @few
 @given(z=rows(min_rows=4, min_width=2, degenerate=False, scales=(-1, 1)))
 def test_forces_on_the_examples_cancel_where_a_shift_of_all_is_not_seen(name, z):
-    found = slope(LOSSES[name][0], z)
-    alike(found.sum(0), torch.zeros_like(found[0]), atol=1e-9 * max(1.0, float(found.abs().max())))
-    assert found.any()
+    forces = slope(LOSSES[name][0], z)
+    alike(forces.sum(0), torch.zeros_like(forces[0]), atol=1e-9 * max(1.0, float(forces.abs().max())))
+    assert forces.any()
 
 
 @pytest.mark.parametrize("name", SCALED)
 @few
 @given(z=rows(min_rows=4, min_width=2, degenerate=False))
 def test_no_force_along_the_rows_where_scale_is_not_seen(name, z):
-    found = slope(LOSSES[name][0], z)
-    along = (found * z).sum() / z.abs().max()
-    assert abs(along.item()) <= 1e-9 * max(1.0, float(found.abs().max()))
-    assert found.any()
+    forces = slope(LOSSES[name][0], z)
+    along = (forces * z).sum() / z.abs().max()
+    assert abs(along.item()) <= 1e-9 * max(1.0, float(forces.abs().max()))
+    assert forces.any()
 
 
 @few
@@ -192,8 +192,8 @@ def test_the_force_along_the_rows_is_the_degree_of_the_loss(z):
 @few
 @given(o=rows(min_rows=2, min_width=2, scales=(-2, 1)), hinge=st.sampled_from(HINGES))
 def test_forces_on_the_logits_of_an_example_cancel(o, hinge):
-    found = slope(lambda o: F.probability_variance_hinge(o, hinge), o)
-    alike(found.sum(1), torch.zeros(len(o)).double())
+    forces = slope(lambda o: F.probability_variance_hinge(o, hinge), o)
+    alike(forces.sum(1), torch.zeros(len(o)).double())
 
 
 # ---------------------------------------------------------------- similarities
@@ -341,8 +341,8 @@ def test_class_sums_add_up_and_prototypes_are_where_the_distance_is_least(z, cla
     alike(sums.sum(0), z.sum(0))
     assert counts.sum().item() == len(z)
     chosen = order(len(z))
-    for found, expected in zip(F.class_sums(z[chosen], targets[chosen], classes), (sums, counts), strict=True):
-        alike(found, expected)
+    for value, expected in zip(F.class_sums(z[chosen], targets[chosen], classes), (sums, counts), strict=True):
+        alike(value, expected)
     means, known = sums / counts.clamp_min(1), counts[:, 0] > 0
     least = F.prototype_distance(z, targets, means, known)
     moved = F.prototype_distance(z, targets, means + 0.1 * another(means), known)
@@ -360,8 +360,8 @@ def test_logits_of_clients_that_lack_nothing(o, counts, alpha):
     n = torch.tensor(counts[: o.shape[1]])
     assert torch.equal(F.restricted_logits(o, n, alpha), o)
     alike(F.restricted_logits(o, n, 1.0, "frequency"), o)
-    found = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    calibrated = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
+    assert torch.equal(calibrated[0], calibrated[1]) and torch.equal(calibrated[0], calibrated[2])
 
 
 @few
@@ -398,39 +398,41 @@ def test_rarer_classes_are_lowered_more_whatever_the_example(o, counts, tau, mis
 def test_restricted_logits_shrink_between_alpha_and_1(o, counts, alpha):
     n = torch.tensor(counts[: o.shape[1]])
     for mode in ("binary", "frequency"):
-        found = F.restricted_logits(o, n, alpha, mode)
-        assert (found * o >= 0).all()
-        assert (found.abs() <= o.abs() * (1 + 1e-12)).all() and (found.abs() >= alpha * o.abs() * (1 - 1e-12)).all()
-        alike(found[:, n == 0], alpha * o[:, n == 0])
+        restricted = F.restricted_logits(o, n, alpha, mode)
+        assert (restricted * o >= 0).all()
+        assert (restricted.abs() <= o.abs() * (1 + 1e-12)).all() and (
+            restricted.abs() >= alpha * o.abs() * (1 - 1e-12)
+        ).all()
+        alike(restricted[:, n == 0], alpha * o[:, n == 0])
         if n.any():
-            assert torch.equal(found[:, n.argmax()], o[:, n.argmax()])
+            assert torch.equal(restricted[:, n.argmax()], o[:, n.argmax()])
 
 
 # ---------------------------------------------------------------- spectra
 @few
 @given(m=rows(scales=(-3, 3)), exponent=st.integers(-3, 3))
 def test_singular_values_descend_and_do_not_see_rotation(m, exponent):
-    found, loose = F.singular_values(m), 1e-9 * float(m.abs().max())
-    assert found.shape == (min(m.shape),)
-    assert (found >= 0).all() and (found.diff() <= 0).all()
-    alike(F.singular_values(rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)), found, atol=loose)
-    alike(F.singular_values(m.T), found, atol=loose)
-    alike(F.singular_values(-(10.0**exponent) * m), 10.0**exponent * found, atol=10.0**exponent * loose)
-    alike(found.square().sum(), m.square().sum(), rtol=1e-8)
+    values, loose = F.singular_values(m), 1e-9 * float(m.abs().max())
+    assert values.shape == (min(m.shape),)
+    assert (values >= 0).all() and (values.diff() <= 0).all()
+    alike(F.singular_values(rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)), values, atol=loose)
+    alike(F.singular_values(m.T), values, atol=loose)
+    alike(F.singular_values(-(10.0**exponent) * m), 10.0**exponent * values, atol=10.0**exponent * loose)
+    alike(values.square().sum(), m.square().sum(), rtol=1e-8)
 
 
 @few
 @given(z=rows(scales=(-2, 2)), exponent=st.integers(-2, 2))
 def test_the_spectrum_of_a_covariance_descends_and_grows_with_the_square(z, exponent):
-    found, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max())
-    assert found.shape == (z.shape[1],)
-    assert (found >= 0).all() and (found.diff() <= 0).all()
-    alike(found.sum(), z.var(0, unbiased=False).sum(), atol=loose)
+    spectrum, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max())
+    assert spectrum.shape == (z.shape[1],)
+    assert (spectrum >= 0).all() and (spectrum.diff() <= 0).all()
+    alike(spectrum.sum(), z.var(0, unbiased=False).sum(), atol=loose)
     scale = 10.0**exponent
-    alike(F.covariance_spectrum(scale * z), scale**2 * found, atol=scale**2 * loose)
-    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), found, atol=loose)
-    alike(F.covariance_spectrum(z + z[0]), found, atol=loose)
-    alike(F.covariance_spectrum(z[order(len(z))]), found, atol=loose)
+    alike(F.covariance_spectrum(scale * z), scale**2 * spectrum, atol=scale**2 * loose)
+    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), spectrum, atol=loose)
+    alike(F.covariance_spectrum(z + z[0]), spectrum, atol=loose)
+    alike(F.covariance_spectrum(z[order(len(z))]), spectrum, atol=loose)
 
 
 @few
@@ -438,9 +440,9 @@ def test_the_spectrum_of_a_covariance_descends_and_grows_with_the_square(z, expo
 def test_eigenvalues_of_a_turned_diagonal_are_its_entries_sorted(values):
     s = torch.tensor(values, dtype=torch.float64)
     turn = rotation(len(s))
-    found = F.eigenvalues(turn @ torch.diag(s) @ turn.T)
-    assert (found >= 0).all()
-    alike(found, s.sort(descending=True).values, atol=1e-9 * max(values) + 1e-30)
+    computed = F.eigenvalues(turn @ torch.diag(s) @ turn.T)
+    assert (computed >= 0).all()
+    alike(computed, s.sort(descending=True).values, atol=1e-9 * max(values) + 1e-30)
 
 
 @few
@@ -453,9 +455,9 @@ def test_ranks_count_directions_whatever_the_scale(values, exponent, dtype):
     s = torch.tensor(values, dtype=dtype)
     near = {"rtol": 1e-9 if dtype == torch.float64 else 1e-4}
     effective, stable = F.effective_rank(s), F.stable_rank(s)
-    for rank, found in ((F.effective_rank, effective), (F.stable_rank, stable)):
-        assert 1 - near["rtol"] <= found.item() <= len(s) * (1 + near["rtol"])
-        alike(rank(10.0**exponent * s), found, **near)
-        alike(rank(s[order(len(s))]), found, **near)
-        alike(rank(torch.cat([s, torch.zeros(3, dtype=dtype)])), found, **near)
+    for rank, count in ((F.effective_rank, effective), (F.stable_rank, stable)):
+        assert 1 - near["rtol"] <= count.item() <= len(s) * (1 + near["rtol"])
+        alike(rank(10.0**exponent * s), count, **near)
+        alike(rank(s[order(len(s))]), count, **near)
+        alike(rank(torch.cat([s, torch.zeros(3, dtype=dtype)])), count, **near)
         assert rank(torch.full_like(s, 2.5)).item() == pytest.approx(len(s), rel=near["rtol"])

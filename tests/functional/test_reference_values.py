@@ -25,7 +25,7 @@ def cases(batch, d, dead=False):
     labels, n = torch.from_numpy(y), torch.from_numpy(counts)
     near, far = ((lambda x, value=value: torch.from_numpy(value).to(x)) for value in (other, third))
     medians = [formulas.median_of_all(rows) for rows in (x, other)]
-    found = {
+    pairs = {
         "linear_cka": (lambda x: F.linear_cka(x, near(x)), lambda x: formulas.linear_cka(x, other)),
         "linear_ckas": (
             lambda x: (F.linear_ckas(x, near(x), far(x)) * torch.tensor([1, 3])).sum(),
@@ -75,32 +75,32 @@ def cases(batch, d, dead=False):
         ),
     }
     for form in ("official", "paper"):
-        found[f"correlation_frobenius {form}"] = (
+        pairs[f"correlation_frobenius {form}"] = (
             lambda x, form=form: F.correlation_frobenius(x, form),
             lambda x, form=form: formulas.decorrelation(x, form),
         )
     for hinge in HINGES:
-        found[f"probability_variance_hinge {hinge}"] = (
+        pairs[f"probability_variance_hinge {hinge}"] = (
             lambda x, hinge=hinge: F.probability_variance_hinge(x, hinge),
             lambda x, hinge=hinge: formulas.variance(x, hinge),
         )
     for factor, detach in ((1.0, False), (2.0, False), (1.0, True)):
         sigma = formulas.width(x) if detach and batch > 1 else None
-        found[f"rbf_uniformity {factor}{' detached' * detach}"] = (
+        pairs[f"rbf_uniformity {factor}{' detached' * detach}"] = (
             lambda x, factor=factor, detach=detach: F.rbf_uniformity(x, factor, detach),
             lambda x, factor=factor, sigma=sigma: formulas.uniformity(x, factor, sigma),
         )
     for missing in ("floor", "mask", "clamp"):
-        found[f"calibrated_logits {missing}"] = (
+        pairs[f"calibrated_logits {missing}"] = (
             lambda x, missing=missing: cross_entropy(F.calibrated_logits(x, n, 0.4, missing), labels),
             lambda x, missing=missing: formulas.fedlc(x, counts, 0.4, missing, y),
         )
     for mode in ("binary", "frequency"):
-        found[f"restricted_logits {mode}"] = (
+        pairs[f"restricted_logits {mode}"] = (
             lambda x, mode=mode: cross_entropy(F.restricted_logits(x, n, 0.3, mode), labels),
             lambda x, mode=mode: formulas.cross_entropy(formulas.restricted(x, counts, 0.3, mode), y),
         )
-    return {name: (*pair, x) for name, pair in found.items()}
+    return {name: (*pair, x) for name, pair in pairs.items()}
 
 
 NAMES = list(cases(8, 3))
@@ -144,6 +144,6 @@ def test_bf16_autocast_computes_in_float32_and_widens_bf16_first(name, shape):
     assert value.item() == pytest.approx(theirs(x), rel=1e-4, abs=1e-5)
     # the input is exact in bf16, and so is every bit of what follows from it
     for rows in (wide, wide.bfloat16()):
-        found, narrowed = value_and_gradient(ours, rows, autocast=True)
-        assert found.dtype == torch.float32 and torch.equal(found, value)
+        narrow_value, narrowed = value_and_gradient(ours, rows, autocast=True)
+        assert narrow_value.dtype == torch.float32 and torch.equal(narrow_value, value)
         assert torch.equal(narrowed, gradient.to(rows.dtype))

@@ -20,12 +20,12 @@ SHAPES = [(30, 6), (4, 9), (2, 5), (3, 1), (7, 7)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_covariance_spectrum_descends_and_is_that_of_numpy(shape):
     z = draw(*shape) + 50
-    found = covariance_spectrum(z).numpy()
+    spectrum = covariance_spectrum(z).numpy()
     covariance = np.cov(z.numpy().T, bias=True).reshape(shape[1], shape[1])
-    np.testing.assert_allclose(found, np.linalg.svd(covariance, compute_uv=False), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(eigenvalues(torch.from_numpy(covariance)).numpy(), found, rtol=1e-9, atol=1e-12)
-    assert (np.diff(found) <= 0).all() and (found >= 0).all()
-    assert np.count_nonzero(found > 1e-9) == min(shape[0] - 1, shape[1])
+    np.testing.assert_allclose(spectrum, np.linalg.svd(covariance, compute_uv=False), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(eigenvalues(torch.from_numpy(covariance)).numpy(), spectrum, rtol=1e-9, atol=1e-12)
+    assert (np.diff(spectrum) <= 0).all() and (spectrum >= 0).all()
+    assert np.count_nonzero(spectrum > 1e-9) == min(shape[0] - 1, shape[1])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
