@@ -1,4 +1,4 @@
-"""The logits of FedLC and FedRS: margins, factors, and what reaches the logits of missing classes."""
+"""The logits of FedLC and FedRS: margins, factors, and gradients of missing classes."""
 
 import formulas
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every loss and transform against NumPy: the value by its formula, the gradient by central differences."""
+"""Every loss and transform against NumPy: its value by the formula, its gradient by central differences."""
 
 import formulas
 import numpy as np
@@ -14,9 +14,9 @@ HINGES = ["linear", "none", "square", "clamped_square"]
 
 
 def cases(batch, d, dead=False):
-    """Name to (ours, NumPy's, input); two classes have labels, others neither labels nor examples or prototypes."""
+    """Name to (our function, NumPy's, input); only two classes have labels, and some have no examples or prototype."""
     rng = np.random.default_rng(batch * 100 + d)
-    # numbers that bf16 holds exactly, so that the second arguments are the same in every precision
+    # numbers that bf16 represents exactly, so that the other arguments are the same in every precision
     x, other, third = torch.from_numpy(rng.normal(size=(3, batch, d))).bfloat16().double().numpy()
     if dead:
         x[:, 1] = 0
@@ -68,7 +68,7 @@ def cases(batch, d, dead=False):
             lambda x: F.prototype_distance(x, labels, torch.from_numpy(t), torch.from_numpy(known)),
             lambda x: formulas.prototype_distance(x, y, t, known),
         ),
-        # where variances are as small as the constant beside them
+        # variances as small as the constant that is added to them
         "correlation_frobenius faint": (
             lambda x: F.correlation_frobenius(2**-13 * x),
             lambda x: formulas.decorrelation(2**-13 * x),
@@ -104,7 +104,7 @@ def cases(batch, d, dead=False):
 
 
 NAMES = list(cases(8, 3))
-# what has no gradient, or is no scalar, has its reference beside its other tests
+# functions without gradient or scalar value are compared with NumPy in the tests of their own module
 ELSEWHERE = {"class_sums", "covariance_spectrum", "effective_rank", "eigenvalues", "singular_values", "stable_rank"}
 
 
@@ -127,7 +127,7 @@ def test_value_and_gradient(name, shape, dead):
 
 
 def value_and_gradient(loss, rows, autocast):
-    """In training, too, the forward pass alone is under autocast."""
+    """Only the forward pass runs under autocast, as in training."""
     rows = rows.detach().clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         value = loss(rows)
@@ -136,13 +136,13 @@ def value_and_gradient(loss, rows, autocast):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(8, 3), (4, 9), (3, 4)], ids=str)
-def test_bf16_autocast_computes_in_float32_and_widens_bf16_first(name, shape):
+def test_bf16_autocast_converts_to_float32_and_computes_in_it(name, shape):
     ours, theirs, x = cases(*shape)[name]
     wide = torch.from_numpy(x).float()
     value, gradient = value_and_gradient(ours, wide, autocast=False)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(theirs(x), rel=1e-4, abs=1e-5)
-    # the input is exact in bf16, and so is every bit of what follows from it
+    # the input is exact in bf16, so that all bits of the results must agree
     for rows in (wide, wide.bfloat16()):
         narrow_value, narrowed = value_and_gradient(ours, rows, autocast=True)
         assert narrow_value.dtype == torch.float32 and torch.equal(narrow_value, value)
