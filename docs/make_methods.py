@@ -26,9 +26,9 @@ TEMPLATE = """\
 # Methods: what is computed, and how far it is the paper's
 
 This page is made by `python docs/make_methods.py` from the docstrings and `docs/ledger.yaml`; a test fails if it is out
-of date or if a method has no entry. In the tables, a name in brackets says that it is not the authors' own code but that
-one. A dash means that the source says nothing or that there is no such thing. The last column names the argument or key
-that changes the behaviour.
+of date or if a method has no entry. In the tables, names in brackets say whose code is meant where it is not the
+authors' own. A dash means that the source says nothing or that there is no such thing. The last column names the
+argument or key that changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 

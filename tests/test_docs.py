@@ -44,6 +44,20 @@ def test_a_switch_is_an_argument_or_a_key(name):
             assert known, (switch, key)
 
 
+@pytest.mark.parametrize("name", LEDGER)
+def test_the_ledger_and_the_docstring_name_the_same_sources(name):
+    """Local is from no paper, FedAvg is in the ledger alone, and server optimizers share one module."""
+    urls = {key: LEDGER[name][key] for key in ("paper", "code") if key in LEDGER[name]}
+    assert ("paper" in urls) == (name != "Local")
+    assert all(f"[{key}]({url})" in make() for key, url in urls.items())
+    if name != "FedAvg":
+        module = find(name).__module__
+        stated = set(re.findall(r"^(Paper|Code): (\S+)", inspect.getdoc(sys.modules[module]), re.MULTILINE))
+        assert {(key.capitalize(), url) for key, url in urls.items()} <= stated
+        beside = [LEDGER[other] for other in LEDGER if find(other) is not None and find(other).__module__ == module]
+        assert {url for _, url in stated} == {entry[key] for entry in beside for key in ("paper", "code") if key in entry}
+
+
 def test_the_page_of_methods_is_up_to_date():
     made = (ROOT / "docs" / "methods.md").read_text()
     assert made == make(), "run python docs/make_methods.py"

@@ -1,4 +1,4 @@
-"""A method of one's own, in one file: no client may move much further than the others did."""
+"""A method of your own in one file: it limits how far a client may move from the received model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from fl_lightning.state import State
 
 
 class ClippedChange(Method):
-    r"""Cuts a client's change to f times the mean length m that changes had in the round before.
+    r"""Scales a client's change down to at most f times m, the mean norm of the changes in the previous round.
 
     .. math:: \Delta_k \leftarrow \Delta_k \min(1, f m / \lVert \Delta_k \rVert)
 
-    In the first round nothing is cut. ``train/clippedchange`` is the mean of the factors.
+    The first round is FedAvg. ``train/clippedchange`` is the mean of the factors :math:`\min(1, \cdot)`.
 
     Args:
         factor: f, above 0; infinity (``.inf`` in YAML) gives FedAvg.
+
+    Raises:
+        UsageError: ``factor`` is not above 0, or the run sends no weights.
     """
 
-    needs_exchange = True  # Local beside it is refused
-    mean_norm = ServerValue(lambda server: float("inf"))  # a checkpoint holds it
+    needs_exchange = True  # refused together with Local, which sends no weights
+    mean_norm = ServerValue(lambda server: float("inf"))  # saved in checkpoints
 
     def __init__(self, factor: float = 1.0) -> None:
         require(factor > 0, "ClippedChange.factor", factor, "give a number above 0")

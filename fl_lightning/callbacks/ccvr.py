@@ -1,5 +1,7 @@
 r"""CCVR: Luo et al., No Fear of Heterogeneity: Classifier Calibration for FL, NeurIPS 2021, Algorithm 1.
 
+Paper: https://arxiv.org/abs/2106.05001
+
 With client k's count :math:`n_{kc}`, mean :math:`\mu_{kc}` and unbiased covariance :math:`\Sigma_{kc}` of class c:
 
 .. math::

@@ -38,7 +38,7 @@ class FedNova(Method):
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         self.mu = client.methods.proximal
-        require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; take that")
+        require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; use that")
 
     def on_client_start(self, client: Client) -> None:
         self._counter = self._norm = self._first_rate = 0.0

@@ -54,7 +54,9 @@ class SCAFFOLD(Method):
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         if self.variate == "displacement":
-            hint = "its variates hold for SGD without momentum, at one rate; take that, or SCAFFOLD.variate=gradients"
+            hint = (
+                "its variates hold for SGD without momentum and with one rate; use that, or SCAFFOLD.variate=gradients"
+            )
             require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
 
     def on_client_start(self, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The losses in NumPy and float64, written out from their formulas as loops and sums, and rows to try them on."""
+"""Reference implementations of the losses: NumPy, float64, loops and sums as in the formulas; and random input."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def gram(x, kernel=np.dot):
 
 
 def alignment(k, m):
-    """CKA of two matrices ``(n, n)``; 0 where there is nothing to align."""
+    """CKA of two kernel matrices ``(n, n)``; 0 for a single example."""
     h = np.eye(len(k)) - 1 / len(k)
     k, m = h @ k @ h, h @ m @ h
     return (k * m).sum() / (np.linalg.norm(k) * np.linalg.norm(m)) if len(k) > 1 else 0.0
@@ -36,7 +36,7 @@ def linear_cka(x, y):
 
 
 def debiased_cka(x, y):
-    """With the unbiased estimator of HSIC in closed form."""
+    """CKA with the unbiased estimator of HSIC in closed form."""
 
     def hsic(k, m):
         n = len(k)
@@ -54,13 +54,13 @@ def squared_distance(a, b):
 
 
 def median_of_all(x):
-    """Of the distances of all n^2 pairs; their mean where that is 0."""
+    """Median of the squared distances of all n^2 pairs; their mean if it is 0."""
     q = gram(x, squared_distance)
     return np.median(q) or q.mean()
 
 
 def rbf_cka(x, y, t, medians=None):
-    """``medians`` holds those of x and y, which carry no gradient."""
+    """``medians``, those of x and y, are constants in differences of the loss; None computes them."""
     medians = medians or (median_of_all(x), median_of_all(y))
     kernels = [
         gram(rows, lambda a, b, m=m: np.exp(-squared_distance(a, b) / (2 * t**2 * m)))
@@ -157,11 +157,11 @@ def stable_rank(s):
 
 
 def differences(loss, x, h=1e-6):
-    """The gradient, by central differences."""
-    found = np.empty_like(x)
+    """The gradient by central differences."""
+    gradient = np.empty_like(x)
     for index in np.ndindex(x.shape):
         up, down = x.copy(), x.copy()
         up[index] += h
         down[index] -= h
-        found[index] = (loss(up) - loss(down)) / (2 * h)
-    return found
+        gradient[index] = (loss(up) - loss(down)) / (2 * h)
+    return gradient

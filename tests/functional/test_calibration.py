@@ -1,4 +1,4 @@
-"""The logits of FedLC and FedRS: margins, factors, and what reaches the logits of missing classes."""
+"""The logits of FedLC and FedRS: margins, factors, and gradients of missing classes."""
 
 import formulas
 import numpy as np
@@ -16,8 +16,8 @@ LABELS = torch.tensor([0, 2, 0, 3, 2, 0])
 @pytest.mark.parametrize(("missing", "margin"), [("floor", 100.0), ("mask", np.inf), ("clamp", 1.0)])
 def test_margins(missing, margin):
     logits = draw(2, 4)
-    found = calibrated_logits(logits, torch.tensor([1, 16, 0, 10_000]), 0.5, missing)
-    np.testing.assert_allclose(found.numpy(), logits.numpy() - 0.5 * np.array([1, 0.5, margin, 0.1]), rtol=1e-9)
+    calibrated = calibrated_logits(logits, torch.tensor([1, 16, 0, 10_000]), 0.5, missing)
+    np.testing.assert_allclose(calibrated.numpy(), logits.numpy() - 0.5 * np.array([1, 0.5, margin, 0.1]), rtol=1e-9)
 
 
 def test_tau_0_leaves_the_logits_of_present_classes():
@@ -31,8 +31,8 @@ def test_fedrs_scales_the_logits_of_missing_classes():
     logits = draw(6, 4)
     factors = {"binary": [1, 0.25, 1, 1], "frequency": [0.25 + 0.75 / 4, 0.25, 1, 0.25 + 0.75 / 12]}
     for mode, factor in factors.items():
-        found = restricted_logits(logits, COUNTS, 0.25, mode)
-        np.testing.assert_allclose(found.numpy(), logits.numpy() * factor, rtol=1e-12)
+        restricted = restricted_logits(logits, COUNTS, 0.25, mode)
+        np.testing.assert_allclose(restricted.numpy(), logits.numpy() * factor, rtol=1e-12)
     assert torch.equal(restricted_logits(logits, torch.zeros(4), 0.0, "frequency"), torch.zeros_like(logits))
 
 

@@ -1,4 +1,4 @@
-"""CKA: its two forms, what its estimators estimate, feature maps, and where it vanishes."""
+"""CKA: both ways to compute it, the debiased form, feature maps, and degenerate input."""
 
 import itertools
 
@@ -20,23 +20,23 @@ CKAS = [linear_cka, debiased, rbf_cka]
 
 
 @pytest.mark.parametrize(("p", "q"), [(3, 2), (3, 20), (20, 20), (8, 8), (7, 7)])
-def test_either_side_gives_the_gram_form(p, q):
+def test_the_forms_by_columns_and_by_rows_are_equal(p, q):
     x, y = draw(8, p), draw(8, q, seed=1) + 100
     assert linear_cka(x, y).item() == pytest.approx(formulas.linear_cka(x.numpy(), y.numpy()), rel=1e-9)
 
 
-def test_many_examples_in_few_dimensions_build_no_matrix_of_examples():
+def test_many_examples_in_few_dimensions_need_no_gram_matrix():
     x = torch.randn(200_000, 3)  # 160 GB as a Gram matrix
     assert linear_cka(x, x).item() == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("widths", [(3, 2, 4), (3, 2, 12)])
-def test_several_at_once_are_each_with_the_first(debiased, widths):
+def test_linear_ckas_is_linear_cka_with_each(debiased, widths):
     x, *ys = (draw(8, width, seed=width).requires_grad_() for width in widths)
-    found = linear_ckas(x, *ys, debiased=debiased)
-    assert found.shape == (2,)
-    for value, y in zip(found, ys, strict=True):
+    values = linear_ckas(x, *ys, debiased=debiased)
+    assert values.shape == (2,)
+    for value, y in zip(values, ys, strict=True):
         torch.testing.assert_close(value, linear_cka(x, y, debiased=debiased))
     assert gradcheck(lambda *rows: linear_ckas(*rows, debiased=debiased), (x, *ys))
 
@@ -55,13 +55,13 @@ def test_debiased_is_the_ratio_of_means_over_distinct_examples(n):
 
 @pytest.mark.parametrize("n", [5, 6])
 @pytest.mark.parametrize("bandwidth", [0.2, 0.5, 1.0])
-def test_rbf_cka_takes_the_median_of_all_distances_odd_or_even(n, bandwidth):
+def test_rbf_cka_takes_the_median_of_an_odd_or_even_number_of_distances(n, bandwidth):
     x, y = draw(n, 3), draw(n, 4, seed=1)
     expected = formulas.rbf_cka(x.numpy(), y.numpy(), bandwidth)
     assert rbf_cka(x, y, bandwidth).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_where_most_rows_are_equal_rbf_cka_takes_the_mean_of_all_distances():
+def test_rbf_cka_takes_the_mean_distance_if_most_rows_are_equal():
     x, y = torch.ones(8, 3).double(), draw(8, 4)
     x[0], x[1] = 2, 4
     x.requires_grad_()
@@ -76,15 +76,15 @@ def test_where_most_rows_are_equal_rbf_cka_takes_the_mean_of_all_distances():
 def test_feature_maps_are_flattened_whatever_their_layout(cka, layout):
     x, y = draw(6, 2, 3, 3), draw(6, 4, 2, 2, seed=1)
     flat, maps = x.flatten(1).requires_grad_(), x.to(memory_format=layout).requires_grad_()
-    expected, found = cka(flat, y.flatten(1)), cka(maps, y.to(memory_format=layout))
-    torch.testing.assert_close(found, expected)
-    (gradient,), (plain,) = torch.autograd.grad(found, maps), torch.autograd.grad(expected, flat)
+    expected, value = cka(flat, y.flatten(1)), cka(maps, y.to(memory_format=layout))
+    torch.testing.assert_close(value, expected)
+    (gradient,), (plain,) = torch.autograd.grad(value, maps), torch.autograd.grad(expected, flat)
     torch.testing.assert_close(gradient.reshape(6, -1), plain)
 
 
 @pytest.mark.parametrize("cka", CKAS)
 @pytest.mark.parametrize("scale", [1e-18, 1e-6, 1.0, 1e12])
-def test_1_under_rotation_scaling_and_shift_in_float32(cka, scale):
+def test_cka_is_1_after_rotation_scaling_and_shift_in_float32(cka, scale):
     x = draw(10, 6)
     rotation = torch.linalg.qr(draw(6, 6, seed=2))[0]
     moved = scale * (x @ rotation + 3)
@@ -94,7 +94,7 @@ def test_1_under_rotation_scaling_and_shift_in_float32(cka, scale):
 
 @pytest.mark.parametrize("cka", [linear_cka, rbf_cka])
 @pytest.mark.parametrize("p", [1, 5])
-def test_two_examples_are_always_aligned(cka, p):
+def test_two_examples_have_cka_1(cka, p):
     x = draw(2, p).requires_grad_()
     value = cka(x, draw(2, 4, seed=1))
     value.backward()
@@ -102,7 +102,7 @@ def test_two_examples_are_always_aligned(cka, p):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_debiased_needs_four_examples(n):
+def test_debiased_cka_needs_four_examples(n):
     x = draw(n, 5).requires_grad_()
     value = debiased(x, draw(n, 5, seed=1))
     value.backward()

@@ -1,4 +1,4 @@
-"""The contrasts of FedCKA and MOON: plain values, extremes, and where descent leads."""
+"""The contrasts of FedCKA and MOON: values, extremes, and the direction of descent."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_moon_without_previous_models_is_a_zero_in_the_graph():
     assert value.item() == 0 and torch.equal(z.grad, torch.zeros_like(z))
 
 
-def test_moon_is_0_or_twice_the_inverse_temperature_at_its_ends():
+def test_moon_lies_between_0_and_two_over_the_temperature():
     z = draw(4, 3)
     # opposite directions differ by 2 in cosine, 200 in the logits
     assert model_contrastive_loss(z, z, [-z], 0.01).item() == pytest.approx(0, abs=1e-12)
@@ -56,11 +56,11 @@ def test_moon_flattens_feature_maps():
     assert model_contrastive_loss(z, near, [far]).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_moon_widens_every_representation_it_compares_with():
+def test_moon_converts_every_representation_to_float32():
     z, near, far = (draw(6, 5, seed=seed).bfloat16() for seed in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model_contrastive_loss(z, near, [far])
+        narrow = model_contrastive_loss(z, near, [far])
         mixed = model_contrastive_loss(z.float(), near, z_previous=(far,))
     expected = formulas.moon(z.double().numpy(), [near.double().numpy(), far.double().numpy()], 0.5)
-    assert found.dtype == torch.float32
-    assert found.item() == mixed.item() == pytest.approx(expected, rel=1e-6)
+    assert narrow.dtype == torch.float32
+    assert narrow.item() == mixed.item() == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""FedDecorr and DeCov: both sides of d = B, dead units, whitened features, groups."""
+"""FedDecorr and DeCov: more and fewer columns than rows, constant columns, whitened features, groups."""
 
 import formulas
 import numpy as np
@@ -43,27 +43,27 @@ def test_the_official_form_is_the_batch_size_times_the_papers_without_its_diagon
 
 
 @pytest.mark.parametrize("shape", [(64, 40), (16, 512), (128, 128)])
-def test_float32_keeps_its_digits_on_either_side(shape):
+def test_float32_is_precise_for_more_rows_and_for_more_columns(shape):
     z = draw(*shape).relu()
     batch, d = shape
-    # the formula's double loop, as matrices
+    # the formula's double loop as matrix operations
     k = np.corrcoef(z.numpy().T) * (batch - 1) / batch
     expected = batch * (k[~np.eye(d, dtype=bool)] ** 2).mean()
     assert correlation_frobenius(z.float()).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_faint_correlations_of_few_units_in_a_large_batch_keep_their_digits_in_float32():
+def test_faint_correlations_in_a_large_batch_are_precise_in_float32():
     z = draw(1000, 2)
     white = torch.linalg.qr(z - z.mean(0))[0]
     assert 0 <= correlation_frobenius(white.float()).item() < 1e-8
-    # the square of the correlation is a millionth of the diagonal that a difference of sums would take off
+    # the squared correlation is a millionth of the diagonal, which a difference of sums would have to cancel
     white[:, 1] += 1e-3 * white[:, 0]
     expected = formulas.decorrelation(white.numpy())
     assert correlation_frobenius(white.float()).item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whitened_features_rest_in_float32(form):
+def test_whitened_features_have_almost_no_gradient_in_float32(form):
     z = draw(64, 16)
     white = torch.linalg.qr(z - z.mean(0))[0].float() * 8
     white.requires_grad_()
@@ -73,12 +73,12 @@ def test_whitened_features_rest_in_float32(form):
     assert white.grad.abs().max() < 1e-6
     moved = (white.detach() + 0.5 * white.detach()[:, :1]).requires_grad_()
     correlation_frobenius(moved, form).backward()
-    assert moved.grad.abs().max() > 1e-5  # the law can fail
+    assert moved.grad.abs().max() > 1e-5  # the assertion above can fail
 
 
 @pytest.mark.parametrize("shape", [(7, 4), (3, 40)])
 @pytest.mark.parametrize("dead", [0.0, 0.1, 1000.1])
-def test_a_constant_column_adds_nothing_and_is_not_moved(shape, dead):
+def test_a_constant_column_adds_nothing_and_has_no_gradient(shape, dead):
     z = draw(*shape).float()
     z[:, 1] = dead
     z.requires_grad_()
@@ -92,11 +92,11 @@ def test_a_constant_column_adds_nothing_and_is_not_moved(shape, dead):
 
 @pytest.mark.parametrize("loss", [correlation_frobenius, covariance_decorrelation])
 @pytest.mark.parametrize("value", [0.0, 0.1])
-def test_all_units_dead(loss, value):
+def test_constant_columns_give_0_without_gradient(loss, value):
     z = torch.full((7, 5), value, requires_grad=True)
-    found = loss(z)
-    found.backward()
-    assert found.item() == 0 and not z.grad.any()
+    penalty = loss(z)
+    penalty.backward()
+    assert penalty.item() == 0 and not z.grad.any()
 
 
 def test_groups_are_contiguous_and_of_equal_size():

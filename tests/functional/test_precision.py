@@ -1,4 +1,4 @@
-"""What the losses share: keywords alone, zeros that stay in the graph, the ends of float32, centering."""
+"""What the losses share: leaving autocast, zeros that stay in the graph, extreme scales, centering."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ OF_ONE_TENSOR = [F.rbf_uniformity, F.correlation_frobenius, F.probability_varian
 OF_TWO_TENSORS = [F.linear_cka, partial(F.linear_cka, debiased=True), F.linear_ckas, F.rbf_cka]
 
 
-def test_keyword_arguments_alone_leave_autocast():
+def test_keyword_arguments_leave_autocast_too():
     z = torch.randn(8, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(F.correlation_frobenius(z=z), F.correlation_frobenius(z))
@@ -48,7 +48,7 @@ def test_value_and_gradient_are_finite_at_any_scale(loss, scale, shape):
     assert torch.isfinite(value) and torch.isfinite(z.grad).all()
 
 
-def test_linked_zero_keeps_infinities_out():
+def test_linked_zero_of_infinities_is_0():
     x = torch.tensor([torch.inf, torch.nan], requires_grad=True)
     zero = linked_zero(x, torch.ones(3))
     zero.backward()
@@ -58,7 +58,7 @@ def test_linked_zero_keeps_infinities_out():
 
 def test_centered_rows_that_are_equal_are_exactly_0():
     rows = torch.full((7, 3), 1000.1)
-    assert (rows - rows.mean(0)).any()  # what plain centering leaves
+    assert (rows - rows.mean(0)).any()  # plain centering leaves rounding errors
     assert not centered(rows).any()
     x = torch.randn(7, 3, dtype=torch.float64)
     torch.testing.assert_close(centered(x), x - x.mean(0))

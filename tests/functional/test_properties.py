@@ -1,4 +1,4 @@
-"""What holds for any shape, scale and degenerate batch: ranges, finiteness, invariances of value and gradient."""
+"""Properties for any shape, scale and degenerate batch: ranges, finiteness, invariances of value and gradient."""
 
 import math
 
@@ -18,19 +18,19 @@ HINGES = ["linear", "none", "square", "clamped_square"]
 
 @st.composite
 def rows(draw, min_rows=1, max_rows=12, min_width=1, max_width=16, degenerate=True, scales=(-6, 6)):
-    """Rows ``(B, d)`` in float64 of any scale; now and then some are repeated, and some columns are dead."""
+    """Rows ``(B, d)`` in float64 of any scale; if ``degenerate``, some rows may repeat and some columns be 0."""
     batch, d = draw(st.integers(min_rows, max_rows)), draw(st.integers(min_width, max_width))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    found = torch.randn(batch, d, generator=generator, dtype=torch.float64)
+    z = torch.randn(batch, d, generator=generator, dtype=torch.float64)
     if degenerate and draw(st.booleans()):
-        found = found[torch.randint(batch, (batch,), generator=generator)]
+        z = z[torch.randint(batch, (batch,), generator=generator)]
     if degenerate and draw(st.booleans()):
-        found = found * (torch.rand(d, generator=generator) > 0.4)
-    return found * 10.0 ** draw(st.integers(*scales))
+        z = z * (torch.rand(d, generator=generator) > 0.4)
+    return z * 10.0 ** draw(st.integers(*scales))
 
 
 def another(x, width=None, seed=1):
-    """Independent rows beside ``x``."""
+    """Rows that are independent of ``x``, as many as it has."""
     generator = torch.Generator().manual_seed(seed + 100 * x.shape[0] + x.shape[1])
     return torch.randn(len(x), width or x.shape[1], generator=generator, dtype=torch.float64)
 
@@ -52,7 +52,7 @@ ANY = (-math.inf, math.inf)
 
 
 def deviations(classes):
-    """The largest of a column of the identity, and of a column of probabilities: half zeros, half ones, two rows."""
+    """Standard deviation of a column of the identity, and the largest possible one of a column of probabilities."""
     return classes**-0.5, 0.5**0.5 if classes > 1 else 0
 
 
@@ -146,7 +146,7 @@ def test_float32_stays_in_range_with_a_finite_gradient(name, z):
 
 
 def slope(loss, x):
-    """The gradient relative to the value's own size of change, so that 0 means none at any scale of x."""
+    """The gradient times the largest entry of x, so that its size does not depend on the scale of x."""
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(x), x)
     return gradient * x.detach().abs().max()
@@ -159,25 +159,25 @@ SCALED = ["linear_cka", "linear_cka debiased", "cosine_similarity", "model_contr
 @pytest.mark.parametrize("name", SHIFTED)
 @few
 @given(z=rows(min_rows=4, min_width=2, degenerate=False, scales=(-1, 1)))
-def test_forces_on_the_examples_cancel_where_a_shift_of_all_is_not_seen(name, z):
-    found = slope(LOSSES[name][0], z)
-    alike(found.sum(0), torch.zeros_like(found[0]), atol=1e-9 * max(1.0, float(found.abs().max())))
-    assert found.any()
+def test_gradients_of_shift_invariant_losses_sum_to_0_over_the_examples(name, z):
+    gradients = slope(LOSSES[name][0], z)
+    alike(gradients.sum(0), torch.zeros_like(gradients[0]), atol=1e-9 * max(1.0, float(gradients.abs().max())))
+    assert gradients.any()
 
 
 @pytest.mark.parametrize("name", SCALED)
 @few
 @given(z=rows(min_rows=4, min_width=2, degenerate=False))
-def test_no_force_along_the_rows_where_scale_is_not_seen(name, z):
-    found = slope(LOSSES[name][0], z)
-    along = (found * z).sum() / z.abs().max()
-    assert abs(along.item()) <= 1e-9 * max(1.0, float(found.abs().max()))
-    assert found.any()
+def test_gradients_of_scale_invariant_losses_are_orthogonal_to_the_input(name, z):
+    gradients = slope(LOSSES[name][0], z)
+    along = (gradients * z).sum() / z.abs().max()
+    assert abs(along.item()) <= 1e-9 * max(1.0, float(gradients.abs().max()))
+    assert gradients.any()
 
 
 @few
 @given(z=rows(min_rows=2, min_width=2, scales=(-1, 1)))
-def test_the_force_along_the_rows_is_the_degree_of_the_loss(z):
+def test_homogeneous_losses_satisfy_eulers_identity(z):
     for degree, loss in (
         (4, F.covariance_decorrelation),
         (4, lambda z: F.structured_covariance_decorrelation(z, 2, 0.7)),
@@ -191,9 +191,9 @@ def test_the_force_along_the_rows_is_the_degree_of_the_loss(z):
 
 @few
 @given(o=rows(min_rows=2, min_width=2, scales=(-2, 1)), hinge=st.sampled_from(HINGES))
-def test_forces_on_the_logits_of_an_example_cancel(o, hinge):
-    found = slope(lambda o: F.probability_variance_hinge(o, hinge), o)
-    alike(found.sum(1), torch.zeros(len(o)).double())
+def test_gradients_of_the_variance_hinge_sum_to_0_over_the_logits_of_an_example(o, hinge):
+    gradients = slope(lambda o: F.probability_variance_hinge(o, hinge), o)
+    alike(gradients.sum(1), torch.zeros(len(o)).double())
 
 
 # ---------------------------------------------------------------- similarities
@@ -204,7 +204,7 @@ def test_forces_on_the_logits_of_an_example_cancel(o, hinge):
 @given(
     x=rows(min_rows=4, min_width=2, degenerate=False), exponent=st.integers(-3, 3), width=st.sampled_from([1, 5, 20])
 )
-def test_cka_does_not_see_rotation_isotropic_scale_shift_or_order(cka, x, exponent, width):
+def test_cka_is_invariant_to_rotation_isotropic_scale_shift_and_order(cka, x, exponent, width):
     y = another(x, width)
     plain = cka(x, y)
     alike(cka(x @ rotation(x.shape[1]), y), plain)
@@ -218,14 +218,14 @@ def test_cka_does_not_see_rotation_isotropic_scale_shift_or_order(cka, x, expone
 
 @few
 @given(x=rows(min_rows=2, min_width=2, degenerate=False))
-def test_plain_ckas_of_an_activation_with_itself_are_1(x):
+def test_biased_cka_of_activations_with_themselves_is_1(x):
     for cka in (F.linear_cka, F.rbf_cka):
         assert cka(x, 7 * x).item() == pytest.approx(1)
 
 
 @few
 @given(x=rows(degenerate=False), factor=st.floats(0.1, 10))
-def test_the_other_similarities_are_symmetric_and_largest_for_equals(x, factor):
+def test_other_similarities_are_symmetric_and_largest_for_equal_arguments(x, factor):
     y = another(x)
     for similarity in (F.frobenius_similarity, F.cosine_similarity):
         alike(similarity(x, y), similarity(y, x))
@@ -247,7 +247,7 @@ def test_the_other_similarities_are_symmetric_and_largest_for_equals(x, factor):
     temperature=st.floats(0.1, 2),
     previous=st.integers(1, 4),
 )
-def test_moon_sees_directions_only_and_orders_of_examples_and_models_do_not_matter(z, factor, temperature, previous):
+def test_moon_depends_on_directions_alone_and_not_on_the_order_of_examples_or_models(z, factor, temperature, previous):
     near, *far = (another(z, seed=seed) for seed in range(1, 2 + previous))
     turn, chosen = rotation(z.shape[1]), order(len(z))
     plain = F.model_contrastive_loss(z, near, far, temperature)
@@ -267,12 +267,14 @@ def test_moon_sees_directions_only_and_orders_of_examples_and_models_do_not_matt
 
 @few
 @given(to_global=st.floats(0, 1), to_previous=st.floats(0, 1), shift=st.floats(-5, 5))
-def test_fedckas_contrast_is_of_the_difference_alone_and_rises_with_the_previous(to_global, to_previous, shift):
+def test_fedckas_contrast_depends_on_the_difference_and_rises_with_similarity_to_previous(
+    to_global, to_previous, shift
+):
     first, second = torch.tensor([to_global, to_previous], dtype=torch.float64)
     value = F.representation_contrast(first, second)
     alike(F.representation_contrast(first + shift, second + shift), value)
     assert F.representation_contrast(first, second + 0.1) > value > F.representation_contrast(first + 0.1, second)
-    # the fractions of the two add up to 1
+    # the softmax of the two similarities sums to 1
     alike(torch.exp(-value) + torch.exp(-F.representation_contrast(second, first)), torch.ones_like(value))
     assert 0.3132 < value.item() < 1.3133
 
@@ -280,7 +282,7 @@ def test_fedckas_contrast_is_of_the_difference_alone_and_rises_with_the_previous
 # ---------------------------------------------------------------- uniformity and variance
 @few
 @given(z=rows(min_rows=2, degenerate=False), exponent=st.integers(-3, 3), detach=st.booleans())
-def test_uniformity_does_not_see_rotation_shift_order_or_scale(z, exponent, detach):
+def test_uniformity_is_invariant_to_rotation_shift_order_and_scale(z, exponent, detach):
     plain = F.rbf_uniformity(z, 1.0, detach)
     for moved in (
         z @ rotation(z.shape[1]),
@@ -290,14 +292,14 @@ def test_uniformity_does_not_see_rotation_shift_order_or_scale(z, exponent, deta
     ):
         alike(F.rbf_uniformity(moved, 1.0, detach), plain)
     alike(F.rbf_uniformity(z + z[0], 1.0, detach), plain, rtol=1e-4)
-    # half of the pairs are no farther apart than the median
+    # at least half of the pairs are at most the median apart
     assert math.exp(-1) / 2 <= plain.item() < 1
     assert F.rbf_uniformity(z, 2.0, detach) > plain
 
 
 @few
 @given(o=rows(min_rows=2, scales=(-2, 2)), shift=st.floats(-5, 5))
-def test_variance_does_not_see_order_or_a_shift_of_a_row(o, shift):
+def test_variance_is_invariant_to_order_and_to_a_shift_of_a_row(o, shift):
     for hinge in HINGES:
         plain = F.probability_variance_hinge(o, hinge)
         alike(F.probability_variance_hinge(o[order(len(o))][:, order(o.shape[1])], hinge), plain)
@@ -307,11 +309,11 @@ def test_variance_does_not_see_order_or_a_shift_of_a_row(o, shift):
 # ---------------------------------------------------------------- decorrelation
 @few
 @given(z=rows(min_rows=2, min_width=2, degenerate=False, scales=(2, 4)), factor=st.floats(0.5, 5))
-def test_correlation_does_not_see_scale_sign_or_shift_of_a_column_or_order(z, factor):
+def test_correlation_is_invariant_to_scale_sign_and_shift_of_a_column_and_to_order(z, factor):
     columns = factor * another(z[:1]).sign() * torch.linspace(1, 3, z.shape[1])
     for form in ("official", "paper"):
         plain = F.correlation_frobenius(z, form)
-        # of this scale, variances are far above the constant beside them
+        # at this scale, variances are far above the constant that is added to them
         alike(F.correlation_frobenius(z * columns, form), plain, rtol=1e-5)
         alike(F.correlation_frobenius(z + columns, form), plain, rtol=1e-5)
         alike(F.correlation_frobenius(z[order(len(z))][:, order(z.shape[1])], form), plain)
@@ -319,14 +321,14 @@ def test_correlation_does_not_see_scale_sign_or_shift_of_a_column_or_order(z, fa
 
 @few
 @given(z=rows(min_rows=2, min_width=2, scales=(-1, 1)), factor=st.floats(0.5, 3))
-def test_covariance_does_not_see_shift_or_order_and_grows_with_the_fourth_power(z, factor):
+def test_covariance_is_invariant_to_shift_and_order_and_grows_with_the_fourth_power(z, factor):
     plain, groups = F.covariance_decorrelation(z), 1 + z.shape[1] // 2
     alike(F.covariance_decorrelation(z + z[0]), plain, rtol=1e-5)
     alike(F.covariance_decorrelation(z[order(len(z))][:, order(z.shape[1])]), plain)
     alike(F.covariance_decorrelation(factor * z), factor**4 * plain)
     between = F.structured_covariance_decorrelation(z, groups)
     assert between.item() <= plain.item() * (1 + 1e-9)
-    # what gamma = 1 takes off is what groups leave out of DeCov
+    # what gamma = 1 subtracts is what grouping leaves out of DeCov
     inside = between - F.structured_covariance_decorrelation(z, groups, gamma=1.0)
     alike(between + inside, plain)
     assert F.structured_covariance_decorrelation(z, 1).item() == 0
@@ -335,14 +337,14 @@ def test_covariance_does_not_see_shift_or_order_and_grows_with_the_fourth_power(
 # ---------------------------------------------------------------- prototypes
 @few
 @given(z=rows(scales=(-2, 2)), classes=st.integers(1, 5), seed=st.integers(0, 99))
-def test_class_sums_add_up_and_prototypes_are_where_the_distance_is_least(z, classes, seed):
+def test_class_sums_add_up_and_class_means_minimise_the_prototype_distance(z, classes, seed):
     targets = torch.randint(classes, (len(z),), generator=torch.Generator().manual_seed(seed))
     sums, counts = F.class_sums(z, targets, classes)
     alike(sums.sum(0), z.sum(0))
     assert counts.sum().item() == len(z)
     chosen = order(len(z))
-    for found, expected in zip(F.class_sums(z[chosen], targets[chosen], classes), (sums, counts), strict=True):
-        alike(found, expected)
+    for value, expected in zip(F.class_sums(z[chosen], targets[chosen], classes), (sums, counts), strict=True):
+        alike(value, expected)
     means, known = sums / counts.clamp_min(1), counts[:, 0] > 0
     least = F.prototype_distance(z, targets, means, known)
     moved = F.prototype_distance(z, targets, means + 0.1 * another(means), known)
@@ -356,17 +358,17 @@ def test_class_sums_add_up_and_prototypes_are_where_the_distance_is_least(z, cla
 # ---------------------------------------------------------------- logits
 @few
 @given(o=rows(scales=(-2, 2)), counts=st.lists(st.integers(1, 1000), min_size=16, max_size=16), alpha=st.floats(0, 1))
-def test_logits_of_clients_that_lack_nothing(o, counts, alpha):
+def test_clients_with_all_classes_have_unrestricted_logits_and_the_same_margins(o, counts, alpha):
     n = torch.tensor(counts[: o.shape[1]])
     assert torch.equal(F.restricted_logits(o, n, alpha), o)
     alike(F.restricted_logits(o, n, 1.0, "frequency"), o)
-    found = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    calibrated = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
+    assert torch.equal(calibrated[0], calibrated[1]) and torch.equal(calibrated[0], calibrated[2])
 
 
 @few
 @given(o=rows(scales=(-2, 2)), count=st.integers(1, 1000), tau=st.floats(0, 5), alpha=st.floats(0, 1))
-def test_equal_counts_leave_cross_entropy_as_it_is(o, count, tau, alpha):
+def test_equal_counts_leave_cross_entropy_unchanged(o, count, tau, alpha):
     n, labels = torch.full((o.shape[1],), count), torch.arange(len(o)) % o.shape[1]
     plain = cross_entropy(o, labels)
     for missing in MISSING:
@@ -381,7 +383,7 @@ def test_equal_counts_leave_cross_entropy_as_it_is(o, count, tau, alpha):
     tau=st.floats(0.01, 10),
     missing=st.sampled_from(MISSING),
 )
-def test_rarer_classes_are_lowered_more_whatever_the_example(o, counts, tau, missing):
+def test_rarer_classes_have_larger_margins_for_every_example(o, counts, tau, missing):
     n = torch.tensor(counts[: o.shape[1]])
     lowered = o - F.calibrated_logits(o, n, tau, missing)
     present = n > 0
@@ -395,52 +397,54 @@ def test_rarer_classes_are_lowered_more_whatever_the_example(o, counts, tau, mis
 
 @few
 @given(o=rows(scales=(-2, 2)), counts=st.lists(st.integers(0, 50), min_size=16, max_size=16), alpha=st.floats(0, 1))
-def test_restricted_logits_shrink_between_alpha_and_1(o, counts, alpha):
+def test_restricted_logits_are_scaled_by_factors_between_alpha_and_1(o, counts, alpha):
     n = torch.tensor(counts[: o.shape[1]])
     for mode in ("binary", "frequency"):
-        found = F.restricted_logits(o, n, alpha, mode)
-        assert (found * o >= 0).all()
-        assert (found.abs() <= o.abs() * (1 + 1e-12)).all() and (found.abs() >= alpha * o.abs() * (1 - 1e-12)).all()
-        alike(found[:, n == 0], alpha * o[:, n == 0])
+        restricted = F.restricted_logits(o, n, alpha, mode)
+        assert (restricted * o >= 0).all()
+        assert (restricted.abs() <= o.abs() * (1 + 1e-12)).all() and (
+            restricted.abs() >= alpha * o.abs() * (1 - 1e-12)
+        ).all()
+        alike(restricted[:, n == 0], alpha * o[:, n == 0])
         if n.any():
-            assert torch.equal(found[:, n.argmax()], o[:, n.argmax()])
+            assert torch.equal(restricted[:, n.argmax()], o[:, n.argmax()])
 
 
 # ---------------------------------------------------------------- spectra
 @few
 @given(m=rows(scales=(-3, 3)), exponent=st.integers(-3, 3))
-def test_singular_values_descend_and_do_not_see_rotation(m, exponent):
-    found, loose = F.singular_values(m), 1e-9 * float(m.abs().max())
-    assert found.shape == (min(m.shape),)
-    assert (found >= 0).all() and (found.diff() <= 0).all()
-    alike(F.singular_values(rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)), found, atol=loose)
-    alike(F.singular_values(m.T), found, atol=loose)
-    alike(F.singular_values(-(10.0**exponent) * m), 10.0**exponent * found, atol=10.0**exponent * loose)
-    alike(found.square().sum(), m.square().sum(), rtol=1e-8)
+def test_singular_values_descend_and_are_invariant_to_rotation(m, exponent):
+    values, loose = F.singular_values(m), 1e-9 * float(m.abs().max())
+    assert values.shape == (min(m.shape),)
+    assert (values >= 0).all() and (values.diff() <= 0).all()
+    alike(F.singular_values(rotation(len(m)) @ m @ rotation(m.shape[1], seed=1)), values, atol=loose)
+    alike(F.singular_values(m.T), values, atol=loose)
+    alike(F.singular_values(-(10.0**exponent) * m), 10.0**exponent * values, atol=10.0**exponent * loose)
+    alike(values.square().sum(), m.square().sum(), rtol=1e-8)
 
 
 @few
 @given(z=rows(scales=(-2, 2)), exponent=st.integers(-2, 2))
 def test_the_spectrum_of_a_covariance_descends_and_grows_with_the_square(z, exponent):
-    found, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max())
-    assert found.shape == (z.shape[1],)
-    assert (found >= 0).all() and (found.diff() <= 0).all()
-    alike(found.sum(), z.var(0, unbiased=False).sum(), atol=loose)
+    spectrum, loose = F.covariance_spectrum(z), 1e-9 * float(z.square().max())
+    assert spectrum.shape == (z.shape[1],)
+    assert (spectrum >= 0).all() and (spectrum.diff() <= 0).all()
+    alike(spectrum.sum(), z.var(0, unbiased=False).sum(), atol=loose)
     scale = 10.0**exponent
-    alike(F.covariance_spectrum(scale * z), scale**2 * found, atol=scale**2 * loose)
-    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), found, atol=loose)
-    alike(F.covariance_spectrum(z + z[0]), found, atol=loose)
-    alike(F.covariance_spectrum(z[order(len(z))]), found, atol=loose)
+    alike(F.covariance_spectrum(scale * z), scale**2 * spectrum, atol=scale**2 * loose)
+    alike(F.covariance_spectrum(z @ rotation(z.shape[1])), spectrum, atol=loose)
+    alike(F.covariance_spectrum(z + z[0]), spectrum, atol=loose)
+    alike(F.covariance_spectrum(z[order(len(z))]), spectrum, atol=loose)
 
 
 @few
 @given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=12))
-def test_eigenvalues_of_a_turned_diagonal_are_its_entries_sorted(values):
+def test_eigenvalues_of_a_rotated_diagonal_are_its_entries_sorted(values):
     s = torch.tensor(values, dtype=torch.float64)
     turn = rotation(len(s))
-    found = F.eigenvalues(turn @ torch.diag(s) @ turn.T)
-    assert (found >= 0).all()
-    alike(found, s.sort(descending=True).values, atol=1e-9 * max(values) + 1e-30)
+    computed = F.eigenvalues(turn @ torch.diag(s) @ turn.T)
+    assert (computed >= 0).all()
+    alike(computed, s.sort(descending=True).values, atol=1e-9 * max(values) + 1e-30)
 
 
 @few
@@ -449,13 +453,13 @@ def test_eigenvalues_of_a_turned_diagonal_are_its_entries_sorted(values):
     exponent=st.integers(-9, 9),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_ranks_count_directions_whatever_the_scale(values, exponent, dtype):
+def test_ranks_are_invariant_to_scale_order_and_zeros(values, exponent, dtype):
     s = torch.tensor(values, dtype=dtype)
     near = {"rtol": 1e-9 if dtype == torch.float64 else 1e-4}
     effective, stable = F.effective_rank(s), F.stable_rank(s)
-    for rank, found in ((F.effective_rank, effective), (F.stable_rank, stable)):
-        assert 1 - near["rtol"] <= found.item() <= len(s) * (1 + near["rtol"])
-        alike(rank(10.0**exponent * s), found, **near)
-        alike(rank(s[order(len(s))]), found, **near)
-        alike(rank(torch.cat([s, torch.zeros(3, dtype=dtype)])), found, **near)
+    for rank, count in ((F.effective_rank, effective), (F.stable_rank, stable)):
+        assert 1 - near["rtol"] <= count.item() <= len(s) * (1 + near["rtol"])
+        alike(rank(10.0**exponent * s), count, **near)
+        alike(rank(s[order(len(s))]), count, **near)
+        alike(rank(torch.cat([s, torch.zeros(3, dtype=dtype)])), count, **near)
         assert rank(torch.full_like(s, 2.5)).item() == pytest.approx(len(s), rel=near["rtol"])

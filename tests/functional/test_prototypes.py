@@ -25,14 +25,14 @@ def test_sums_of_classes_in_float64_with_zeros_for_missing_ones(dtype):
         np.testing.assert_allclose(sums[c].numpy(), expected, rtol=1e-12)
 
 
-def test_feature_maps_lie_at_the_mean_squared_distance_of_their_entries():
+def test_feature_maps_are_flattened_for_the_prototype_distance():
     z, prototypes = draw(5, 2, 3), draw(4, 6, seed=1)
     known = torch.tensor([True, False, True, True])
     expected = formulas.prototype_distance(z.flatten(1).numpy(), TARGETS.tolist(), prototypes.numpy(), known.numpy())
     assert prototype_distance(z, TARGETS, prototypes, known).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_an_example_of_a_class_without_prototype_counts_and_is_not_moved():
+def test_an_example_of_a_class_without_prototype_counts_and_has_no_gradient():
     z = draw(5, 4).requires_grad_()
     prototypes = torch.full((4, 4), torch.nan).double()
     prototypes[3] = 0

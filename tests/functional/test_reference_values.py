@@ -1,4 +1,4 @@
-"""Every loss and transform against NumPy: the value by its formula, the gradient by central differences."""
+"""Every loss and transform against NumPy: its value by the formula, its gradient by central differences."""
 
 import formulas
 import numpy as np
@@ -14,9 +14,9 @@ HINGES = ["linear", "none", "square", "clamped_square"]
 
 
 def cases(batch, d, dead=False):
-    """Name to (ours, NumPy's, input); two classes have labels, others neither labels nor examples or prototypes."""
+    """Name to (our function, NumPy's, input); only two classes have labels, and some have no examples or prototype."""
     rng = np.random.default_rng(batch * 100 + d)
-    # numbers that bf16 holds exactly, so that the second arguments are the same in every precision
+    # numbers that bf16 represents exactly, so that the other arguments are the same in every precision
     x, other, third = torch.from_numpy(rng.normal(size=(3, batch, d))).bfloat16().double().numpy()
     if dead:
         x[:, 1] = 0
@@ -25,7 +25,7 @@ def cases(batch, d, dead=False):
     labels, n = torch.from_numpy(y), torch.from_numpy(counts)
     near, far = ((lambda x, value=value: torch.from_numpy(value).to(x)) for value in (other, third))
     medians = [formulas.median_of_all(rows) for rows in (x, other)]
-    found = {
+    pairs = {
         "linear_cka": (lambda x: F.linear_cka(x, near(x)), lambda x: formulas.linear_cka(x, other)),
         "linear_ckas": (
             lambda x: (F.linear_ckas(x, near(x), far(x)) * torch.tensor([1, 3])).sum(),
@@ -68,43 +68,43 @@ def cases(batch, d, dead=False):
             lambda x: F.prototype_distance(x, labels, torch.from_numpy(t), torch.from_numpy(known)),
             lambda x: formulas.prototype_distance(x, y, t, known),
         ),
-        # where variances are as small as the constant beside them
+        # variances as small as the constant that is added to them
         "correlation_frobenius faint": (
             lambda x: F.correlation_frobenius(2**-13 * x),
             lambda x: formulas.decorrelation(2**-13 * x),
         ),
     }
     for form in ("official", "paper"):
-        found[f"correlation_frobenius {form}"] = (
+        pairs[f"correlation_frobenius {form}"] = (
             lambda x, form=form: F.correlation_frobenius(x, form),
             lambda x, form=form: formulas.decorrelation(x, form),
         )
     for hinge in HINGES:
-        found[f"probability_variance_hinge {hinge}"] = (
+        pairs[f"probability_variance_hinge {hinge}"] = (
             lambda x, hinge=hinge: F.probability_variance_hinge(x, hinge),
             lambda x, hinge=hinge: formulas.variance(x, hinge),
         )
     for factor, detach in ((1.0, False), (2.0, False), (1.0, True)):
         sigma = formulas.width(x) if detach and batch > 1 else None
-        found[f"rbf_uniformity {factor}{' detached' * detach}"] = (
+        pairs[f"rbf_uniformity {factor}{' detached' * detach}"] = (
             lambda x, factor=factor, detach=detach: F.rbf_uniformity(x, factor, detach),
             lambda x, factor=factor, sigma=sigma: formulas.uniformity(x, factor, sigma),
         )
     for missing in ("floor", "mask", "clamp"):
-        found[f"calibrated_logits {missing}"] = (
+        pairs[f"calibrated_logits {missing}"] = (
             lambda x, missing=missing: cross_entropy(F.calibrated_logits(x, n, 0.4, missing), labels),
             lambda x, missing=missing: formulas.fedlc(x, counts, 0.4, missing, y),
         )
     for mode in ("binary", "frequency"):
-        found[f"restricted_logits {mode}"] = (
+        pairs[f"restricted_logits {mode}"] = (
             lambda x, mode=mode: cross_entropy(F.restricted_logits(x, n, 0.3, mode), labels),
             lambda x, mode=mode: formulas.cross_entropy(formulas.restricted(x, counts, 0.3, mode), y),
         )
-    return {name: (*pair, x) for name, pair in found.items()}
+    return {name: (*pair, x) for name, pair in pairs.items()}
 
 
 NAMES = list(cases(8, 3))
-# what has no gradient, or is no scalar, has its reference beside its other tests
+# functions without gradient or scalar value are compared with NumPy in the tests of their own module
 ELSEWHERE = {"class_sums", "covariance_spectrum", "effective_rank", "eigenvalues", "singular_values", "stable_rank"}
 
 
@@ -127,7 +127,7 @@ def test_value_and_gradient(name, shape, dead):
 
 
 def value_and_gradient(loss, rows, autocast):
-    """In training, too, the forward pass alone is under autocast."""
+    """Only the forward pass runs under autocast, as in training."""
     rows = rows.detach().clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         value = loss(rows)
@@ -136,14 +136,14 @@ def value_and_gradient(loss, rows, autocast):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(8, 3), (4, 9), (3, 4)], ids=str)
-def test_bf16_autocast_computes_in_float32_and_widens_bf16_first(name, shape):
+def test_bf16_autocast_converts_to_float32_and_computes_in_it(name, shape):
     ours, theirs, x = cases(*shape)[name]
     wide = torch.from_numpy(x).float()
     value, gradient = value_and_gradient(ours, wide, autocast=False)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(theirs(x), rel=1e-4, abs=1e-5)
-    # the input is exact in bf16, and so is every bit of what follows from it
+    # the input is exact in bf16, so that all bits of the results must agree
     for rows in (wide, wide.bfloat16()):
-        found, narrowed = value_and_gradient(ours, rows, autocast=True)
-        assert found.dtype == torch.float32 and torch.equal(found, value)
+        narrow_value, narrowed = value_and_gradient(ours, rows, autocast=True)
+        assert narrow_value.dtype == torch.float32 and torch.equal(narrow_value, value)
         assert torch.equal(narrowed, gradient.to(rows.dtype))

@@ -1,4 +1,4 @@
-"""Bad arguments are refused before anything is computed, by a message of one line: the key, its value and the mend."""
+"""Bad arguments are refused before anything is computed, by a message of one line: the key, its value and the hint."""
 
 import math
 
@@ -37,13 +37,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "given", "mend"), REFUSED, ids=[given for _, given, _ in REFUSED])
-def test_the_message_names_key_value_and_mend(call, given, mend):
+@pytest.mark.parametrize(("call", "given", "hint"), REFUSED, ids=[given for _, given, _ in REFUSED])
+def test_the_message_names_key_value_and_hint(call, given, hint):
     with pytest.raises(UsageError) as refusal:
         call()
     message = str(refusal.value)
     assert message.startswith(f"{given}: ")
-    assert mend in message and "\n" not in message
+    assert hint in message and "\n" not in message
 
 
 def test_the_ends_of_a_range_belong_to_it():

@@ -1,4 +1,4 @@
-"""Spectra and ranks against NumPy, and where they vanish."""
+"""Spectra and ranks against NumPy, and for degenerate input."""
 
 import formulas
 import numpy as np
@@ -20,12 +20,12 @@ SHAPES = [(30, 6), (4, 9), (2, 5), (3, 1), (7, 7)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_covariance_spectrum_descends_and_is_that_of_numpy(shape):
     z = draw(*shape) + 50
-    found = covariance_spectrum(z).numpy()
+    spectrum = covariance_spectrum(z).numpy()
     covariance = np.cov(z.numpy().T, bias=True).reshape(shape[1], shape[1])
-    np.testing.assert_allclose(found, np.linalg.svd(covariance, compute_uv=False), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(eigenvalues(torch.from_numpy(covariance)).numpy(), found, rtol=1e-9, atol=1e-12)
-    assert (np.diff(found) <= 0).all() and (found >= 0).all()
-    assert np.count_nonzero(found > 1e-9) == min(shape[0] - 1, shape[1])
+    np.testing.assert_allclose(spectrum, np.linalg.svd(covariance, compute_uv=False), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(eigenvalues(torch.from_numpy(covariance)).numpy(), spectrum, rtol=1e-9, atol=1e-12)
+    assert (np.diff(spectrum) <= 0).all() and (spectrum >= 0).all()
+    assert np.count_nonzero(spectrum > 1e-9) == min(shape[0] - 1, shape[1])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,7 +56,7 @@ def test_spectra_are_computed_in_float64_without_gradient(dtype):
     assert torch.equal(values, singular_values(z.double()))
 
 
-def test_collapsed_dimensions_are_seen():
+def test_collapsed_dimensions_lower_the_spectrum_and_the_rank():
     z = draw(100, 2) @ draw(2, 8, seed=1)
     spectrum = covariance_spectrum(z)
     assert (spectrum[2:] < 1e-12 * spectrum[0]).all()
@@ -77,7 +77,7 @@ def test_ranks_and_their_gradients(ours, theirs, r):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), RANKS)
-def test_ranks_leave_autocast_and_widen_bf16(ours, theirs):
+def test_ranks_leave_autocast_and_convert_bf16(ours, theirs):
     s = draw(6).abs().bfloat16()
     expected = theirs(s.double().numpy())
     with torch.autocast("cpu", dtype=torch.bfloat16):

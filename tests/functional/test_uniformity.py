@@ -1,4 +1,4 @@
-"""FedUV's uniformity: equal rows, the ends of float32, and what the median does to the gradient."""
+"""FedUV's uniformity: equal rows, extreme scales, and the gradient through the median."""
 
 import math
 
@@ -27,11 +27,11 @@ def test_equal_rows_far_from_the_origin(equal):
     value.backward()
     assert value.item() == pytest.approx(formulas.uniformity(x.detach().double().numpy()), rel=1e-5)
     assert torch.isfinite(x.grad).all()
-    # equal rows feel the same force
+    # equal rows have equal gradients
     torch.testing.assert_close(x.grad[0], x.grad[1])
 
 
-def test_one_row_apart_from_equal_ones_moves_nothing():
+def test_one_row_apart_from_equal_ones_has_no_gradient():
     z = torch.zeros(4, 3)
     z[0] = 1
     z.requires_grad_()
@@ -62,7 +62,7 @@ def test_one_far_row_among_nearly_equal_ones_stays_finite(near):
 
 
 @pytest.mark.parametrize("scale", [1e-21, 1e-12, 1e12, 1e18])
-def test_the_value_holds_to_the_ends_of_float32(scale):
+def test_the_value_is_the_same_at_any_scale_of_float32(scale):
     z = draw(6, 4)
     assert rbf_uniformity((scale * z).float()).item() == pytest.approx(formulas.uniformity(z.numpy()), rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""FedUV's variance hinge: where its forms differ, saturation, and predictions that are all the same."""
+"""FedUV's variance hinge: where its forms differ, saturated predictions, and equal predictions."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_probabilities_near_underflow_have_a_finite_gradient(hinge):
 
 
 @pytest.mark.parametrize("classes", [7, 10, 65, 100, 200])
-def test_equal_predictions_lie_at_the_identitys_deviation_and_are_not_moved(classes):
+def test_equal_predictions_give_c_without_gradient(classes):
     logits = torch.full((6, classes), 0.1, dtype=torch.float64, requires_grad=True)
     value = probability_variance_hinge(logits)
     value.backward()
@@ -37,7 +37,7 @@ def test_equal_predictions_lie_at_the_identitys_deviation_and_are_not_moved(clas
 
 
 @pytest.mark.parametrize("hinge", HINGES)
-def test_saturated_equal_predictions_receive_the_value_but_no_gradient(hinge):
+def test_saturated_equal_predictions_give_c_without_gradient(hinge):
     logits = torch.tensor([[200.0, 0, -200]] * 4, requires_grad=True)
     value = probability_variance_hinge(logits, hinge)
     value.backward()
