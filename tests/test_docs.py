@@ -55,7 +55,9 @@ def test_the_ledger_and_the_docstring_name_the_same_sources(name):
         stated = set(re.findall(r"^(Paper|Code): (\S+)", inspect.getdoc(sys.modules[module]), re.MULTILINE))
         assert {(key.capitalize(), url) for key, url in urls.items()} <= stated
         beside = [LEDGER[other] for other in LEDGER if find(other) is not None and find(other).__module__ == module]
-        assert {url for _, url in stated} == {entry[key] for entry in beside for key in ("paper", "code") if key in entry}
+        assert {url for _, url in stated} == {
+            entry[key] for entry in beside for key in ("paper", "code") if key in entry
+        }
 
 
 def test_the_page_of_methods_is_up_to_date():

@@ -1,0 +1,222 @@
+"""What callbacks may ask of a trainer: it changes nothing, and any number of workers gives the same."""
+
+import copy
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
+from torch.nn.functional import cross_entropy
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC
+from fl_lightning.sums import Sums, Weighted
+
+
+class Asks(Callback):
+    """Asks for everything, in every hook in which it may."""
+
+    requires = ("representation",)
+
+    def on_client_end(self, trainer, client):
+        trainer.evaluate("test", client.state())
+        list(trainer.representations(client.state(), ("representation",), "train", client.info.id))
+        trainer.fine_tune(client.info.id, client.state(), 2)
+        assert trainer.gather(3) == [3]
+
+    def on_round_end(self, trainer):
+        trainer.evaluate("test")
+        trainer.evaluate("test", client=1)
+        list(trainer.representations(None, ("representation", "logits"), "test"))
+        trainer.fine_tune(0, None, 1)
+        assert trainer.gather(trainer.global_rank) == list(range(trainer.world_size))
+
+
+def fit(tmp_path, callbacks=(), methods=(), model=None, rounds=2, **kwargs):
+    trainer = small_trainer(tmp_path, callbacks=list(callbacks), max_rounds=rounds, **kwargs)
+    trainer.fit(model or plain_sgd_model(), small_data(train_size=200), list(methods))
+    return trainer
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [SCAFFOLD(), FedLC()], lambda: [MOON()], lambda: [FedBN()]])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whatever_is_asked_the_run_has_the_same_bits(tmp_path, methods, workers):
+    plain = fit(tmp_path, methods=methods(), threads_per_worker=1)
+    asked = fit(tmp_path, [Asks()], methods(), threads_per_worker=1, devices=workers)
+    assert_same_bits(plain.server.state, asked.server.state)
+    assert history(plain) == history(asked)
+
+
+class Keeps(Callback):
+    """Keeps what a question gives at the end of the run, of all workers."""
+
+    requires = ("representation",)
+
+    def __init__(self, ask):
+        self.ask = ask
+
+    def on_round_end(self, trainer):
+        if trainer.is_last_round:
+            self.answer = [part for parts in trainer.gather(self.ask(trainer)) for part in parts]
+
+
+def answers(tmp_path, ask, workers=(1, 2), **kwargs):
+    found = []
+    for number in workers:
+        keeps = Keeps(ask)
+        fit(tmp_path, [keeps], devices=number, threads_per_worker=1, **kwargs)
+        found.append(keeps.answer)
+    return found
+
+
+@pytest.mark.parametrize("data", ["test", "train"])
+def test_representations_are_dealt_out_and_have_the_bits_of_one_worker(tmp_path, data):
+    def ask(trainer):
+        batches = trainer.representations(None, ("representation",), data)
+        return [(index, targets, taps["representation"]) for index, _, targets, taps in batches]
+
+    one, two = (sorted(answer, key=lambda part: part[0]) for answer in answers(tmp_path, ask))
+    assert [index for index, *_ in one] == [index for index, *_ in two]
+    assert len({index for index, *_ in one}) == len(one)
+    for (_, targets, z), (_, others, w) in zip(one, two, strict=True):
+        assert torch.equal(targets, others)
+        assert torch.equal(z, w)
+    assert sum(len(targets) for _, targets, _ in one) == (200 if data == "train" else 360)
+    assert {index.client for index, *_ in one} == ({0, 1, 2, 3} if data == "train" else {None})
+
+
+def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
+    model, seen = small_model(), []
+
+    class Watch(Callback):
+        requires = ("representation",)
+
+        def on_round_end(self, trainer):
+            seen.extend(trainer.representations(None, ("representation",)))
+
+    fit(tmp_path, [Watch()], model=model, rounds=1)
+    model.eval()
+    for _, (x, y), targets, taps in seen:
+        assert targets is y
+        torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
+
+
+def test_an_unknown_tap_and_other_data_are_refused(tmp_path):
+    trainer = fit(tmp_path, rounds=1)
+    with pytest.raises(UsageError, match=r"needs the tap 'nothing'"):
+        list(trainer.representations(None, ("nothing",)))
+    with pytest.raises(UsageError, match=r"data='val': give test or train"):
+        trainer.representations(None, ("logits",), "val")
+
+
+def test_evaluation_is_of_the_global_model_of_a_state_or_on_one_clients_data(tmp_path):
+    data, found = small_data(train_size=200), {}
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            zeros = {name: torch.zeros_like(value) for name, value in trainer.server.state.items()}
+            found.update(whole=trainer.evaluate("test"), zeros=trainer.evaluate("test", zeros))
+            found.update(own=trainer.evaluate("test", client=2), none=trainer.evaluate("val"))
+
+    model = plain_sgd_model()
+    trainer = small_trainer(tmp_path, callbacks=[Watch()], max_rounds=1)
+    trainer.fit(model, data)
+    assert found["whole"] == {tag: trainer.metrics[tag] for tag in found["whole"]}
+    assert found["zeros"]["test/loss"] == pytest.approx(torch.tensor(10.0).log().item())
+    assert found["none"] == {}
+    model.eval()
+    loader = data.test_dataloader(2)
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in loader)
+    assert found["own"]["test/accuracy"] == pytest.approx(right / len(loader.rows))
+
+
+def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
+    def ask(trainer):
+        return [trainer.evaluate("test", client=k) for k in range(4)]
+
+    one, two = answers(tmp_path, ask, methods=[FedBN()])
+    assert one == two[:4] == two[4:]
+    assert len({found["test/loss"] for found in one}) == 4
+
+
+def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
+    """A method that would change the loss or the gradients has no part in it."""
+    found = {}
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            found["start"] = copy.deepcopy(trainer.server.state)
+            found["tuned"] = [trainer.fine_tune(1, None, steps) for steps in (0, 3, 3)]
+
+    model = plain_sgd_model()
+    trainer = fit(tmp_path, [Watch()], [SCAFFOLD(), FedLC()], model=model, rounds=1)
+    none, tuned, again = found["tuned"]
+    assert_same_bits(none, found["start"])
+    assert_same_bits(tuned, again)
+    loader = trainer.run.loaders.train(1, 0, "fine_tune")
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
+    batches = [batch for _ in range(3) for _, batch in loader.batches()][:3]
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert_same_bits(tuned, dict(model.state_dict()))
+    assert differs(tuned, found["start"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sums_of_all_workers_are_those_of_all_batches(tmp_path, workers):
+    class Counts(Callback):
+        requires = ("logits",)
+
+        def on_round_start(self, trainer):
+            self.sums = Sums()
+
+        def on_evaluation_batch_end(self, trainer, phase, batch, targets, taps):
+            assert len(batch[0]) == len(targets) == len(taps["logits"])
+            hits = (taps["logits"].argmax(1) == targets).sum()
+            self.sums.add({"hits": Weighted.summed(hits, len(targets))})
+
+        def on_evaluation_end(self, trainer, phase, client=None):
+            trainer.all_reduce(self.sums)
+            trainer.log("mine", float(self.sums.means()["hits"]))
+
+    model = small_model()
+    trainer = small_trainer(tmp_path, callbacks=[Counts()], max_rounds=1, devices=workers)
+    trainer.fit(model, small_data(train_size=200, eval_batch_size=50))
+    assert trainer.metrics["mine"] == pytest.approx(trainer.metrics["test/accuracy"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path, workers):
+    class Stops(Callback):
+        def on_client_end(self, trainer, client):
+            if trainer.global_rank == trainer.world_size - 1 and trainer.server.round == 1:
+                trainer.should_stop = True
+
+    trainer = fit(tmp_path, [Stops()], rounds=5, devices=workers)
+    assert [row["round"] for row in trainer.history] == [0, 1]
+    trainer.callbacks.pop(0)
+    trainer.fit(plain_sgd_model(), small_data(train_size=200))
+    assert len(trainer.history) == 5
+
+
+def test_before_a_run_a_trainer_says_that_it_has_none(tmp_path):
+    trainer = small_trainer(tmp_path)
+    assert (trainer.metrics, trainer.history, trainer.run_dir) == ({}, [], None)
+    with pytest.raises(RuntimeError, match="the trainer has no run yet; call fit, validate or test"):
+        _ = trainer.server
+
+
+def test_a_figure_is_saved_and_shown(tmp_path):
+    from matplotlib.figure import Figure
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Draws(Callback):
+        def on_fit_end(self, trainer):
+            trainer.log_figure("what/it/is", Figure())
+
+    trainer = fit(tmp_path, [Draws()], rounds=1, logger=True)
+    assert (trainer.run_dir / "figures" / "what_it_is.png").stat().st_size > 0
+    assert "what/it/is" in EventAccumulator(str(trainer.run_dir)).Reload().Tags()["images"]

@@ -1,0 +1,100 @@
+"""EarlyStopping ends a run by Lightning's rule, on all workers alike, and resumes in its state."""
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
+
+from fl_lightning.callbacks import CCVR, Callback, EarlyStopping
+from fl_lightning.errors import UsageError
+
+
+class Falls(Callback):
+    """Logs a metric that improves until a round."""
+
+    def __init__(self, until):
+        self.until = until
+
+    def on_evaluation_end(self, trainer, phase, client=None):
+        trainer.log("score", min(float(trainer.server.round), self.until))
+
+
+def fit(tmp_path, *callbacks, rounds=9, ckpt_path=None, **kwargs):
+    trainer = small_trainer(tmp_path, max_rounds=rounds, callbacks=list(callbacks), **kwargs)
+    trainer.fit(small_model(), small_data(train_size=100), ckpt_path=ckpt_path)
+    return trainer
+
+
+def stopping(**kwargs):
+    return EarlyStopping("score", mode="max", patience=2, **kwargs)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_run_ends_after_patience_rounds_without_improvement_with_a_checkpoint(tmp_path, workers):
+    trainer = fit(tmp_path, Falls(2), stopping(), devices=workers, checkpoint_every_n_rounds=100)
+    # rounds 0, 1 and 2 improve, 3 and 4 do not
+    assert [row["round"] for row in trainer.history] == [0, 1, 2, 3, 4]
+    checkpoint = torch.load(trainer.run_dir / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["round"] == 5
+    assert_same_bits(checkpoint["state_dict"], trainer.server.state)
+
+
+def test_rounds_without_evaluation_do_not_count(tmp_path):
+    assert len(fit(tmp_path, Falls(2), stopping(), rounds=20, eval_every_n_rounds=2).history) == 8
+
+
+def test_a_run_that_stopped_resumes_with_the_count_it_had(tmp_path):
+    whole = fit(tmp_path, Falls(2), stopping(), name="whole")
+    fit(tmp_path, Falls(2), stopping(), rounds=4, name="run")
+    assert len(fit(tmp_path, Falls(2), stopping(), ckpt_path="last", name="run").history) == len(whole.history)
+
+
+def test_a_resumed_run_takes_the_patience_of_its_config(tmp_path):
+    fit(tmp_path, Falls(2), stopping(), rounds=4)
+    more = EarlyStopping("score", mode="max", patience=4)
+    assert len(fit(tmp_path, Falls(2), more, ckpt_path="last").history) == 7
+
+
+def test_a_second_fit_begins_anew(tmp_path):
+    trainer = fit(tmp_path, Falls(2), stopping())
+    trainer.fit(small_model(), small_data(train_size=100))
+    assert len(trainer.history) == 5
+
+
+def test_others_know_that_the_round_is_the_last_wherever_they_stand_in_the_list(tmp_path):
+    trainer = fit(tmp_path, CCVR(samples_per_class=5, epochs=1), Falls(1), stopping())
+    assert "ccvr/accuracy" in trainer.history[-1]
+    assert len(trainer.history) == 4
+
+
+def test_a_metric_that_is_nan_ends_the_run(tmp_path):
+    class Nan(Callback):
+        def on_evaluation_end(self, trainer, phase, client=None):
+            trainer.log("score", float("nan"))
+
+    assert len(fit(tmp_path, Nan(), stopping()).history) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"), [({"stopping_threshold": 1.5}, 3), ({"divergence_threshold": 0.5, "min_delta": 9.0}, 1)]
+)
+def test_thresholds_end_the_run(tmp_path, options, rounds):
+    assert len(fit(tmp_path, Falls(5), stopping(**options)).history) == rounds
+
+
+def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_strict(tmp_path):
+    with pytest.raises(UsageError, match=r"EarlyStopping.monitor='acc': .* choose one of test/accuracy, test/loss"):
+        fit(tmp_path, EarlyStopping("acc"))
+    assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", "up"), ("patience", -1), ("min_delta", -0.1)])
+def test_arguments_out_of_range_are_refused(name, value):
+    with pytest.raises(UsageError, match=rf"EarlyStopping.{name}={value!r}"):
+        EarlyStopping("loss", **{name: value})
+
+
+def test_lightnings_rule_is_where_it_is_expected():
+    from lightning.pytorch.callbacks import EarlyStopping as Theirs
+
+    stop, _ = Theirs("x", mode="min", patience=1)._evaluate_stopping_criteria(torch.tensor(1.0))
+    assert not stop
