@@ -401,12 +401,8 @@ def existing(path: Path, named_in: Path) -> Path:
     Raises:
         UsageError: it does not exist.
     """
-    require(
-        path.is_file(),
-        "data.root",
-        str(path),
-        f"{named_in.name} names it, but it does not exist; download the data set again",
-    )
+    hint = f"{named_in.name} names it, but it does not exist; download the data set again"
+    require(path.is_file(), "data.root", str(path), hint)
     return path
 
 
