@@ -69,13 +69,13 @@ def test_networks_have_the_published_sizes(name):
 )
 def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, size):
     model = ImageClassifier(build(size), num_classes=7).eval()
-    found = shapes(model, torch.randn(1, 3, size, size))
-    assert found["representation"] == (1, width)
-    assert found["logits"] == (1, 7)
-    assert sum(tap.startswith("early") for tap in found) == blocks + 1
+    taps = shapes(model, torch.randn(1, 3, size, size))
+    assert taps["representation"] == (1, width)
+    assert taps["logits"] == (1, 7)
+    assert sum(tap.startswith("early") for tap in taps) == blocks + 1
     if smallest:
-        assert found[f"early.{blocks - 1}"][-1] == size // smallest
-        assert found["early.0"][-1] == size
+        assert taps[f"early.{blocks - 1}"][-1] == size // smallest
+        assert taps["early.0"][-1] == size
 
 
 def test_mobilenet_has_a_shortcut_in_every_block_of_stride_1():
@@ -117,10 +117,10 @@ def test_any_network_of_torchvision_is_a_backbone():
 
     network = {"network": mobilenet_v3_small, "options": {"dropout": 0.0}}
     model = ImageClassifier(Backbone(**network, early=["features.0", "features.1"], named={"pool": "avgpool"})).eval()
-    found = shapes(model, torch.randn(1, 3, 32, 32))
-    assert found["early.0"] == (1, 16, 16, 16) and found["early.1"] == (1, 16, 8, 8)
-    assert found["pool"] == (1, 576, 1, 1)
-    assert found["representation"] == (1, 1024) and found["logits"] == (1, 10)
+    taps = shapes(model, torch.randn(1, 3, 32, 32))
+    assert taps["early.0"] == (1, 16, 16, 16) and taps["early.1"] == (1, 16, 8, 8)
+    assert taps["pool"] == (1, 576, 1, 1)
+    assert taps["representation"] == (1, 1024) and taps["logits"] == (1, 10)
     with pytest.raises(UsageError, match=r"Backbone.head='classifier.1': give one of classifier.0, classifier.3"):
         Backbone(mobilenet_v3_small, head="classifier.1")
     with pytest.raises(UsageError, match=r"Backbone.early='nope': give one of features, features.0"):
@@ -274,27 +274,27 @@ def test_mlp_size():
 
 
 def shapes(model, x):
-    found = {}
+    shapes_of_taps = {}
     for tap, path in model.taps.items():
         model.get_submodule(path).register_forward_hook(
-            lambda m, a, out, tap=tap: found.__setitem__(tap, tuple(out.shape))
+            lambda m, a, out, tap=tap: shapes_of_taps.__setitem__(tap, tuple(out.shape))
         )
     model(x)
-    return found
+    return shapes_of_taps
 
 
 def test_feduv_cnn_maps_have_the_published_sizes_at_32_and_96_px():
     for size, sides in ((32, [30, 30, 14, 12, 12, 5, 3, 3]), (96, [94, 94, 46, 44, 44, 21, 19, 19])):
-        found = shapes(ImageClassifier(FedUVCNN(1), Projector(32)), torch.zeros(2, 3, size, size))
-        assert [found[f"early.{i}"][-1] for i in range(8)] == sides
-        assert found["representation"] == (2, 32)
-        assert found["logits"] == (2, 10)
+        taps = shapes(ImageClassifier(FedUVCNN(1), Projector(32)), torch.zeros(2, 3, size, size))
+        assert [taps[f"early.{i}"][-1] for i in range(8)] == sides
+        assert taps["representation"] == (2, 32)
+        assert taps["logits"] == (2, 10)
 
 
 def test_fedcka_cnn_taps_are_after_relu_and_before_pooling():
     model = ImageClassifier(FedCKACNN())
-    found = shapes(model, torch.randn(2, 3, 32, 32))
-    assert [found[f"early.{i}"] for i in range(7)] == [
+    taps = shapes(model, torch.randn(2, 3, 32, 32))
+    assert [taps[f"early.{i}"] for i in range(7)] == [
         (2, 16, 28, 28),
         (2, 32, 10, 10),
         (2, 120),
@@ -314,13 +314,13 @@ def test_fedcka_cnn_takes_other_sizes(size):
 @pytest.mark.parametrize("size", [32, 64, 96])
 def test_resnet_taps_are_the_stem_every_block_and_the_stages(size):
     model = ImageClassifier(ResNet18())
-    found = shapes(model, torch.randn(1, 3, size, size))
+    taps = shapes(model, torch.randn(1, 3, size, size))
     sides = [size, *[size] * 2, *[size // 2] * 2, *[size // 4] * 2, *[size // 8] * 2]
-    assert [found[f"early.{i}"][-1] for i in range(9)] == sides
-    assert found["early.9"] == (1, 10) and "early.10" not in found
+    assert [taps[f"early.{i}"][-1] for i in range(9)] == sides
+    assert taps["early.9"] == (1, 10) and "early.10" not in taps
     for stage in range(1, 5):
-        assert found[f"stage.{stage}"] == found[f"early.{2 * stage}"] == (1, 32 * 2**stage, *[sides[2 * stage]] * 2)
-    assert found["representation"] == (1, 512)
+        assert taps[f"stage.{stage}"] == taps[f"early.{2 * stage}"] == (1, 32 * 2**stage, *[sides[2 * stage]] * 2)
+    assert taps["representation"] == (1, 512)
 
 
 def test_resnet_taps_hold_what_the_layers_give_and_carry_gradient():

@@ -1,4 +1,4 @@
-"""Data sets, and how they are dealt out to clients."""
+"""Data sets, and their partition over clients."""
 
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images

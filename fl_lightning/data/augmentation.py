@@ -1,4 +1,4 @@
-"""Augmentations of a whole batch at once, each image with a draw of its own."""
+"""Augmentations that change a whole batch at once, with random draws of its own for each image."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fl_lightning.errors import require
 
 
 class Augmentation(ABC):
-    """Changes a batch of images ``(B, C, H, W)``, uint8, before it is normalised. Subclasses implement the call."""
+    """Changes a batch of uint8 images ``(B, C, H, W)`` before normalisation. Subclasses implement ``__call__``."""
 
     @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The changed batch; all randomness comes from ``generator``."""
+        """Return the changed batch; all randomness comes from ``generator``."""
 
 
 class RandomCrop(Augmentation):
-    """Pads every image on all sides and cuts its size out at a random place.
+    """Pads every image on all sides and crops it back to its size at a random position.
 
     Args:
-        padding: pixels, at least 1.
-        mode: what is padded: ``zeros``, or the image's ``reflect``-ion.
+        padding: pixels on each side, at least 1.
+        mode: pad with ``zeros``, or ``reflect`` the image at its edges.
     """
 
     def __init__(self, padding: int = 4, mode: Literal["zeros", "reflect"] = "zeros") -> None:
@@ -38,9 +38,7 @@ class RandomCrop(Augmentation):
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         size, height, width = len(images), *images.shape[-2:]
         fits = self.mode != "reflect" or self.padding < min(height, width)
-        require(
-            fits, "RandomCrop.padding", self.padding, f"reflection of {height} x {width} pixels needs less than that"
-        )
+        require(fits, "RandomCrop.padding", self.padding, f"reflection of {height} x {width} pixels needs less padding")
         padded = pad(images, [self.padding] * 4, mode=self.mode)
         top, left = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, tops, lefts, H, W)
@@ -51,7 +49,7 @@ class RandomFlip(Augmentation):
     """Mirrors every image left to right with probability ``p``.
 
     Args:
-        p: in [0, 1].
+        p: probability, in [0, 1].
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -66,9 +64,10 @@ class RandomFlip(Augmentation):
 
 
 class RandomRotation(Augmentation):
-    """Turns every image about its middle by an angle drawn evenly from ``[-degrees, degrees]``; corners become 0.
+    """Rotates every image about its centre by an angle drawn uniformly from ``[-degrees, degrees]``.
 
-    Pixels are those of torchvision's: the nearest one of the image that is turned.
+    Each pixel takes the value of the nearest pixel of the original image, as torchvision's does by default; corners
+    that the image no longer covers become 0.
 
     Args:
         degrees: the largest angle, in [0, 180].
@@ -175,11 +174,11 @@ def _transform(policy: str) -> Any:
 
 
 def rotated(images: Tensor, degrees: Tensor) -> Tensor:
-    """Images ``(B, C, H, W)`` uint8, each turned counter-clockwise by its angle ``(B,)``; corners are 0."""
+    """Rotate uint8 images ``(B, C, H, W)`` counter-clockwise, each by its angle ``(B,)``; uncovered corners are 0."""
     height, width = images.shape[-2:]
     angles = torch.deg2rad(degrees)
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    # coordinates lie in [-1, 1] along both sides, whatever their lengths
+    # the grid's coordinates span [-1, 1] along both sides, whatever their lengths
     rows = [cos, -sin * height / width, zero, sin * width / height, cos, zero]
     grid = affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(images.shape), align_corners=False)
     return grid_sample(images.float(), grid, mode="nearest", align_corners=False).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Images decoded once, into one memory-mapped array beside the data."""
+"""A cache of decoded images: one memory-mapped array beside the data set."""
 
 from __future__ import annotations
 
@@ -22,43 +22,50 @@ VERSION = 1
 
 
 def decoded(root: Path, paths: Sequence[Path], size: int) -> np.ndarray:
-    """Images as one array ``(N, size, size, 3)`` uint8, memory-mapped and copied on write, as :func:`kept` keeps it.
+    """Image files as one uint8 array ``(N, size, size, 3)``, decoded once and then opened from the cache.
+
+    The array is memory-mapped and copied on write, see :func:`cached`.
 
     Raises:
-        UsageError: a file is no whole image.
+        UsageError: a file is not an image, or a part of it is missing.
     """
-    return kept(root, fingerprint(root, paths, size), partial(decode, paths, size))[0]
+    return cached(root, fingerprint(root, paths, size), partial(decode, paths, size))[0]
 
 
-def kept(
+def cached(
     root: Path, name: str, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Images as one uint8 array, memory-mapped and copied on write, and the smaller arrays that belong to them.
+    """Images as one uint8 array, memory-mapped and copied on write, and smaller arrays that belong to them.
 
-    They are kept in ``root/.fl_lightning`` (in the folder of temporary files where ``root`` cannot be written): the
-    bytes of the images in ``name.images``, the others and a checksum of those bytes in ``name.npz``. Where a file is
-    missing or damaged, both are made anew.
+    The cache lies in ``root/.fl_lightning``, or in the system's temporary folder if ``root`` cannot be written to. It
+    has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller arrays and a checksum of
+    those bytes. If one of them is missing or damaged, both are written again.
 
     Args:
         root: folder of the data set.
-        name: a :func:`fingerprint`.
-        make: writes the bytes into the file it is given, and gives the other arrays, with the images' ``shape``.
+        name: a :func:`fingerprint` of the data set.
+        make: writes the bytes of the images into the file at the given path, and returns the smaller arrays. Among
+            them is ``shape``, that of the images.
     """
-    path = place(root) / f"{name}.images"
-    return open_whole(path) or write(path, make)
+    path = cache_folder(root) / f"{name}.images"
+    return open_intact(path) or write(path, make)
 
 
 def fingerprint(root: Path, paths: Sequence[Path], made: object) -> str:
-    """Names, sizes and times of the files, and what is ``made`` of them."""
-    text = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
+    """A hash of the files' names, sizes and times of change, and of a value that names what is ``made`` of them."""
+    digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
         stat = path.stat()
-        text.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return text.hexdigest()
+        digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
-def place(root: Path) -> Path:
-    """The folder of the cache."""
+def cache_folder(root: Path) -> Path:
+    """The folder of the cache, created if necessary.
+
+    Raises:
+        UsageError: neither ``root`` nor the temporary folder can be written to.
+    """
     for folder in (root / ".fl_lightning", Path(tempfile.gettempdir()) / "fl_lightning"):
         try:
             folder.mkdir(exist_ok=True)
@@ -66,42 +73,44 @@ def place(root: Path) -> Path:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise UsageError(f"data.root={str(root)!r}: neither it nor the folder of temporary files can be written")
+    raise UsageError(
+        f"data.root={str(root)!r}: neither it nor the temporary folder can be written to; make one of them writable"
+    )
 
 
-def open_whole(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-    """The images in ``path`` and what belongs to them; None where something is not there or damaged."""
+def open_intact(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
+    """The images in ``path`` and the arrays beside them; None if a file is missing or damaged."""
     try:
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
             others = dict(file)
         return open_images(path, others) if others["checksum"] == checksum(path) else None
-    except Exception:  # a damaged zip file raises nearly anything
+    except Exception:  # a damaged zip file raises errors of many kinds
         return None
 
 
 def open_images(path: Path, others: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The images in ``path``, of the shape that was kept with them, and what was kept with them."""
+    """The images in ``path``, in the shape that is among the other arrays, and those arrays."""
     return np.memmap(path, np.uint8, "c", shape=tuple(others["shape"].tolist())), others
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file.
+    """CRC-32 of a whole file.
 
-    Of all of it: at 1 to 4 GB/s the largest of the data sets takes about a second, and training is to read it anyway.
-    It is read, not mapped, so that it does not count as memory of the process.
+    At 1 to 4 GB/s the largest of the data sets takes about a second, and training reads all of it anyway. The file is
+    read in blocks, not mapped, so that it does not count as memory of the process.
     """
-    found = 0
+    value = 0
     with open(path, "rb") as file:
         while block := file.read(2**20):
-            found = zlib.crc32(block, found)
-    return found
+            value = zlib.crc32(block, value)
+    return value
 
 
 def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Make the images and what belongs to them, both whole or not there, and open them.
+    """Make the images and the arrays beside them, write each file atomically, and open them.
 
     Raises:
-        UsageError: there is no room for them.
+        UsageError: they cannot be written, for example because the disk is full.
     """
     images = path.with_suffix(f".{os.getpid()}.partial")
     beside = images.with_suffix(".npz")
@@ -109,10 +118,10 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
         others = make(images)
         np.savez(beside, **others, checksum=checksum(images))  # type: ignore[arg-type]
         os.replace(images, path)
-        # the checksum comes last: until then the images have none, or one of others, and are not accepted
+        # the checksum comes last: without it, or with that of other images, the images count as damaged
         os.replace(beside, path.with_suffix(".npz"))
     except OSError as error:
-        raise UsageError(f"data.root: the cache {path} cannot be written: {error}; make room there") from error
+        raise UsageError(f"data.root: the cache {path} cannot be written: {error}; free some space there") from error
     finally:
         for file in (images, beside):
             file.unlink(missing_ok=True)
@@ -120,11 +129,11 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
 
 
 def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarray]:
-    """Decode on all cores into ``target``; gives the ``shape``."""
+    """Decode image files on all cores into the file ``target``; returns their ``shape``."""
     shape = (len(paths), size, size, 3)
     with open(target, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            # a full disk is an error here; on a write into mapped memory it would end the process
+            # a full disk raises an error here; later, a write into mapped memory would kill the process
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
     array = np.memmap(target, np.uint8, "r+", shape=shape)
 
@@ -139,7 +148,11 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
 
 
 def decode_image(path: Path, size: int) -> np.ndarray:
-    """One image ``(size, size, 3)`` uint8, grey or transparent ones converted, resized by bilinear interpolation."""
+    """One image as uint8 ``(size, size, 3)``: converted to RGB and resized by bilinear interpolation.
+
+    Raises:
+        UsageError: it is not an image, or a part of it is missing.
+    """
     try:
         with Image.open(path) as image:
             image.draft("RGB", (size, size))
@@ -147,7 +160,9 @@ def decode_image(path: Path, size: int) -> np.ndarray:
             resized = converted if converted.size == (size, size) else converted.resize((size, size), RESAMPLE)
             return np.asarray(resized)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UsageError(f"data.root: {path} is no whole image: {error}; fetch it again or take it out") from error
+        raise UsageError(
+            f"data.root: {path} is not a complete image: {error}; download it again or remove it"
+        ) from error
 
 
 RESAMPLE = Image.Resampling.BILINEAR

@@ -1,4 +1,4 @@
-"""Federated data modules: clients' loaders and descriptions, and the data sets of the house."""
+"""Federated data modules: the base class of all, and that of data sets of images."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fl_lightning.seeding import base_seed, numpy_rng
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What is known of a client.
+    """What is known about a client.
 
     Args:
         id: its number, from 0.
-        num_examples: n_k, training examples.
-        label_counts: training examples of each class ``(C,)``, None where there are no labels.
-        domain: where all its data comes from, None where that is not known or not one.
+        num_examples: n_k, the number of its training examples.
+        label_counts: the number of its training examples of each class ``(C,)``; None if there are no labels.
+        domain: the domain of all its data; None if that is unknown, or if there are several.
     """
 
     id: int
@@ -38,14 +38,14 @@ class ClientInfo:
 
 
 class FederatedDataModule(LightningDataModule, ABC):
-    """Data of several clients. Subclasses set up :attr:`plan` and give the loaders.
+    """The data of several clients. Subclasses set :attr:`plan` in ``setup`` and return the loaders.
 
     Args:
         num_clients: K, at least 1.
-        partitioner: deals the training samples out; None is :class:`IID`.
+        partitioner: assigns the training samples to clients; None is :class:`IID`.
 
     Attributes:
-        plan: who holds what, after :meth:`setup`.
+        plan: which client holds which samples, after ``setup``.
     """
 
     plan: Plan
@@ -64,24 +64,24 @@ class FederatedDataModule(LightningDataModule, ABC):
         domains: np.ndarray | None = None,
         domain_names: Sequence[str] = (),
     ) -> Plan:
-        """Deal the samples out; the draw depends on the base seed only.
+        """Assign the samples to clients; the result depends on the base seed only.
 
         Args:
             labels: label of each sample ``(N,)``.
             num_classes: C.
-            labelled: whether the labels mean something.
-            domains: domain of each sample ``(N,)``, from 0; None where that is not known.
+            labelled: False if ``labels`` only stand in for labels that the data does not have.
+            domains: domain of each sample ``(N,)``, from 0; None if unknown.
             domain_names: names of the domains.
 
         Raises:
-            UsageError: fewer samples than clients, or a partitioner that needs domains where there are none.
+            UsageError: there are fewer samples than clients, or the partitioner needs domains and there are none.
         """
-        mend = f"there are {len(labels)} training samples, give at most that"
-        require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, mend)
+        hint = f"there are {len(labels)} training samples, give at most that number"
+        require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, hint)
         kind, deal = type(self.partitioner).__name__, self.partitioner
         needs = getattr(deal, "needs_domains", False)
-        mend = f"{type(self).__name__} has no domains; take a partitioner by labels"
-        require(domains is not None or not needs, "data.partitioner", kind, mend)
+        hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
+        require(domains is not None or not needs, "data.partitioner", kind, hint)
         more = (domains,) if needs else ()
         parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *more)
         return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, tuple(domain_names))
@@ -102,19 +102,27 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
 
     def val_dataloader(self) -> Any:
-        """Validation data: none here."""
+        """The validation data: none, unless a subclass has some."""
         return []
 
     def test_dataloader(self) -> Any:
-        """Test data: none here."""
+        """The test data: none, unless a subclass has some."""
         return []
 
 
 class Images(NamedTuple):
-    """A data set in memory or memory-mapped: uint8 images ``(N, H, W, C)`` and labels ``(N,)``, train and test.
+    """A data set of images, in memory or memory-mapped: a training set and a test set.
 
-    Domains of the samples ``(N,)`` are integers from 0, with their names, where there are any. Where training and test
-    images lie in one array, rows ``(n,)`` say which are which.
+    Args:
+        train_images: uint8 ``(N, H, W, C)``.
+        train_labels: integers ``(N,)``, from 0.
+        test_images: as ``train_images``.
+        test_labels: as ``train_labels``.
+        train_domains: domain of each training sample ``(N,)``, from 0; None if there are no domains.
+        test_domains: as ``train_domains``.
+        domain_names: names of the domains.
+        train_rows: indices ``(n,)`` of the training samples, if the arrays above hold test samples as well.
+        test_rows: as ``train_rows``.
     """
 
     train_images: np.ndarray
@@ -129,30 +137,34 @@ class Images(NamedTuple):
 
 
 class ImageDataModule(FederatedDataModule):
-    """Images kept as one uint8 array; each batch is gathered, augmented and normalised as a whole.
+    """A data set of images, held as one uint8 array; each batch is gathered, augmented and normalised as a whole.
+
+    Subclasses implement :meth:`load`.
 
     Args:
         num_clients: K, at least 1.
-        partitioner: deals the training samples out; None is :class:`IID`.
-        batch_size: examples of a training batch, at least 1.
-        eval_batch_size: examples of a test batch, at least 1.
+        partitioner: assigns the training samples to clients; None is :class:`IID`.
+        batch_size: examples in a training batch, at least 1.
+        eval_batch_size: examples in a validation or test batch, at least 1.
         train_size: draw this many training images, balanced over the classes; None takes all.
         test_size: draw this many test images, balanced over the classes; None takes all.
-        augment: applied to training batches, in order.
-        normalize: subtract the mean and divide by the deviation of each channel; else values lie in [0, 1].
-        drop_last: leave out a last batch that is not full.
-        val_fraction: share of each class of the training images that is kept for validation, in [0, 1); FedUV takes 0.1
-            to tune.
-        client_noise: deviation of the normal noise on the images of the last client, of values in [0, 1]; that of the
-            others rises to it from 0 for the first. NIID-Bench's feature skew, in training and in a client's own test.
+        augment: augmentations of the training batches, applied in order.
+        normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in
+            [0, 1].
+        drop_last: drop the last training batch if it is not full.
+        val_fraction: share of each class of the training images that is held out for validation, in [0, 1). FedUV
+            tunes on 0.1.
+        client_noise: feature skew of NIID-Bench. Each client's images, in training and in its own test set, have
+            normal noise added; its standard deviation, for values in [0, 1], rises linearly from 0 for the first
+            client to this number for the last.
         mean: mean of each channel (or one for all), of values in [0, 1]; None takes the value of the data set.
         std: standard deviation of each channel (or one for all), above 0; None takes the value of the data set.
 
     Attributes:
-        num_classes: C, after :meth:`setup` where it is not known before.
+        num_classes: C; for some data sets it is known after ``setup`` only.
     """
 
-    # of each channel, of values in [0, 1]; those of the data set where a class lays them down, or the given ones
+    # a subclass gives the values of its data set, the arguments of the same names replace them
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = 10
@@ -190,24 +202,24 @@ class ImageDataModule(FederatedDataModule):
 
     @abstractmethod
     def load(self) -> Images:
-        """The data set. Subclasses implement it."""
+        """Read the data set."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Load, draw the subsets and partition; a second call with the same base seed does nothing."""
+        """Load the images, draw the subsets and partition them; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
-        found = check_images(self.load())
-        check_scale(self.mean, self.std, found.train_images.shape[-1])
-        check_labels(found, self.num_classes)
-        train = balanced_subset(found.train_labels, self.train_size, "train_size", found.train_rows)
-        test = balanced_subset(found.test_labels, self.test_size, "test_size", found.test_rows)
-        train, val = held_out(train, found.train_labels, self.val_fraction)
-        self._train = (torch.from_numpy(found.train_images), torch.from_numpy(found.train_labels.astype(np.int64)))
-        self._test = (torch.from_numpy(found.test_images), torch.from_numpy(found.test_labels.astype(np.int64)))
+        data = check_images(self.load())
+        check_scale(self.mean, self.std, data.train_images.shape[-1])
+        check_labels(data, self.num_classes)
+        train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)
+        test = balanced_subset(data.test_labels, self.test_size, "test_size", data.test_rows)
+        train, val = held_out(train, data.train_labels, self.val_fraction)
+        self._train = (torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels.astype(np.int64)))
+        self._test = (torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels.astype(np.int64)))
         self._val_rows, self._test_rows = torch.from_numpy(val), torch.from_numpy(test)
-        self._test_domains = found.test_domains
-        domains = None if found.train_domains is None else found.train_domains[train]
-        plan = self.partition(found.train_labels[train], self.num_classes, True, domains, found.domain_names)
+        self._test_domains = data.test_domains
+        domains = None if data.train_domains is None else data.train_domains[train]
+        plan = self.partition(data.train_labels[train], self.num_classes, True, domains, data.domain_names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
 
@@ -217,22 +229,23 @@ class ImageDataModule(FederatedDataModule):
         return Batches(images, labels, self._rows[k], self.batch_size, noise=self._noise(k), **how, **self._scale())
 
     def val_dataloader(self) -> Any:
-        """The training images that are kept for validation; none without ``val_fraction``."""
+        """The training images that are held out for validation; none without ``val_fraction``."""
         if not len(self._val_rows):
             return []
         return Batches(*self._train, self._val_rows, self.eval_batch_size, **self._scale())
 
     def test_dataloader(self, k: int | None = None) -> Batches:
-        """The test images; those that are like the data of client ``k``, where one is given.
+        """The test images: all of them, or those for client ``k``.
 
-        These are the images of its domain where it has one, else as many as can be in the proportions of its labels.
+        A client's test images are those of its domain if it has one. Otherwise they are as many as possible in the
+        proportions of its labels.
         """
         rows = self._test_rows if k is None else self._test_rows[torch.from_numpy(self._like(k))]
         noise = 0.0 if k is None else self._noise(k)
         return Batches(*self._test, rows, self.eval_batch_size, noise=noise, **self._scale())
 
     def test_dataloaders_by_domain(self) -> dict[str, Batches]:
-        """The test images of each domain by its name; none without domains."""
+        """The test images of each domain, by its name; empty without domains."""
         if self._test_domains is None:
             return {}
         here = self._test_domains[self._test_rows.numpy()]
@@ -241,7 +254,7 @@ class ImageDataModule(FederatedDataModule):
         return {n: Batches(images, labels, r, self.eval_batch_size, **self._scale()) for n, r in rows.items()}
 
     def _like(self, k: int) -> np.ndarray:
-        """Places in the test rows of images like those of client ``k``, in ascending order."""
+        """Positions within the test rows of the images for client ``k``, in ascending order."""
         rows, name = self._test_rows.numpy(), self.plan.domain(k)
         if self._test_domains is not None and name in self.plan.domain_names:
             return np.flatnonzero(self._test_domains[rows] == self.plan.domain_names.index(name))
@@ -255,53 +268,57 @@ class ImageDataModule(FederatedDataModule):
         return {"mean": self.mean, "std": self.std} if self.normalize else {}
 
 
-def check_images(found: Images) -> Images:
-    """Refuse images and labels that do not belong together.
+def check_images(data: Images) -> Images:
+    """Check that images and labels have the right types and shapes and belong together, and return them.
 
     Raises:
-        UsageError: another dtype or shape, different lengths, no example, or a negative label.
+        UsageError: a wrong dtype or shape, different lengths, no example, or a negative label.
     """
-    splits = (("train", *found[:2], found.train_rows), ("test", *found[2:4], found.test_rows))
+    splits = (("train", *data[:2], data.train_rows), ("test", *data[2:4], data.test_rows))
     for split, images, labels, rows in splits:
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
         require(usable, f"data: {split}_images", f"{images.dtype} {images.shape}", "give uint8 (N, H, W, C)")
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
         require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
         numbers = f"{len(images)} images, {len(labels)} labels"
-        require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label an image")
+        require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label for each image")
         number = len(labels) if rows is None else len(rows)
-        require(number > 0, f"data: {split}_labels", number, "there is not one example")
+        require(number > 0, f"data: {split}_labels", number, "there is no example, give at least one")
         require(labels.min() >= 0, f"data: {split}_labels", int(labels.min()), "labels count from 0")
-    ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (found.train_images, found.test_images))
-    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C), give such")
-    return found
+    ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (data.train_images, data.test_images))
+    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C), give the same")
+    return data
 
 
 def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    """Refuse statistics that do not fit the images.
+    """Check that mean and standard deviation fit the images.
 
     Raises:
-        UsageError: neither one number nor one a channel, or a deviation that is not above 0.
+        UsageError: there is neither one number nor one for each channel, or a standard deviation is not above 0.
     """
     for key, values in (("data.mean", mean), ("data.std", std)):
-        mend = f"give {channels} numbers, one a channel" if channels > 1 else "give one number"
-        require(len(values) in (1, channels), key, list(values), mend)
+        hint = f"give {channels} numbers, one for each channel" if channels > 1 else "give one number"
+        require(len(values) in (1, channels), key, list(values), hint)
     require(all(value > 0 for value in std), "data.std", list(std), "give numbers above 0")
 
 
-def check_labels(found: Images, num_classes: int) -> None:
-    """Refuse labels of classes that the data set does not have.
+def check_labels(data: Images, num_classes: int) -> None:
+    """Check that every label is one of the classes.
 
     Raises:
         UsageError: a label is C or more.
     """
-    for split, labels in (("train", found.train_labels), ("test", found.test_labels)):
-        mend = f"labels count from 0 to {num_classes - 1}"
-        require(int(labels.max()) < num_classes, f"data: {split}_labels", int(labels.max()), mend)
+    for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
+        hint = f"labels count from 0 to {num_classes - 1}"
+        require(int(labels.max()) < num_classes, f"data: {split}_labels", int(labels.max()), hint)
 
 
 def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """``rows`` without a share of each class, and that share, both in ascending order; the draw is the seed's."""
+    """Hold out a share of each class, drawn by the base seed.
+
+    Returns:
+        The rows that are left and the rows held out, both in ascending order.
+    """
     rng, kept = numpy_rng(base_seed(), "validation"), np.ones(len(rows), bool)
     for label in np.unique(labels[rows]) if fraction else ():
         members = rng.permutation(np.flatnonzero(labels[rows] == label))
@@ -310,22 +327,22 @@ def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.
 
 
 def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Indices of as many samples as there are in the proportions of ``counts`` ``(C,)``, in ascending order."""
-    there = np.bincount(labels, minlength=len(counts))
-    most = min((n / count for n, count in zip(there, counts, strict=True) if count), default=0.0)
+    """Indices of as many samples as possible in the proportions of ``counts`` ``(C,)``, in ascending order."""
+    available = np.bincount(labels, minlength=len(counts))
+    most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
     wanted = np.floor(most * counts + 1e-9).astype(int)
     members = [rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(wanted)]
     return np.sort(np.concatenate(members))
 
 
 def balanced_subset(labels: np.ndarray, size: int | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
-    """Indices of ``size`` samples, as even over the classes as can be, in ascending order; all for None.
+    """Indices of ``size`` random samples, as evenly spread over the classes as possible, in ascending order.
 
     Args:
         labels: label of each sample ``(N,)``.
-        size: how many.
-        key: ``train_size`` or ``test_size``, which have draws of their own.
-        rows: the samples to choose from, in ascending order; None for all.
+        size: how many to draw; None takes all.
+        key: ``train_size`` or ``test_size``: each has a random stream of its own.
+        rows: the samples to draw from, in ascending order; None for all.
 
     Raises:
         UsageError: ``size`` is below 1 or above the number of samples.
@@ -333,9 +350,9 @@ def balanced_subset(labels: np.ndarray, size: int | None, key: str, rows: np.nda
     rows = np.arange(len(labels)) if rows is None else rows
     if size is None:
         return rows
-    require(1 <= size <= len(rows), f"data.{key}", size, f"there are {len(rows)} samples, give 1 to that many")
+    require(1 <= size <= len(rows), f"data.{key}", size, f"there are {len(rows)} samples, give 1 to that number")
     rng, labels = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1), labels[rows]
-    # the i-th member of every class comes before any (i+1)-th: a prefix is balanced
+    # the i-th members of all classes come before any (i+1)-th, so that every prefix is balanced
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     starts = np.searchsorted(labels[by_class], labels[by_class], side="left")

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import ijson
 import numpy as np
 
-from fl_lightning.data.cache import fingerprint, kept
+from fl_lightning.data.cache import cached, fingerprint
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.data.source import FileDataModule, cycled, patterns
@@ -24,15 +24,15 @@ DEEPEST = 1000
 class FEMNIST(FileDataModule):
     """FEMNIST: handwritten digits and letters of 28 x 28 grey pixels, 62 classes, by about 3,500 writers.
 
-    ``root`` holds ``train/*.json`` and ``test/*.json`` as LEAF's ``preprocess.sh`` writes them. A writer is a domain,
-    and without another partitioner a client: give ``num_clients`` the number of writers, or fewer. The files are read
-    once, a writer at a time; the images are then kept as uint8 in a cache beside them.
+    ``root`` holds ``train/*.json`` and ``test/*.json`` as LEAF's ``preprocess.sh`` writes them. Each writer is a
+    domain and, by default, a client: set ``num_clients`` to the number of writers, or fewer. The files are read once,
+    one writer at a time; the images are then kept as uint8 in a cache beside them.
 
     Args:
         root: folder of the files.
-        offline: use a small generated set of 20 writers instead, in the format of the files.
+        offline: use a small generated data set of 20 writers instead.
         num_clients: K, at least 1.
-        partitioner: deals the training samples out; None is ``Natural``.
+        partitioner: assigns the training samples to clients; None is ``Natural``.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -52,24 +52,24 @@ class FEMNIST(FileDataModule):
     def read(self, root: Path) -> Images:
         splits = [files_of(root / split) for split in ("train", "test")]
         name = fingerprint(root, [file for files in splits for file in files], "FEMNIST")
-        images, found = kept(root, name, partial(convert, splits))
-        labels, writers = found["labels"], found["writers"]
-        rows = np.split(np.arange(len(labels)), [int(found["train"])])
-        return Images(images, labels, images, labels, writers, writers, tuple(found["names"].tolist()), *rows)
+        images, others = cached(root, name, partial(convert, splits))
+        labels, writers = others["labels"], others["writers"]
+        rows = np.split(np.arange(len(labels)), [int(others["train"])])
+        return Images(images, labels, images, labels, writers, writers, tuple(others["names"].tolist()), *rows)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         for split, each in (("train", 12), ("test", 4)):
             (root / split).mkdir()
             for part in range(2):
                 users = {f"f{10 * part + i:04}_00": self._user(each, 10 * part + i) for i in range(10)}
                 sizes = [each] * len(users)
-                found = {"users": list(users), "num_samples": sizes, "user_data": users}
-                (root / split / f"all_data_{part}.json").write_text(json.dumps(found))
+                content = {"users": list(users), "num_samples": sizes, "user_data": users}
+                (root / split / f"all_data_{part}.json").write_text(json.dumps(content))
 
     def _user(self, number: int, writer: int) -> dict[str, Any]:
         labels = (cycled(62, number) + 3 * writer) % 62
         images = patterns(np.append(labels, 61), 28, 1, writer)[:-1]
-        # the paper is 1 and the ink less
+        # in LEAF's files white paper is 1 and ink is darker
         return {"x": (1 - images.reshape(number, -1) / 1275).round(3).tolist(), "y": labels.tolist()}
 
 
@@ -77,22 +77,27 @@ def files_of(folder: Path) -> list[Path]:
     """The files of a split, in alphabetical order.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are none.
     """
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    mend = "it is to hold all_data_*.json, as LEAF's preprocess.sh writes them"
-    require(len(files) > 0, "data.root", str(folder), mend)
+    hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
+    require(len(files) > 0, "data.root", str(folder), hint)
     return files
 
 
 def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndarray]:
-    """Write the images ``(N, 28, 28, 1)`` of all files into ``target``, those of the first split first.
+    """Write the images of all files into the file ``target``, as uint8 ``(N, 28, 28, 1)``.
 
-    Gives their ``shape``, ``labels`` and ``writers`` ``(N,)``, the ``names`` of the writers, and the number of images
-    in the first split, ``train``.
+    Args:
+        splits: the files of the training set and those of the test set.
+        target: the file to write.
+
+    Returns:
+        ``shape`` of the images, ``labels`` and ``writers`` ``(N,)``, ``names`` of the writers, and ``train``, the
+        number of training images, which come first.
 
     Raises:
-        UsageError: a file that is not LEAF's, or a split without images.
+        UsageError: a file is not one of LEAF's, or a split has no images.
     """
     names: dict[str, int] = {}
     labels, writers, ends = [], [], [0]
@@ -103,9 +108,14 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
                 labels.append(classes)
                 writers.append(np.full(len(classes), names.setdefault(name, len(names))))
             ends.append(images.tell() // 784)
-            require(ends[-1] > ends[-2], "data.root", str(files[0].parent), "its files hold not one image")
-    found = {"labels": np.concatenate(labels), "writers": np.concatenate(writers), "names": np.array(list(names))}
-    return {**found, "train": np.array(ends[1]), "shape": np.array((ends[-1], 28, 28, 1))}
+            require(ends[-1] > ends[-2], "data.root", str(files[0].parent), "its files hold no images")
+    return {
+        "labels": np.concatenate(labels),
+        "writers": np.concatenate(writers),
+        "names": np.array(list(names)),
+        "train": np.array(ends[1]),
+        "shape": np.array((ends[-1], 28, 28, 1)),
+    }
 
 
 def read_file(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
@@ -162,11 +172,11 @@ def as_arrays(user: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """One writer's images ``(n, 784)`` uint8 and labels ``(n,)``.
 
     Raises:
-        ValueError: not 784 values in [0, 1] an image, or a label that is no integer.
+        ValueError: an image does not have 784 values in [0, 1], or a label is not an integer.
     """
     labels, pixels = np.array(user["y"], np.int64), np.array(user["x"], np.float32)
     if any(type(label) is not int for label in user["y"]):
-        raise ValueError("labels are to be integers")
+        raise ValueError("labels must be integers")
     if not ((pixels >= 0) & (pixels <= 1)).all():
-        raise ValueError("pixels are to lie in [0, 1]")
+        raise ValueError("pixels must lie in [0, 1]")
     return (pixels.reshape(len(labels), 784) * 255).round().astype(np.uint8), labels

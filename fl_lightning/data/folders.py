@@ -1,4 +1,4 @@
-"""Data sets of image files in folders, decoded once into a cache."""
+"""Data sets of image files in folders. The images are decoded once, into a cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 @dataclass
 class Listing:
-    """Image files with what is known of each.
+    """Image files, and what is known about each.
 
-    Attributes:
+    Args:
         paths: the files.
-        labels: class of each, from 0.
-        domains: domain of each, from 0.
-        test: whether it is a test image; empty where that is not laid down.
+        labels: class of each file, from 0.
+        domains: domain of each file, from 0.
+        test: whether each file is a test image; empty if the data set does not say so.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Listing:
     test: list[bool] = field(default_factory=list)
 
     def add(self, paths: Iterable[Path], label: int, domain: int = 0, test: bool | None = None) -> None:
-        """Files of one class, domain and split."""
+        """Add files of one class, domain and split."""
         new = list(paths)
         self.paths += new
         self.labels += [label] * len(new)
@@ -48,13 +48,16 @@ class Listing:
 
 
 class FolderDataModule(FileDataModule):
-    """Images in files, each read, resized and kept as uint8 once, in a cache beside them.
+    """Images in files, each of which is decoded and resized once, and then kept as uint8 in a cache beside them.
+
+    Subclasses implement :meth:`list_files`.
 
     Args:
         root: folder of the files.
-        image_size: height and width the images are resized to.
-        split_seed: seed of the draw of the test images, where they are drawn; it is not that of the run.
-        offline: use a small generated set instead, of the same shapes, in the format of the files.
+        image_size: height and width to which the images are resized.
+        split_seed: seed for drawing the test images, if the data set does not say which they are. It is independent of
+            the seed of the run.
+        offline: use a small generated data set of the same shapes instead.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -71,16 +74,16 @@ class FolderDataModule(FileDataModule):
 
     @abstractmethod
     def list_files(self, root: Path) -> Listing:
-        """The files of the data set, in a fixed order."""
+        """List the files of the data set, in a fixed order."""
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        """How many of ``counts`` ``(C,)`` images of each class of one domain are test images."""
+        """How many images of each class are drawn for test, of ``counts`` ``(C,)`` images in one domain."""
         return np.zeros_like(counts)
 
     def read(self, root: Path) -> Images:
-        require(root.is_dir(), "data.root", str(root), f"there is no such folder; it is to hold {self.layout}")
+        require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
         listed = self.list_files(root)
-        require(len(listed.paths) > 0, "data.root", str(root), f"not one image found; it is to hold {self.layout}")
+        require(len(listed.paths) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
         labels, domains = np.array(listed.labels, np.int64), np.array(listed.domains, np.int64)
         self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
         images = decoded(root, listed.paths, self.image_size)
@@ -90,7 +93,7 @@ class FolderDataModule(FileDataModule):
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
 
     def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
-        """Whether an image is a test image ``(N,)``."""
+        """Draw the test images; returns whether each image is one ``(N,)``."""
         rng, test = numpy_rng(self.split_seed, "test split"), np.zeros(len(labels), bool)
         for domain in np.unique(domains):
             counts = np.bincount(labels[domains == domain], minlength=self.num_classes)
@@ -99,27 +102,27 @@ class FolderDataModule(FileDataModule):
         return test
 
     def folder(self, root: Path, *names: str) -> Path:
-        """The folder ``root/name``, under the first of its names that is there.
+        """The first of the folders ``root/name`` that exists.
 
         Raises:
-            UsageError: none is.
+            UsageError: none exists.
         """
-        found = next((root / name for name in names if (root / name).is_dir()), None)
-        there = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")[:8])
-        mend = f"it holds {there or 'no folder'}, and is to hold {self.layout}"
-        require(found is not None, "data.root", str(root), mend)
-        return found  # type: ignore[return-value]
+        folder = next((root / name for name in names if (root / name).is_dir()), None)
+        folders = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")[:8])
+        hint = f"it holds {folders or 'no folder'}, but must hold {self.layout}"
+        require(folder is not None, "data.root", str(root), hint)
+        return folder  # type: ignore[return-value]
 
 
 class ImageFolderImages(FolderDataModule):
     """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or ``CLASS/*`` alone.
 
-    Classes are the names of the folders, in alphabetical order.
+    The classes are the names of the folders, in alphabetical order.
 
     Args:
         root: folder of the files.
-        image_size: height and width the images are resized to.
-        test_fraction: share of each class that is test images where there is no folder of them, in (0, 1).
+        image_size: height and width to which the images are resized.
+        test_fraction: share of each class that is drawn for test if there is no test folder, in (0, 1).
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -134,7 +137,7 @@ class ImageFolderImages(FolderDataModule):
         listing = Listing()
         train = root / "train"
         classes = subfolders(train if train.is_dir() else root)
-        require(len(classes) >= 2, "data.root", str(root), f"it is to hold {self.layout}")
+        require(len(classes) >= 2, "data.root", str(root), f"it must hold {self.layout}")
         splits = [(train, False), (self.folder(root, "test", "val"), True)] if train.is_dir() else [(root, None)]
         for folder, test in splits:
             unknown = [name for name in subfolders(folder) if name not in classes]
@@ -146,18 +149,19 @@ class ImageFolderImages(FolderDataModule):
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         return stratified(counts, self.test_fraction)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         for split, number in (("train", 120), ("test", 60)):
             write_images(root / split, [f"class_{c:02}" for c in range(12)], cycled(12, number), self.image_size)
 
 
 class TinyImageNet(FolderDataModule):
-    """Tiny ImageNet: 100,000 training images, and for test the 10,000 for validation, of 64 x 64 pixels, 200 classes.
+    """Tiny ImageNet: 100,000 training images of 64 x 64 pixels, 200 classes; tested on the 10,000 validation images.
 
-    The validation images may lie as published, with ``val_annotations.txt``, or sorted into folders of their classes.
+    The validation images may be stored as published, with ``val_annotations.txt``, or in one folder for each class.
 
     Args:
-        root: folder that holds ``tiny-imagenet-200``, or that folder.
+        root: folder that holds ``tiny-imagenet-200``, or that folder itself.
+        image_size: height and width to which the images are resized.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -184,7 +188,7 @@ class TinyImageNet(FolderDataModule):
                 listing.add(images_in(self.folder(val, name)), label, 0, True)
         return listing
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         names = [f"n{c:08}" for c in range(200)]
         write_images(root / "train", names, cycled(200, 200), self.image_size, "images")
         labels = cycled(200, 100)
@@ -194,16 +198,21 @@ class TinyImageNet(FolderDataModule):
 
 
 class _DomainFolders(FolderDataModule):
-    """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is for test."""
+    """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is drawn for test.
+
+    Attributes:
+        folders: for each domain, the names that its folder may have.
+        classes: names of the classes; empty takes those of the first domain's folders.
+    """
 
     folders: tuple[tuple[str, ...], ...]
     classes: tuple[str, ...] = ()
     test_per_class: int
 
-    def __init__(self, root: str, image_size: int, test_per_class: int, twins: int, **kwargs: Any) -> None:
+    def __init__(self, root: str, image_size: int, test_per_class: int, offline_test: int, **kwargs: Any) -> None:
         super().__init__(root, image_size, **kwargs)
         require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
-        self.test_per_class = min(test_per_class, twins) if self.offline else test_per_class
+        self.test_per_class = min(test_per_class, offline_test) if self.offline else test_per_class
 
     def list_files(self, root: Path) -> Listing:
         listing = Listing()
@@ -216,11 +225,11 @@ class _DomainFolders(FolderDataModule):
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         short = counts.min()
-        mend = f"a class of a domain has {short} images only, give fewer"
-        require(self.test_per_class < short, "data.test_per_class", self.test_per_class, mend)
+        hint = f"a class of a domain has only {short} images, give fewer"
+        require(self.test_per_class < short, "data.test_per_class", self.test_per_class, hint)
         return np.full_like(counts, self.test_per_class)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         classes = list(self.classes) or [f"class_{c:02}" for c in range(self.num_classes)]
         each = self.test_per_class + 3
         for names in self.folders:
@@ -228,11 +237,11 @@ class _DomainFolders(FolderDataModule):
 
 
 class PACS(_DomainFolders):
-    """PACS: 9,991 images of 7 classes in 4 domains, 40 of each class and domain for test (FedUV, CVPR 2024).
+    """PACS: 9,991 images of 7 classes in 4 domains; 40 of each class and domain are for test, as in FedUV (CVPR 2024).
 
     Args:
         root: folder of ``art_painting``, ``cartoon``, ``photo`` and ``sketch``.
-        image_size: height and width the images are resized to; FedUV takes 96.
+        image_size: height and width to which the images are resized; FedUV takes 96.
         test_per_class: test images of each class and domain.
         **kwargs: see :class:`FolderDataModule`.
     """
@@ -248,11 +257,11 @@ class PACS(_DomainFolders):
 
 
 class OfficeHome(_DomainFolders):
-    """Office-Home: 15,588 images of 65 classes in 4 domains, 7 of each class and domain for test (FedUV, CVPR 2024).
+    """Office-Home: 15,588 images of 65 classes in 4 domains; 7 of each class and domain are for test, as in FedUV.
 
     Args:
         root: folder of ``Art``, ``Clipart``, ``Product`` and ``Real World`` (or ``Real``).
-        image_size: height and width the images are resized to; FedUV takes 96.
+        image_size: height and width to which the images are resized; FedUV takes 96.
         test_per_class: test images of each class and domain.
         **kwargs: see :class:`FolderDataModule`.
     """
@@ -267,16 +276,16 @@ class OfficeHome(_DomainFolders):
 
 
 class HAM10000(FolderDataModule):
-    """HAM10000: 10,015 images of skin lesions of 7 classes from 4 sources, a fifth of each source for test.
+    """HAM10000: 10,015 images of skin lesions, 7 classes, from 4 sources; a fifth of each source is for test.
 
-    Domains are the metadata's column ``dataset``, classes its column ``dx``; test images are drawn class by class
-    within a domain (FedUV, CVPR 2024, says about 20 %).
+    The column ``dataset`` of the metadata is the domain, the column ``dx`` the class. The test images are drawn class
+    by class within each domain; FedUV (CVPR 2024) says that it takes about 20 %.
 
     Args:
-        root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``), with the images in it or in folders.
-        image_size: height and width the images are resized to; FedUV takes 96.
-        test_fraction: share of each domain for test, in (0, 1).
-        missing: what to do with a row of the metadata without image: ``raise``, or ``skip`` it.
+        root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
+        image_size: height and width to which the images are resized; FedUV takes 96.
+        test_fraction: share of each domain that is drawn for test, in (0, 1).
+        missing: what to do if a row of the metadata has no image: ``raise`` an error, or ``skip`` the row.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -300,28 +309,27 @@ class HAM10000(FolderDataModule):
 
     def list_files(self, root: Path) -> Listing:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
-        require(table is not None, "data.root", str(root), f"it is to hold {self.layout}")
+        require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
         listing = Listing()
         for row in rows_of(table, ("image_id", "dx", "dataset")):  # type: ignore[arg-type]
             path = images.get(row["image_id"])
-            found = path is not None or self.missing == "skip"
-            mend = f"image {row['image_id']} has no file; fetch it, or set data.missing: skip"
-            require(found, "data.root", str(table), mend)
+            hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
+            require(path is not None or self.missing == "skip", "data.root", str(table), hint)
             if path is not None:
                 domain = self._place("dataset", row, self.domain_names)
                 listing.add([path], self._place("dx", row, self.classes), domain)
         return listing
 
     def _place(self, column: str, row: dict[str, str], known: tuple[str, ...]) -> int:
-        mend = f"image {row['image_id']} has none of {', '.join(known)} there"
-        require(row[column] in known, f"data: column {column}", row[column], mend)
+        hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
+        require(row[column] in known, f"data: column {column}", row[column], hint)
         return known.index(row[column])
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         return stratified(counts, self.test_fraction)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         number = 7 * 4 * 6
         labels, domains = cycled(7, number), np.arange(number) // 7 % 4
         write_images(root, ["HAM10000_images_part_1"], np.zeros(number, np.int64), self.image_size, shown=labels)
@@ -334,7 +342,7 @@ class HAM10000(FolderDataModule):
 
 
 def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """Whole numbers of each class, a fraction of ``counts``, that add up to that fraction of all, rounded down."""
+    """A fraction of ``counts`` ``(C,)`` in whole numbers, which add up to that fraction of all, rounded down."""
     exact = counts * fraction
     numbers = np.floor(exact).astype(int)
     missing = int(counts.sum() * fraction + 1e-9) - numbers.sum()
@@ -343,64 +351,74 @@ def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def text_of(path: Path) -> str:
-    """A file of text, UTF-8 with or without a mark of the byte order.
+    """The text of a UTF-8 file, with or without a BOM.
 
     Raises:
-        UsageError: it cannot be read, or is of another encoding.
+        UsageError: the file cannot be read, or has another encoding.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; give a readable file of UTF-8") from error
+        raise UsageError(f"data.root={str(path)!r}: {error}; give a readable UTF-8 file") from error
 
 
 def rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a table, by the names of its columns.
+    """The rows of a CSV file, each by the names of its columns.
 
     Raises:
-        UsageError: it is no table, or a column is missing.
+        UsageError: the file is not a CSV file, or a column is missing.
     """
     try:
         table = csv.DictReader(io.StringIO(text_of(path)))
-        found, rows = table.fieldnames or (), list(table)
+        present, rows = table.fieldnames or (), list(table)
     except csv.Error as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; fetch it again") from error
-    missing = [column for column in columns if column not in found]
-    mend = f"it has no column {', '.join(missing)}, but {', '.join(found) or 'none'}; fetch it again"
-    require(not missing, "data.root", str(path), mend)
+        raise UsageError(f"data.root={str(path)!r}: {error}; download it again") from error
+    missing = [column for column in columns if column not in present]
+    hint = f"it has no column {', '.join(missing)}, but {', '.join(present) or 'none'}; download it again"
+    require(not missing, "data.root", str(path), hint)
     return rows
 
 
 def subfolders(root: Path) -> list[str]:
-    """Names of the folders in ``root``, in alphabetical order, hidden ones left out."""
+    """Names of the folders in ``root``, in alphabetical order, without hidden ones."""
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def images_in(root: Path) -> list[Path]:
-    """Image files in a folder and its folders, in alphabetical order.
+    """Image files in a folder and its subfolders, in alphabetical order.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are none.
     """
-    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-    require(len(found) > 0, "data.root", str(root), "it holds no image; fetch the data set again")
-    return found
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    require(len(paths) > 0, "data.root", str(root), "it holds no images; download the data set again")
+    return paths
 
 
 def existing(path: Path, named_in: Path) -> Path:
-    """A file that another names.
+    """Check that a file exists that another file names, and return its path.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: it does not exist.
     """
-    require(path.is_file(), "data.root", str(path), f"{named_in.name} names it, and it is not there")
+    hint = f"{named_in.name} names it, but it does not exist; download the data set again"
+    require(path.is_file(), "data.root", str(path), hint)
     return path
 
 
 def write_images(
     root: Path, folders: list[str], labels: np.ndarray, size: int, inner: str = "", shown: np.ndarray | None = None
 ) -> None:
-    """JPEG files of patterns, each in the folder of its label; ``shown`` says which pattern, else the label."""
+    """Write generated JPEG files for an offline data set.
+
+    Args:
+        root: where to write.
+        folders: name of the folder of each label.
+        labels: label of each image ``(N,)``, which chooses its folder.
+        size: height and width.
+        inner: a folder within that of the label.
+        shown: label whose pattern each image shows ``(N,)``; None takes ``labels``.
+    """
     images = patterns(labels if shown is None else shown, size, 3, len(labels))
     for index, (label, image) in enumerate(zip(labels, images, strict=True)):
         folder = root / folders[label] / inner

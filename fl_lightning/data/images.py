@@ -1,4 +1,4 @@
-"""The image data sets of the house."""
+"""Data sets of images that need no download: embedded digits, and NumPy files of one's own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fl_lightning.seeding import numpy_rng
 
 
 class Digits(ImageDataModule):
-    """scikit-learn's 1,797 handwritten digits, which come with the package: 10 classes, 8 x 8 pixels.
+    """The 1,797 handwritten digits that come with scikit-learn: 10 classes, 8 x 8 grey pixels.
 
     One fifth of each class is the test set, the same for every seed.
 
     Args:
-        image_size: resize the images to this height and width; None leaves 8.
-        channels: 1, or 3 to repeat the grey channel.
+        image_size: resize the images to this height and width; None leaves them at 8.
+        channels: 1, or 3 to repeat the grey channel three times.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -37,14 +37,14 @@ class Digits(ImageDataModule):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
-        found = load_digits()
+        digits = load_digits()
         split = train_test_split(
-            self._prepare(found.images), found.target, test_size=0.2, stratify=found.target, random_state=0
+            self._prepare(digits.images), digits.target, test_size=0.2, stratify=digits.target, random_state=0
         )
         return Images(split[0], split[2], split[1], split[3])
 
     def _prepare(self, images: np.ndarray) -> np.ndarray:
-        """Values 0 to 16 as 0 to 255, in the size and channels asked for."""
+        """Rescale values of 0 to 16 to 0 to 255, resize, and repeat the channel."""
         x = torch.from_numpy(images)[:, None] * (255 / 16)
         if self.image_size is not None:
             x = torch.nn.functional.interpolate(x, size=self.image_size, mode="bilinear", align_corners=False)
@@ -54,13 +54,14 @@ class Digits(ImageDataModule):
 class NpyImages(FileDataModule):
     """A folder with ``train_images.npy``, ``train_labels.npy``, ``test_images.npy`` and ``test_labels.npy``.
 
-    Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``, labels integers ``(N,)`` from 0. They are memory-mapped.
+    Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``; labels are integers ``(N,)`` from 0. The files are
+    memory-mapped.
 
     Args:
         root: the folder.
         mean: mean of each channel (or one for all), of values in [0, 1]; None measures it on 10,000 training images.
         std: standard deviation of each channel (or one for all), above 0; None measures it on the same images.
-        offline: use a small generated set instead, 32 x 32 pixels of 10 classes, in the format of the files.
+        offline: use a small generated data set instead: 32 x 32 pixels, 10 classes.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -78,17 +79,18 @@ class NpyImages(FileDataModule):
     def read(self, root: Path) -> Images:
         names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
         missing = [name for name in names if not (root / name).is_file()]
-        mend = f"{', '.join(missing)} not found there; give a folder with {', '.join(names)}"
-        require(not missing, "data.root", str(root), mend)
+        hint = f"{', '.join(missing)} not found there; give a folder that holds {', '.join(names)}"
+        require(not missing, "data.root", str(root), hint)
         images, labels, test_images, test_labels = (open_array(root / name) for name in names)
-        found = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
+        data = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
         largest, number = int(max(labels.max(), test_labels.max())), len(labels) + len(test_labels)
-        require(largest < number, "data: labels", largest, f"they count the classes, and there are {number} examples")
+        hint = f"labels count the classes from 0, and there are only {number} examples; give smaller labels"
+        require(largest < number, "data: labels", largest, hint)
         self.num_classes = largest + 1
-        self.mean, self.std = self._statistics(found.train_images)
-        return found
+        self.mean, self.std = self._statistics(data.train_images)
+        return data
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         for split, number in (("train", 200), ("test", 100)):
             labels = cycled(10, number)
             np.save(root / f"{split}_images.npy", patterns(labels, 32, 3, number))
@@ -105,15 +107,17 @@ class NpyImages(FileDataModule):
 
 
 def open_array(path: Path) -> np.ndarray:
-    """A memory-mapped array, copied on write; an array of objects is refused, never unpickled.
+    """The array in a .npy file, memory-mapped and copied on write. Arrays of objects are refused and never unpickled.
 
     Raises:
-        UsageError: no readable .npy file of numbers.
+        UsageError: the file is not a readable .npy file of numbers.
     """
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except (ValueError, OSError, EOFError) as error:
-        raise UsageError(f"data.root={str(path.parent)!r}: {path.name} is no .npy file of numbers: {error}") from error
+        raise UsageError(
+            f"data.root={str(path.parent)!r}: {path.name} is not a .npy file of numbers: {error}"
+        ) from error
 
 
 def _with_channels(images: np.ndarray) -> np.ndarray:
@@ -121,6 +125,6 @@ def _with_channels(images: np.ndarray) -> np.ndarray:
 
 
 def channel_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each channel of uint8 images ``(N, H, W, C)``, of values in [0, 1]."""
+    """Mean and standard deviation of each channel of uint8 images ``(N, H, W, C)``, for values in [0, 1]."""
     flat = images.reshape(-1, images.shape[-1])
     return (flat.mean(0) / 255).tolist(), (flat.std(0) / 255).clip(1e-3).tolist()

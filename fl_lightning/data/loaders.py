@@ -162,7 +162,6 @@ class Batches:
         self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
         self.channels_last = False
         self.generator = torch.Generator()
-        self.current = rows[:0]
         self.deterministic = not self.augment and not noise
 
     def __len__(self) -> int:
@@ -171,9 +170,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass without the rows: ``for x, y in loader``."""
-        for rows, batch in self.batches(self.channels_last):
-            self.current = rows.index
-            yield batch
+        return (batch for _, batch in self.batches(self.channels_last))
 
     def seed(self, seed: int) -> None:
         """Seed :attr:`generator`."""

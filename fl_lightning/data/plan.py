@@ -1,4 +1,4 @@
-"""The plan of a run: who holds what, saved with the run and identified by a hash."""
+"""The plan of a run: which client holds which samples. It is saved with the run and identified by a hash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fl_lightning.errors import UsageError, require
 
 @dataclass
 class Plan:
-    """Sample indices of each client.
+    """The partition of N training samples over K clients.
 
     Args:
-        parts: K arrays that hold each of N samples exactly once.
-        labels: label of each sample ``(N,)``, None where there are none.
+        parts: sample indices of each client: K arrays that together hold every sample exactly once.
+        labels: label of each sample ``(N,)``; None if there are none.
         num_classes: C.
-        moved: samples that the partitioner's repair moved.
-        domains: domain of each sample ``(N,)``, from 0; None where that is not known.
+        moved: number of samples that the partitioner moved to reach its ``min_size``.
+        domains: domain of each sample ``(N,)``, from 0; None if unknown.
         domain_names: names of the domains.
 
     Raises:
-        UsageError: a sample is lost or given twice.
+        UsageError: a sample belongs to no client, or to several.
     """
 
     parts: list[np.ndarray]
@@ -42,33 +42,37 @@ class Plan:
         held = np.sort(np.concatenate(self.parts))
         number = len(held) if self.labels is None else len(self.labels)
         whole = np.array_equal(held, np.arange(number))
-        require(whole, "data.partitioner", len(held), f"it must give each of the {number} samples to one client")
+        require(
+            whole, "data.partitioner", len(held), f"it must assign each of the {number} samples to exactly one client"
+        )
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:
-        """Samples of each class at each client, ``(K, C)``."""
+        """Number of samples of each class at each client ``(K, C)``; None if there are no labels."""
         if self.labels is None:
             return None
         return np.stack([np.bincount(self.labels[part], minlength=self.num_classes) for part in self.parts])
 
     def domain(self, k: int) -> str | None:
-        """Name of the domain of all samples of client ``k``; None where there are several, or none is known."""
-        found = np.unique(self.domains[self.parts[k]]).tolist() if self.domains is not None else []
-        return (self.domain_names or tuple(map(str, range(found[0] + 1))))[found[0]] if len(found) == 1 else None
+        """Name of the domain of all samples of client ``k``; None if there are several, or none is known."""
+        domains = np.unique(self.domains[self.parts[k]]).tolist() if self.domains is not None else []
+        if len(domains) != 1:
+            return None
+        return self.domain_names[domains[0]] if self.domain_names else str(domains[0])
 
     @property
     def sizes(self) -> np.ndarray:
-        """Samples of each client ``(K,)``."""
+        """Number of samples of each client ``(K,)``."""
         return np.array([len(part) for part in self.parts])
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over sizes and indices: equal for equal plans on every machine."""
+        """SHA-256 of sizes and indices: equal for equal plans, on every machine."""
         flat = np.concatenate([self.sizes, *self.parts]).astype("<i8")
         return hashlib.sha256(flat.tobytes()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write an npz of ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C) and ``hash``."""
+        """Write an npz file of ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C) and ``hash``, atomically."""
         counts = self.label_counts if self.label_counts is not None else np.zeros((len(self.parts), 0), np.int64)
         partial = Path(path).with_suffix(".partial.npz")
         np.savez(partial, indices=np.concatenate(self.parts), sizes=self.sizes, label_counts=counts, hash=self.hash)
@@ -76,23 +80,23 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read what :meth:`save` wrote; the labels are not in it.
+        """Read a plan that :meth:`save` wrote; it has no labels.
 
         Raises:
-            UsageError: no such file, not a plan, or one that was changed.
+            UsageError: there is no such file, it is not a plan, or it was changed since.
         """
         require(Path(path).is_file(), "plan", str(path), "there is no such file; give RUN/plan.npz")
         try:
-            with np.load(path, allow_pickle=False) as found:
-                plan = cls(np.split(found["indices"], np.cumsum(found["sizes"])[:-1]))
-                whole = plan.hash == str(found["hash"])
+            with np.load(path, allow_pickle=False) as saved:
+                plan = cls(np.split(saved["indices"], np.cumsum(saved["sizes"])[:-1]))
+                intact = plan.hash == str(saved["hash"])
         except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, EOFError) as error:
-            raise UsageError(f"plan={str(path)!r}: not a plan that a run has saved: {error}") from error
-        require(whole, "plan", str(path), "its hash does not fit its indices: the file was changed; give another")
+            raise UsageError(f"plan={str(path)!r}: not the plan of a run: {error}; give RUN/plan.npz") from error
+        require(intact, "plan", str(path), "its hash does not match its indices: the file was changed; give another")
         return plan
 
     def skew(self) -> float:
-        """Mean over clients of the Jensen-Shannon distance to the global label distribution: 0 for IID, at most 1."""
+        """Mean over clients of the Jensen-Shannon distance to the global label distribution: 0 if equal, at most 1."""
         if self.label_counts is None:
             return 0.0
         counts, overall = self.label_counts[self.sizes > 0], self.label_counts.sum(0)
@@ -102,7 +106,7 @@ class Plan:
         return float(distances.mean())
 
     def report(self) -> str:
-        """What was realised: sizes, classes per client, skew, samples moved; one line."""
+        """One line on the partition: sizes, classes per client, skew, samples moved."""
         sizes = self.sizes
         text = f"{len(sizes)} clients of {sizes.min()} to {sizes.max()} samples (median {int(np.median(sizes))})"
         if self.label_counts is not None:

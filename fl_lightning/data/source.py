@@ -1,4 +1,4 @@
-"""What data sets in files share: where they lie, and their offline twins."""
+"""The base class of data sets in files, which also generates offline data sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_lightning.errors import UsageError
 
 
 class FileDataModule(ImageDataModule):
-    """A data set in files under ``root``.
+    """A data set in files under ``root``. Subclasses implement :meth:`read` and :meth:`write_offline`.
 
     Args:
         root: folder of the files.
-        offline: use a small generated set instead, of the same shapes, written in the format of the files and read as
-            they are: for tests and a first look, without the data.
+        offline: use a small generated data set instead, for tests and a first look. It has the shapes of the real one,
+            and is written in the real format and read as real files are.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -28,37 +28,37 @@ class FileDataModule(ImageDataModule):
         self.root, self.offline = root, offline
 
     def load(self) -> Images:
-        """The data set.
+        """Read the data set, or generate the offline data set and read that.
 
         Raises:
-            UsageError: something under ``root`` cannot be read.
+            UsageError: a file under ``root`` cannot be read.
         """
         if self.offline:
-            return self._twin()
+            return self._offline_images()
         try:
             return self.read(Path(self.root))
         except OSError as error:
             raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
 
-    def _twin(self) -> Images:
+    def _offline_images(self) -> Images:
         with tempfile.TemporaryDirectory() as folder:
-            self.write_twin(Path(folder))
-            found = self.read(Path(folder))
-            # out of the folder, which is about to go
-            arrays = [np.array(array) for array in found[:4]]
-            return Images(arrays[0], arrays[1], arrays[2], arrays[3], *found[4:])
+            self.write_offline(Path(folder))
+            data = self.read(Path(folder))
+            # copies in memory: the folder is deleted on return
+            arrays = [np.array(array) for array in data[:4]]
+            return Images(arrays[0], arrays[1], arrays[2], arrays[3], *data[4:])
 
     @abstractmethod
     def read(self, root: Path) -> Images:
-        """The data set from its files under ``root``."""
+        """Read the data set from its files under ``root``."""
 
     @abstractmethod
-    def write_twin(self, root: Path) -> None:
-        """A small generated set in the format of the files."""
+    def write_offline(self, root: Path) -> None:
+        """Write a small generated data set into ``root``, in the format of the real files."""
 
 
 def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndarray:
-    """Images ``(N, size, size, channels)`` uint8 that can be told apart: a coarse pattern a class, and noise."""
+    """Generated uint8 images ``(N, size, size, channels)``: a coarse pattern for each class, and noise."""
     rng = np.random.default_rng(seed)
     coarse = np.random.default_rng(0).integers(0, 200, (int(labels.max()) + 1, 4, 4, channels))
     places = np.arange(size) * 4 // size
@@ -67,5 +67,5 @@ def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndar
 
 
 def cycled(classes: int, number: int) -> np.ndarray:
-    """Labels ``(number,)``, every class in turn."""
+    """Labels ``(number,)`` that run through the classes again and again."""
     return np.arange(number, dtype=np.int64) % classes

@@ -1,4 +1,4 @@
-r"""Synthetic data of clients that differ (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020)."""
+"""FedProx's synthetic data (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ FEATURES, CLASSES = 60, 10
 
 
 class Synthetic(FederatedDataModule):
-    r"""FedProx's Synthetic(:math:`\alpha, \beta`): a logistic model of its own for each client, on inputs of its own.
+    r"""FedProx's Synthetic(:math:`\alpha, \beta`): each client has its own logistic model and its own inputs.
 
     .. math::
         y = \arg\max (W_k x + b_k), \quad W_k, b_k \sim N(u_k, 1), \quad u_k \sim N(0, \alpha), \quad
         x \sim N(v_k, \Sigma), \quad v_k \sim N(B_k, 1), \quad B_k \sim N(0, \beta), \quad \Sigma_{jj} = j^{-1.2}
 
-    with 60 features, 10 classes, and sizes :math:`50 + e^{N(4, 2)}`. Nine tenths of a client's samples are for
-    training. As in the authors' generator, :math:`\alpha` and :math:`\beta` are deviations.
+    with 60 features, 10 classes, and :math:`50 + e^{N(4, 2)}` samples for each client. Nine tenths of them are for
+    training. As in the authors' generator, :math:`\alpha` and :math:`\beta` are standard deviations.
 
     Args:
         alpha: how far the clients' models differ, at least 0.
         beta: how far their inputs differ, at least 0.
         num_clients: K, at least 1; 30 in FedProx, 100 in FedLC.
         batch_size: examples of a training batch, at least 1.
-        largest: most samples of a client, since sizes have no bound; None for none.
-        iid: one model and one distribution of inputs for all, FedProx's Synthetic-IID.
+        largest: upper bound of a client's number of samples; None for no bound.
+        iid: all clients have the same model and distribution of inputs: FedProx's Synthetic-IID.
     """
 
     num_classes = CLASSES
@@ -56,7 +56,7 @@ class Synthetic(FederatedDataModule):
         self._ready_for: int | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Draw the clients; a second call with the same base seed does nothing."""
+        """Draw the clients' data; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
         clients = self._draw(numpy_rng(base_seed(), "synthetic"))
@@ -81,7 +81,7 @@ class Synthetic(FederatedDataModule):
         sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
         sizes = sizes if self.largest is None else sizes.clip(max=self.largest)
         models, inputs = rng.normal(0, self.alpha, self.num_clients), rng.normal(0, self.beta, self.num_clients)
-        spread = np.arange(1, FEATURES + 1) ** -0.6  # the root of the diagonal of the covariance
+        spread = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
         shared = rng.normal(0, 1, (FEATURES, CLASSES)), rng.normal(0, 1, CLASSES)
         clients = []
         for size, u, b in zip(sizes, models, inputs, strict=True):
@@ -94,5 +94,5 @@ class Synthetic(FederatedDataModule):
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-    """float32 and int64."""
+    """Inputs as float32 and labels as int64 tensors."""
     return torch.from_numpy(x).float(), torch.from_numpy(y)

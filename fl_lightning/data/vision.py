@@ -1,4 +1,4 @@
-"""The data sets of torchvision, read by its readers and checked by its checksums."""
+"""Data sets that torchvision knows, read by its own classes and checked against its checksums."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TRAIN, TEST = 200, 100
 
 
 class TorchvisionDataModule(FileDataModule):
-    """A data set that torchvision can fetch.
+    """A data set that torchvision can download.
 
     Args:
         root: folder of torchvision's copy.
-        download: fetch it into ``root`` where it is not there.
-        offline: use a small generated set instead, in the format of the files.
+        download: download the data set into ``root`` if it is not there.
+        offline: use a small generated data set instead.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -35,38 +35,38 @@ class TorchvisionDataModule(FileDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download, where that was asked for.
+        """Download the data set if ``download`` is set.
 
         Raises:
-            UsageError: that failed.
+            UsageError: the download failed.
         """
         if self.download and not self.offline:
             try:
                 for split in self.splits():
                     self.source(self.root, download=True, **split)
             except (OSError, RuntimeError) as error:
-                mend = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
-                raise UsageError(f"data.download=True: {mend}") from error
+                hint = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
+                raise UsageError(f"data.download=True: {hint}") from error
 
     def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The reader's arguments for the training and the test set."""
+        """Arguments of torchvision's class for the training set and for the test set."""
         return {"train": True}, {"train": False}
 
     def read(self, root: Path) -> Images:
         try:
             train, test = (self.reader()(str(root), **split) for split in self.splits())
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            mend = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
-            raise UsageError(f"data.root={str(root)!r}: {mend}") from error
+            hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
+            raise UsageError(f"data.root={str(root)!r}: {hint}") from error
         return Images(*self.arrays(train), *self.arrays(test))
 
     def reader(self) -> type:
-        """torchvision's class; for the offline twin without the checksums of the published files."""
+        """The class of torchvision; for an offline data set, without the checksums of the published files."""
         return unchecked(self.source) if self.offline else self.source
 
-    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Images ``(N, H, W, C)`` and labels ``(N,)``."""
-        return found.data, np.asarray(found.targets)
+    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Images ``(N, H, W, C)`` and labels ``(N,)`` of one of torchvision's data sets."""
+        return dataset.data, np.asarray(dataset.targets)
 
 
 class CIFAR10(TorchvisionDataModule):
@@ -77,7 +77,7 @@ class CIFAR10(TorchvisionDataModule):
     mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
     label_key = "labels"
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         folder = root / self.source.base_folder  # type: ignore[attr-defined]
         folder.mkdir()
         names = [name for name, _ in self.source.train_list]  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ class CIFAR100(CIFAR10):
 class MNIST(TorchvisionDataModule):
     """MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 digits.
 
-    The four idx files may lie in ``root``, or where torchvision puts them; compressed (``.gz``) or not.
+    The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
     """
 
     source = datasets.MNIST
@@ -121,11 +121,11 @@ class MNIST(TorchvisionDataModule):
         folders = [root, root / self.source.__name__ / "raw", root / self.source.__name__]
         paths = [folder / f"{name}{ending}" for folder in folders for ending in ("", ".gz")]
         path = next((path for path in paths if path.is_file()), None)
-        mend = f"{self.layout} not found there; give its folder, or set data.download: true"
-        require(path is not None, "data.root", str(root), mend)
+        hint = f"{self.layout} not found there; give its folder, or set data.download: true"
+        require(path is not None, "data.root", str(root), hint)
         return read_idx(path)  # type: ignore[arg-type]
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         for split, number in (("train", TRAIN), ("t10k", TEST)):
             labels = cycled(10, number)
             write_idx(root / f"{split}-images-idx3-ubyte.gz", patterns(labels, 28, 1, number)[..., 0])
@@ -135,7 +135,7 @@ class MNIST(TorchvisionDataModule):
 class FashionMNIST(MNIST):
     """Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 kinds of clothes.
 
-    The four idx files may lie in ``root``, or where torchvision puts them; compressed (``.gz``) or not.
+    The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
     """
 
     source = datasets.FashionMNIST
@@ -143,13 +143,13 @@ class FashionMNIST(MNIST):
 
 
 class _Split(TorchvisionDataModule):
-    """A reader that takes its split by name, and gives channels first."""
+    """A data set whose class in torchvision takes the name of the split and stores channels first."""
 
     def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"split": "train"}, {"split": "test"}
 
-    def arrays(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
-        return np.ascontiguousarray(found.data.transpose(0, 2, 3, 1)), found.labels.astype(np.int64)
+    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.ascontiguousarray(dataset.data.transpose(0, 2, 3, 1)), dataset.labels.astype(np.int64)
 
 
 class SVHN(_Split):
@@ -159,37 +159,37 @@ class SVHN(_Split):
     layout = "train_32x32.mat and test_32x32.mat"
     mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         from scipy.io import savemat
 
         for split, number in (("train", TRAIN), ("test", TEST)):
             labels = cycled(10, number)
             images = patterns(labels, 32, 3, number).transpose(1, 2, 3, 0)
-            # the file has label 10 for the digit 0
+            # in the file, the digit 0 has label 10
             savemat(root / f"{split}_32x32.mat", {"X": images, "y": np.where(labels == 0, 10, labels)[:, None]})
 
 
 class STL10(_Split):
-    """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; the unlabelled part is not used."""
+    """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; without the unlabelled images."""
 
     source = type("STL10", (datasets.STL10,), {"train_list": datasets.STL10.train_list[:2]})
     layout = "stl10_binary"
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
-    def write_twin(self, root: Path) -> None:
+    def write_offline(self, root: Path) -> None:
         folder = root / "stl10_binary"
         folder.mkdir()
         for split, number in (("train", TRAIN // 2), ("test", TEST // 2)):
             labels = cycled(10, number)
             images = patterns(labels, 96, 3, number)
-            # the file counts classes from 1, and columns before rows
+            # the file counts classes from 1, and stores columns before rows
             (folder / f"{split}_X.bin").write_bytes(images.transpose(0, 3, 2, 1).tobytes())
             (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
         (folder / "class_names.txt").write_text("\n".join(map(str, range(10))))
 
 
 def unchecked(source: Any) -> type:
-    """A reader of torchvision which does not ask for the checksums of the published files."""
+    """A subclass of one of torchvision's data sets that does not verify the checksums of the published files."""
     changed: dict[str, Any] = {"_check_integrity": lambda self: True}
     if hasattr(source, "meta"):
         changed["meta"] = source.meta | {"md5": None}
@@ -199,24 +199,24 @@ def unchecked(source: Any) -> type:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of an idx file of bytes, compressed or not.
+    """The array in an idx file of bytes, compressed or not.
 
     Raises:
-        UsageError: not such a file, or a part of it is missing.
+        UsageError: it is not such a file, or a part of it is missing.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             head = file.read(4)
             shape = np.frombuffer(file.read(4 * head[3]), ">i4")
-            found = np.frombuffer(bytearray(file.read()), np.uint8)
-        whole = head[:3] == b"\x00\x00\x08" and len(found) == shape.prod(dtype=np.int64)
+            values = np.frombuffer(bytearray(file.read()), np.uint8)
+        whole = head[:3] == b"\x00\x00\x08" and len(values) == shape.prod(dtype=np.int64)
     except (OSError, EOFError, IndexError, ValueError):
         whole = False
-    require(whole, "data.root", str(path.parent), f"{path.name} is no whole idx file of bytes; fetch it again")
-    return found.reshape(shape)
+    require(whole, "data.root", str(path.parent), f"{path.name} is not a complete idx file of bytes; download it again")
+    return values.reshape(shape)
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """Write an array of bytes as a compressed idx file."""
+    """Write a uint8 array as a compressed idx file."""
     head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
     path.write_bytes(gzip.compress(head + array.tobytes(), mtime=0))

@@ -1,4 +1,4 @@
-"""Any classifier of another library as an encoder."""
+"""Classifiers of other libraries as encoders."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fl_lightning.models.encoders import Encoder
 class Backbone(Encoder):
     """A classifier without its last linear layer: ``network: {class_path: torchvision.models.efficientnet_b0}``.
 
-    Its input is that of the network, its output what the last linear layer read, ``(B, d)``.
+    Its input is that of the network, its output the input of that last layer, ``(B, d)``.
 
     Args:
-        network: a module by ``class_path`` and ``init_args``, or what builds it, by its path of import.
-        options: arguments of what builds it; None where ``network`` is a module.
+        network: a module, by ``class_path`` and ``init_args``; or a function or class that builds it, by its import
+            path.
+        options: arguments of that function or class; None if ``network`` is a module.
         early: submodules of the network whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
-        named: further submodules by the names of their taps.
-        head: path of the last linear layer; None takes the last there is.
+        named: further submodules, by the names of their taps.
+        head: path of the layer to leave out; None takes the last linear layer.
 
     Raises:
-        UsageError: no such submodule, or no linear layer.
+        UsageError: there is no such submodule, or no linear layer.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Backbone(Encoder):
         for key, path in wanted:
             require(path in paths, f"Backbone.{key}", path, f"give one of {', '.join(filter(None, paths))}")
         for part in paths.values():
-            # an activation in place would overwrite what a tap before it recorded
+            # an in-place activation would overwrite what the tap before it recorded
             if getattr(part, "inplace", False):
                 part.inplace = False
         self.early = tuple(f"network.{path}" for path in early or [])

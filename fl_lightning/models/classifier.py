@@ -1,4 +1,4 @@
-"""The house LightningModule: an encoder, a projector and a linear classifier."""
+"""The LightningModule of this package: an encoder, a projector and a linear classifier."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.client import has_batch_norm
 from fl_lightning.errors import require
 from fl_lightning.models.encoders import Encoder
-from fl_lightning.models.projector import Head
+from fl_lightning.models.projector import BaseProjector
 
 
 class ImageClassifier(LightningModule):
     """``logits = classifier(projector(encoder(x)))``, trained by cross-entropy; logs ``loss`` and ``accuracy``.
 
-    Its taps are ``early.0``, ``early.1``, ... (the encoder's layers from the input on, then projector and classifier),
-    those that the encoder names otherwise, ``representation`` (what the classifier reads, ``(B, d)``) and ``logits``
-    ``(B, C)``.
+    Its taps are ``early.0``, ``early.1``, ... (the layers of the encoder from the input on, then projector and
+    classifier), further ones that the encoder names, ``representation`` (the input of the classifier, ``(B, d)``) and
+    ``logits`` ``(B, C)``.
 
     Args:
         encoder: the network up to the projector.
-        projector: what stands between encoder and classifier: ``Projector``, ``ProjectionHead``, or None for nothing.
+        projector: the network between encoder and classifier: ``Projector`` or ``ProjectionHead``; None for none.
         num_classes: C, at least 2.
         optimizer: builds a client's optimizer; None is SGD with lr 0.01.
     """
@@ -34,7 +34,7 @@ class ImageClassifier(LightningModule):
     def __init__(
         self,
         encoder: Encoder,
-        projector: Head | None = None,
+        projector: BaseProjector | None = None,
         num_classes: int = 10,
         optimizer: OptimizerCallable | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class ImageClassifier(LightningModule):
         return self.classifier(z if self.projector is None else self.projector(z))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        # BatchNorm has no variance over one example: a last batch of one is skipped
+        # BatchNorm needs the variance over at least two examples: a last batch of one is skipped
         if self._needs_two and len(batch[0]) < 2:
             return None
         return self._step(batch)

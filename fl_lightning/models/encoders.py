@@ -1,4 +1,4 @@
-"""Encoders: networks from an input to a representation, which name their early layers."""
+"""Encoders: networks from an input to a representation, which say where their layers can be tapped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Encoder(nn.Module):
     Attributes:
         out_features: d.
         early: paths of the submodules whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
-        named: paths of further submodules by the names of their taps.
-        in_features: numbers of an input, None for any.
-        in_channels: channels of the images, None for any.
-        image_size: height and width of the images, None for any.
+        named: paths of further submodules, by the names of their taps.
+        in_features: number of values of an input; None for any.
+        in_channels: number of channels of the images; None for any.
+        image_size: height and width of the images; None for any.
         smallest: the least height and width of the images.
     """
 
@@ -34,12 +34,12 @@ class Encoder(nn.Module):
     smallest: int = 1
 
     def check(self, x: Tensor) -> None:
-        """Whether the network is built for inputs like ``x``, ``(B, ...)``.
+        """Check that the network fits inputs like ``x``, ``(B, ...)``.
 
         Raises:
-            UsageError: it is not.
+            UsageError: it does not.
         """
-        # a compiler would trace the messages; what it compiles ran before as it is
+        # a compiler would trace the messages as well; the check has run before anything is compiled
         if torch.compiler.is_compiling():
             return
         if self.in_features is not None:
@@ -53,13 +53,13 @@ class Encoder(nn.Module):
             self._agree("image_size", fits, x, "their height and width, which must be equal")
             self._agree("smallest", min(size) >= self.smallest, x, "larger ones")
 
-    def _agree(self, key: str, agrees: bool, x: Tensor, mend: str) -> None:
+    def _agree(self, key: str, agrees: bool, x: Tensor, fitting: str) -> None:
         name = f"{type(self).__name__}.{key}"
-        require(agrees, name, getattr(self, key), f"inputs are {' x '.join(map(str, x.shape[1:]))}, give {mend}")
+        require(agrees, name, getattr(self, key), f"inputs are {' x '.join(map(str, x.shape[1:]))}, give {fitting}")
 
 
 class FedUVCNN(Encoder):
-    """The small CNN of FedUV (Son et al., CVPR 2024, supplement): eight bias-free, unpadded convolutions.
+    """The small CNN of FedUV (Son et al., CVPR 2024, supplement): eight convolutions without bias and padding.
 
     3x3/16w, 1x1/16w, 3x3 stride 2/32w, 3x3/32w, 1x1/32w, 3x3 stride 2/64w, 3x3/64w, 1x1/64w, each with BatchNorm and
     ReLU, then global average pooling: ``(B, in_channels, H, W)`` to ``(B, 64 * width)``, H and W at least 21. With
@@ -90,7 +90,7 @@ class FedUVCNN(Encoder):
 
 
 class FedCKACNN(Encoder):
-    """The seven-layer CNN of FedCKA (Son et al., 2021), less its output layer.
+    """The seven-layer CNN of FedCKA (Son et al., 2021), without its output layer.
 
     5x5/16, ReLU, 2x2 max-pool, 5x5/32, ReLU, 2x2 max-pool, then 120, 84, 84 with ReLU and 256 without activation:
     ``(B, in_channels, S, S)`` to ``(B, 256)``. The last two layers are the projection head of MOON. With 10 classes on
@@ -113,7 +113,7 @@ class FedCKACNN(Encoder):
 
 
 class MOONCNN(Encoder):
-    """The small CNN of MOON (Li et al., CVPR 2021) and NIID-Bench, less its head.
+    """The small CNN of MOON (Li et al., CVPR 2021) and NIID-Bench, without its head.
 
     5x5/6, ReLU, 2x2 max-pool, 5x5/16, ReLU, 2x2 max-pool, then 120 and 84 with ReLU: ``(B, in_channels, S, S)`` to
     ``(B, 84)``. With 10 classes on 32 px it has 62,006 parameters, with ``ProjectionHead(84)`` 92,626.
@@ -134,10 +134,10 @@ class MOONCNN(Encoder):
 
 
 class FedDynCNN(Encoder):
-    """The CNN of FedDyn (Acar et al., ICLR 2021), less its output layer.
+    """The CNN of FedDyn (Acar et al., ICLR 2021), without its output layer.
 
-    5x5/64, ReLU, 2x2 max-pool, twice, then 384 and 192 with ReLU: ``(B, in_channels, S, S)`` to ``(B, 192)``. Without
-    normalisation. With 10 classes on 32 px it has 797,962 parameters.
+    5x5/64, ReLU, 2x2 max-pool, twice, then 384 and 192 with ReLU: ``(B, in_channels, S, S)`` to ``(B, 192)``. It has
+    no normalisation. With 10 classes on 32 px it has 797,962 parameters.
 
     Args:
         in_channels: channels of the images.
@@ -174,10 +174,10 @@ def two_convolutions(
 
 
 class Logistic(Encoder):
-    """Nothing before the classifier, which is then logistic regression: ``(B, ...)`` to ``(B, in_features)``.
+    """No network at all, so that the classifier is logistic regression: ``(B, ...)`` to ``(B, in_features)``.
 
     Args:
-        in_features: numbers of an input.
+        in_features: number of values of an input.
     """
 
     def __init__(self, in_features: int = 64) -> None:
@@ -193,8 +193,8 @@ class MLP(Encoder):
     """Fully connected layers with ReLU: ``(B, ...)``, flattened to ``in_features``, to ``(B, hidden[-1])``.
 
     Args:
-        in_features: numbers of an input.
-        hidden: widths of the layers.
+        in_features: number of values of an input.
+        hidden: widths of the layers; None is one layer of 64.
     """
 
     def __init__(self, in_features: int = 64, hidden: list[int] | None = None) -> None:

@@ -12,9 +12,9 @@ from fl_lightning.models.encoders import Encoder
 class MobileNetV2(Encoder):
     """MobileNetV2 in FedDecorr's form (Shi et al., ICLR 2023): ``(B, in_channels, H, W)`` to ``(B, 1280)``.
 
-    Against the original, the first stages have stride 1, ReLU stands for ReLU6, and a block of stride 1 that changes
-    the number of channels has a shortcut as well, a 1x1 convolution with BatchNorm. With 10 classes it has 2,296,922
-    parameters. Its taps are ``early.0``, the stem after ReLU, then every block.
+    It differs from the original in that the first stages have stride 1, that ReLU replaces ReLU6, and that a block of
+    stride 1 which changes the number of channels has a shortcut as well: a 1x1 convolution with BatchNorm. With 10
+    classes it has 2,296,922 parameters. Its taps are ``early.0``, the stem after ReLU, then every block.
 
     Args:
         in_channels: channels of the images.
@@ -49,12 +49,12 @@ class MobileNetV2(Encoder):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to more channels, 3x3 within each channel, 1x1 to the output's, with a shortcut where the stride is 1.
+    """A 1x1, a depthwise 3x3 and a 1x1 convolution; with a shortcut if the stride is 1.
 
     Args:
         in_channels: channels of the input.
         channels: channels of the output.
-        expansion: the inner channels over those of the input.
+        expansion: ratio of the inner channels to those of the input.
         stride: 1 or 2.
     """
 

@@ -1,4 +1,4 @@
-"""What stands between encoder and classifier."""
+"""Projectors: networks between encoder and classifier."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from fl_lightning.errors import require
 
 
-class Head(nn.Module, ABC):
-    """A network between encoder and classifier, ``(B, any)`` to ``(B, out_features)``; it takes the encoder's width.
+class BaseProjector(nn.Module, ABC):
+    """A network between encoder and classifier, from ``(B, any)`` to ``(B, out_features)``.
+
+    Its first layer is lazy and takes the width of the encoder.
 
     Attributes:
         out_features: d, the width of the representation.
+        layers: the network.
     """
 
     out_features: int
@@ -27,8 +30,8 @@ class Head(nn.Module, ABC):
         return self.layers(x)
 
 
-class Projector(Head):
-    """FedUV's projector (Son et al., CVPR 2024): twice linear, BatchNorm and ReLU.
+class Projector(BaseProjector):
+    """FedUV's projector (Son et al., CVPR 2024): linear, BatchNorm and ReLU, twice.
 
     Args:
         width: width of both layers, at least 1.
@@ -44,11 +47,11 @@ class Projector(Head):
         )
 
 
-class ProjectionHead(Head):
+class ProjectionHead(BaseProjector):
     """MOON's projection head (Li et al., CVPR 2021): linear, ReLU, linear, without normalisation.
 
     Args:
-        hidden: width of the first layer; MOON takes the encoder's width, FedDecorr's MOON half of it.
+        hidden: width of the first layer; MOON takes the encoder's width, FedDecorr's code of MOON half of it.
         width: width of the output, at least 1.
     """
 

@@ -1,4 +1,4 @@
-"""Residual networks for small images, of torchvision's blocks (He et al., CVPR 2016)."""
+"""Residual networks for small images (He et al., CVPR 2016), made of torchvision's blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl_lightning.models.encoders import Encoder
 
 
 class _ResNet(Encoder):
-    """A residual network without max-pooling; :class:`ResNet18` and :class:`ResNet50` say how deep.
+    """A residual network without max-pooling; the base class of :class:`ResNet18` and :class:`ResNet50`.
 
     Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.4``.
     """
@@ -56,18 +56,18 @@ class _ResNet(Encoder):
 
 
 class ResNet18(_ResNet):
-    """ResNet-18, ``(B, in_channels, H, W)`` to ``(B, 512)``; of any size, the papers' images have 32 to 96 px.
+    """ResNet-18, ``(B, in_channels, H, W)`` to ``(B, 512)``, for images of any size; the papers' have 32 to 96 px.
 
-    The defaults are the form for CIFAR of MOON; FedDecorr's has ``init="default"``. FedUV's has ``first_stride=2`` and
+    The defaults are MOON's form for CIFAR. FedDecorr's has ``init="default"``, FedUV's ``first_stride=2`` and
     ``init="default"``. With 10 classes and no projector it has 11,173,962 parameters; FedUV's, with ``Projector(512)``
     and 100 classes, 11,751,716.
 
     Args:
         in_channels: channels of the images.
-        stem: a ``small`` convolution 3x3, or a ``large`` one 7x7 of stride 2, without max-pool.
+        stem: ``small``, a 3x3 convolution, or ``large``, a 7x7 convolution of stride 2; both without max-pooling.
         first_stride: stride of the first stage, 1 or 2.
-        norm: ``batch``, or ``group`` normalisation in 2 groups, as FedDyn's, which has no running statistics.
-        init: ``he``, torchvision's and MOON's, or PyTorch's ``default``.
+        norm: ``batch`` normalisation, or ``group`` normalisation in 2 groups as in FedDyn, without running statistics.
+        init: ``he``, the initialisation of torchvision and MOON, or PyTorch's ``default`` of each layer.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class ResNet18(_ResNet):
 
 
 class ResNet50(_ResNet):
-    """ResNet-50, ``(B, in_channels, H, W)`` to ``(B, 2048)``; of any size, the papers' images have 32 to 96 px.
+    """ResNet-50, ``(B, in_channels, H, W)`` to ``(B, 2048)``, for images of any size; the papers' have 32 to 96 px.
 
-    The defaults are the form for CIFAR of MOON and FedCKA. FedUV's has ``stem="large"`` and ``init="default"``: with
-    ``Projector(2048)`` and 200 classes 32,318,728 parameters.
+    The defaults are the form for CIFAR of MOON and FedCKA. FedUV's has ``stem="large"`` and ``init="default"``; with
+    ``Projector(2048)`` and 200 classes it has 32,318,728 parameters.
 
     Args:
         in_channels: channels of the images.
-        stem: a ``small`` convolution 3x3, or a ``large`` one 7x7 of stride 2, without max-pool.
+        stem: ``small``, a 3x3 convolution, or ``large``, a 7x7 convolution of stride 2; both without max-pooling.
         first_stride: stride of the first stage, 1 or 2.
-        norm: ``batch``, or ``group`` normalisation in 2 groups, which has no running statistics.
-        init: ``he``, torchvision's and MOON's, or PyTorch's ``default``.
+        norm: ``batch`` normalisation, or ``group`` normalisation in 2 groups, without running statistics.
+        init: ``he``, the initialisation of torchvision and MOON, or PyTorch's ``default`` of each layer.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ResNet50(_ResNet):
 
 
 class _ThinResNet(Encoder):
-    """Three stages of 16, 32 and 64 channels; shortcuts without parameters."""
+    """A residual network for CIFAR: three stages of 16, 32 and 64 channels, with shortcuts without parameters."""
 
     def __init__(self, blocks: int, in_channels: int) -> None:
         super().__init__()
@@ -155,10 +155,10 @@ class ResNet32(_ThinResNet):
 
 
 class Subsample(nn.Module):
-    """Every second pixel, with zeros for the new channels: the shortcut without parameters (He et al., option A).
+    """The shortcut without parameters (He et al., option A): every second pixel, and zeros for the new channels.
 
     Args:
-        channels: of the output, twice those of the input.
+        channels: channels of the output, twice those of the input.
     """
 
     def __init__(self, channels: int) -> None:
@@ -170,7 +170,7 @@ class Subsample(nn.Module):
 
 
 def more(channels: int, number: int) -> list[nn.Module]:
-    """Blocks that keep size and channels."""
+    """Blocks that change neither the size nor the number of channels."""
     return [BasicBlock(channels, channels) for _ in range(number)]
 
 
@@ -188,7 +188,7 @@ def _default(part: nn.Module) -> None:
     getattr(part, "reset_parameters", lambda: None)()
 
 
-# kernel and stride
+# kernel size and stride
 STEMS: dict[str, tuple[int, int]] = {"small": (3, 1), "large": (7, 2)}
 NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
 INITS: dict[str, Callable[[nn.Module], None]] = {"he": _he, "default": _default}

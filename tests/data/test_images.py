@@ -125,12 +125,12 @@ def test_a_crop_is_one_of_the_possible_crops_and_each_image_has_its_own():
     images = torch.randint(1, 255, (40, 3, 6, 6), dtype=torch.uint8)
     cropped = RandomCrop(2)(images, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(images, [2] * 4)
-    found = []
+    places_taken = []
     for before, after in zip(padded, cropped, strict=True):
         places = [(i, j) for i in range(5) for j in range(5) if torch.equal(before[:, i : i + 6, j : j + 6], after)]
         assert len(places) == 1
-        found += places
-    assert len(set(found)) > 10
+        places_taken += places
+    assert len(set(places_taken)) > 10
     reflected = RandomCrop(2, "reflect")(images, torch.Generator().manual_seed(0))
     assert reflected.min() > 0 == cropped.min()
 
@@ -175,8 +175,8 @@ def test_flips_are_exact_and_as_frequent_as_asked_for():
 
 def test_npy_images_are_memory_mapped_and_measured(folder):
     data = NpyImages(str(folder), num_clients=3)
-    found = data.load()
-    assert isinstance(found.train_images, np.memmap)
+    images = data.load()
+    assert isinstance(images.train_images, np.memmap)
     ready(data)
     images = np.load(folder / "train_images.npy") / 255
     np.testing.assert_allclose(data.mean, images.mean((0, 1, 2)), rtol=1e-6)
@@ -202,9 +202,9 @@ BAD = {
     "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), "give uint8"),
     "negative": ("train_labels.npy", np.arange(60) - 1, "labels count from 0"),
     "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), "8 x 6 x 3.*training images are 6 x 6 x 3"),
-    "stray label": ("test_labels.npy", np.full(20, 10**9), "labels=1000000000: they count.*80 examples"),
+    "stray label": ("test_labels.npy", np.full(20, 10**9), "labels=1000000000: labels count.*80 examples"),
     "float pixels": ("train_images.npy", np.zeros((60, 6, 6, 3), np.float32), "float32.*give uint8"),
-    "object pixels": ("train_images.npy", np.array([{}] * 60), "train_images.npy is no .npy file of numbers"),
+    "object pixels": ("train_images.npy", np.array([{}] * 60), "train_images.npy is not a .npy file of numbers"),
     "records": ("train_images.npy", np.zeros(60, [("a", "u1")]), "give uint8"),
     "no test": ("test_labels.npy", np.arange(0), "20 images, 0 labels"),
     "number": ("train_images.npy", np.uint8(3), "give uint8"),
@@ -214,12 +214,12 @@ BAD = {
     "words": ("train_labels.npy", np.array(["cat"] * 60), "give integers"),
     "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), "0 images, 60 labels"),
     "floats": ("test_labels.npy", np.zeros(20), "give integers"),
-    "objects": ("train_labels.npy", np.array([{}] * 60), "no .npy file of numbers"),
+    "objects": ("train_labels.npy", np.array([{}] * 60), "not a .npy file of numbers"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_arrays_are_refused_with_the_mend(folder, case):
+def test_bad_arrays_are_refused_with_a_hint(folder, case):
     name, array, message = BAD[case]
     spoil(folder, name, array)
     with pytest.raises(UsageError, match=message):
@@ -289,24 +289,24 @@ def test_no_library_is_imported_before_a_data_set_needs_it():
         "import sys, lightning.pytorch; before = set(sys.modules); import fl_lightning.data;"
         "print(sorted({'sklearn', 'torchvision'} & (set(sys.modules) - before)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
 
 
 def test_a_file_that_is_no_npy_is_refused(folder):
     (folder / "test_labels.npy").write_text("not numbers")
-    with pytest.raises(UsageError, match=r"test_labels.npy is no .npy file"):
+    with pytest.raises(UsageError, match=r"test_labels.npy is not a .npy file"):
         ready(NpyImages(str(folder)))
 
 
 def test_several_arrays_in_one_file_are_refused(folder):
     np.savez(folder / "both.npz", np.arange(60))
     (folder / "both.npz").rename(folder / "train_labels.npy")
-    with pytest.raises(UsageError, match=r"train_labels.npy is no .npy file of numbers"):
+    with pytest.raises(UsageError, match=r"train_labels.npy is not a .npy file of numbers"):
         ready(NpyImages(str(folder)))
 
 
-def test_a_failed_download_names_the_key_and_the_mend(monkeypatch, tmp_path):
+def test_a_failed_download_names_the_key_and_a_hint(monkeypatch, tmp_path):
     def fail(self, root, train=True, download=False):
         raise URLError("no network")
 
@@ -382,8 +382,8 @@ def test_a_batch_is_rotated_at_once(monkeypatch):
 def test_rotation_stays_within_its_angle():
     images = torch.zeros(200, 1, 33, 33, dtype=torch.uint8)
     images[:, :, :16, 16] = 255
-    found = RandomRotation(20)(images, torch.Generator().manual_seed(0))[:, 0, 2].float()
-    angles = torch.rad2deg(torch.atan((found.argmax(1) - 16) / 14.0))
+    rotated_rows = RandomRotation(20)(images, torch.Generator().manual_seed(0))[:, 0, 2].float()
+    angles = torch.rad2deg(torch.atan((rotated_rows.argmax(1) - 16) / 14.0))
     assert angles.abs().max() < 24 and angles.max() > 14 and angles.min() < -14
     with pytest.raises(UsageError, match=r"RandomRotation.degrees=200"):
         RandomRotation(200)

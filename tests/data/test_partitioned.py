@@ -99,8 +99,8 @@ class Classes(Items):
     ],
 )
 def test_labels_are_found_where_they_are(dataset, labels):
-    found = labels_of(dataset)
-    assert (None if found is None else found.tolist()) == labels
+    read = labels_of(dataset)
+    assert (None if read is None else read.tolist()) == labels
 
 
 def test_without_labels_only_iid_is_possible():
@@ -126,7 +126,7 @@ def test_the_search_for_labels_stops_at_the_first_that_is_none():
 
 
 def test_negative_labels_are_refused():
-    with pytest.raises(UsageError, match=r"data.datamodule='Theirs': labels count from 0, its smallest is -1"):
+    with pytest.raises(UsageError, match=r"data.datamodule='Theirs': labels must count from 0, its smallest is -1"):
         ready(Partitioned(Theirs(TensorDataset(X, Y - 1)), num_clients=3))
 
 

@@ -146,7 +146,7 @@ def test_alpha_must_be_positive(alpha):
         Dirichlet(alpha)
 
 
-def test_an_impossible_min_size_is_refused_with_the_mend():
+def test_an_impossible_min_size_is_refused_with_a_hint():
     with pytest.raises(UsageError, match=r"Dirichlet.min_size=10: .* give at most 5"):
         Dirichlet(1.0)(np.zeros(50, int), 10, rng())
 
@@ -159,8 +159,8 @@ def test_a_plan_is_saved_loaded_and_hashed(tmp_path):
     assert again.hash == plan.hash != Plan(IID()(labels, 4, rng(1)), labels, 3).hash
     assert all(np.array_equal(a, b) for a, b in zip(again.parts, plan.parts, strict=True))
     assert "4 clients of 15 to 15 samples" in plan.report()
-    with np.load(tmp_path / "plan.npz", allow_pickle=False) as found:
-        assert found["label_counts"].tolist() == plan.label_counts.tolist()
+    with np.load(tmp_path / "plan.npz", allow_pickle=False) as saved:
+        assert saved["label_counts"].tolist() == plan.label_counts.tolist()
     assert plan.label_counts.sum(0).tolist() == [20, 20, 20]
 
 
@@ -233,8 +233,8 @@ def test_every_partitioner_is_tested():
 
 
 def concrete(kind):
-    found = [inner for child in kind.__subclasses__() for inner in (child, *concrete(child))]
-    return [one for one in found if not one.__name__.startswith("_") and one.__module__.startswith("fl_lightning")]
+    classes = [inner for child in kind.__subclasses__() for inner in (child, *concrete(child))]
+    return [one for one in classes if not one.__name__.startswith("_") and one.__module__.startswith("fl_lightning")]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -274,19 +274,20 @@ REFERENCE = {0.05: (488, 8916, 4.1), 0.1: (1516, 8165, 5.6), 0.5: (2912, 6818, 8
 
 @pytest.mark.parametrize("alpha", REFERENCE)
 def test_redrawn_dirichlet_has_the_sizes_of_the_references(alpha):
-    """Means over 30 seeds, with three times the error of a mean of the deviation found."""
+    """Means over 30 seeds agree within three times the standard error of the difference."""
     labels = np.repeat(np.arange(10), 5000)
     plans = [plan_of(Dirichlet(alpha, repair="redraw"), 10, seed, labels) for seed in range(30)]
-    found = np.array(
+    drawn = np.array(
         [(p.sizes.min(), p.sizes.max(), (p.label_counts > 0).sum(1).mean()) for p in plans if p.moved == 0]
     )
-    assert len(found) == 30
-    error = found.std(0, ddof=1) / np.sqrt(30)
-    assert (np.abs(found.mean(0) - REFERENCE[alpha]) < 3 * np.sqrt(2) * error + 0.05).all(), found.mean(0)
+    assert len(drawn) == 30
+    error = drawn.std(0, ddof=1) / np.sqrt(30)
+    assert (np.abs(drawn.mean(0) - REFERENCE[alpha]) < 3 * np.sqrt(2) * error + 0.05).all(), drawn.mean(0)
 
 
-def test_redrawing_gives_up_with_the_mend():
-    with pytest.raises(UsageError, match=r"Dirichlet.repair='redraw': in 5 draws .* give repair=move"):
+def test_redrawing_gives_up_with_a_hint():
+    message = r"Dirichlet.repair='redraw': none of 5 draws gave each of 10 clients .*=490 samples; give repair=move"
+    with pytest.raises(UsageError, match=message):
         Dirichlet(0.3, min_size=490, repair="redraw", max_draws=5)(BALANCED, 10, rng())
 
 
@@ -340,7 +341,7 @@ def test_every_client_holds_n_classes_divided_equally_among_owners(clients, n):
 def test_classes_per_client_says_what_is_impossible():
     with pytest.raises(UsageError, match=r"ClassesPerClient.n=11: there are 10 classes"):
         plan_of(ClassesPerClient(11))
-    with pytest.raises(UsageError, match=r"ClassesPerClient.n=2: 4 clients cannot own 10 classes; give 3 or more"):
+    with pytest.raises(UsageError, match=r"ClassesPerClient.n=2: 4 clients cannot hold 10 classes; give 3 or more"):
         plan_of(ClassesPerClient(2), clients=4)
 
 
@@ -384,7 +385,7 @@ def test_from_plan_deals_out_as_another_run_did_and_refuses_another_data_set(tmp
     assert plan_of(FromPlan(str(path)), seed=9).hash == plan.hash
     with pytest.raises(UsageError, match=r"data.num_clients=3: the plan has 20 clients"):
         plan_of(FromPlan(str(path)), clients=3)
-    with pytest.raises(UsageError, match=r"the plan deals out 5000 samples, the data has 40"):
+    with pytest.raises(UsageError, match=r"the plan has 5000 samples, the data has 40"):
         FromPlan(str(path))(np.zeros(40, int), 20, rng())
 
 
@@ -393,17 +394,17 @@ def test_a_bad_plan_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no such file; give RUN/plan.npz"):
         Plan.load(path)
     path.write_bytes(b"nothing")
-    with pytest.raises(UsageError, match=r"not a plan that a run has saved"):
+    with pytest.raises(UsageError, match=r"not the plan of a run"):
         Plan.load(path)
     np.savez(path, indices=np.array([{"a": 1}], dtype=object), sizes=[1])
-    with pytest.raises(UsageError, match=r"not a plan that a run has saved"):
+    with pytest.raises(UsageError, match=r"not the plan of a run"):
         Plan.load(path)
     plan_of(IID()).save(path)
-    with np.load(path) as found:
-        changed = dict(found)
+    with np.load(path) as saved:
+        changed = dict(saved)
     changed["indices"] = changed["indices"][::-1]
     np.savez(path, **changed)
-    with pytest.raises(UsageError, match=r"its hash does not fit its indices"):
+    with pytest.raises(UsageError, match=r"its hash does not match its indices"):
         Plan.load(path)
 
 

@@ -46,8 +46,8 @@ from fl_lightning.data.vision import read_idx, write_idx
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP, ImageClassifier, Logistic
 
-# class: channels, size, classes, training and test images of the twin
-TWINS = {
+# class: channels, size, classes, training and test images of the offline data set
+OFFLINE = {
     NpyImages: (3, 32, 10, 200, 100),
     MNIST: (1, 28, 10, 200, 100),
     FashionMNIST: (1, 28, 10, 200, 100),
@@ -70,9 +70,9 @@ def ready(data):
     return data
 
 
-@pytest.mark.parametrize("kind", TWINS)
-def test_the_offline_twin_has_the_shapes_of_the_data_set(kind):
-    channels, size, classes, train, test = TWINS[kind]
+@pytest.mark.parametrize("kind", OFFLINE)
+def test_an_offline_data_set_has_the_shapes_of_the_real_one(kind):
+    channels, size, classes, train, test = OFFLINE[kind]
     data = ready(kind(offline=True, num_clients=4))
     x, y = next(iter(data.train_dataloader(0)))
     assert x.shape[1:] == (channels, size, size) and x.dtype == torch.float32
@@ -87,9 +87,9 @@ def test_the_offline_twin_has_the_shapes_of_the_data_set(kind):
     assert abs(x.mean()) < 1.5 and 0.2 < x.std() < 3
 
 
-@pytest.mark.parametrize("kind", [*TWINS, Digits])
+@pytest.mark.parametrize("kind", [*OFFLINE, Digits])
 def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind):
-    channels = TWINS[kind][0] if kind in TWINS else 1
+    channels = OFFLINE[kind][0] if kind in OFFLINE else 1
     offline = {} if kind is Digits else {"offline": True}
     published = ready(kind(num_clients=4, **offline))
     mean, std = [0.1 * (c + 1) for c in range(channels)], [0.2 * (c + 1) for c in range(channels)]
@@ -132,23 +132,23 @@ def test_the_help_of_an_image_data_set_shows_its_statistics(kind, capsys, monkey
     assert "--data.std+ STD standard deviation of each channel (or one for all), above 0;" in text
 
 
-def test_every_data_set_in_files_has_a_twin():
-    found = {one for one in vars(sets).values() if isinstance(one, type) and issubclass(one, FileDataModule)}
-    assert found == set(TWINS)
+def test_every_data_set_in_files_has_an_offline_one():
+    in_files = {one for one in vars(sets).values() if isinstance(one, type) and issubclass(one, FileDataModule)}
+    assert in_files == set(OFFLINE)
 
 
 @pytest.mark.parametrize("kind", [FashionMNIST, SVHN, STL10, CIFAR10, PACS])
 def test_images_are_the_right_way_round_and_belong_to_their_labels(kind):
     """A pattern has its own place for every coarse block: transposed, flipped or shuffled ones differ."""
     data = ready(kind(offline=True, num_clients=1, normalize=False))
-    channels, size, *_ = TWINS[kind]
+    channels, size, *_ = OFFLINE[kind]
     for x, y in data.train_dataloader(0):
         clean = patterns(y.numpy(), size, channels, 0).astype(float) / 255
         gap = np.abs(x.permute(0, 2, 3, 1).numpy() - clean).mean((1, 2, 3))
         assert gap.max() < 0.12
 
 
-def test_a_model_learns_the_twin(tmp_path):
+def test_a_model_learns_an_offline_data_set(tmp_path):
     model = ImageClassifier(MLP(784, [32]))
     trainer = small_trainer(tmp_path, max_rounds=6)
     trainer.fit(model, MNIST(offline=True, num_clients=2, batch_size=20))
@@ -166,13 +166,13 @@ def test_a_model_learns_the_twin(tmp_path):
         (MNIST, "train-images"),
     ],
 )
-def test_a_missing_data_set_names_the_files_and_the_mend(kind, named, tmp_path):
+def test_a_missing_data_set_names_the_files_and_a_hint(kind, named, tmp_path):
     with pytest.raises(UsageError, match=rf"data.root='{tmp_path}': {named}.* set data.download: true"):
         ready(kind(str(tmp_path)))
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
-    CIFAR10(offline=True).write_twin(tmp_path)
+    CIFAR10(offline=True).write_offline(tmp_path)
     with pytest.raises(UsageError, match="not found there, or damaged"):
         ready(CIFAR10(str(tmp_path)))
 
@@ -182,7 +182,7 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
 def test_idx_files_are_found_compressed_or_not(tmp_path, where, compressed):
     folder = tmp_path / where
     folder.mkdir(parents=True, exist_ok=True)
-    FashionMNIST(offline=True).write_twin(folder)
+    FashionMNIST(offline=True).write_offline(folder)
     if not compressed:
         for path in list(folder.glob("*.gz")):
             path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
@@ -196,14 +196,14 @@ def test_a_damaged_idx_file_is_named(tmp_path, damage):
     write_idx(path, np.arange(60, dtype=np.uint8).reshape(3, 4, 5))
     assert read_idx(path).tolist() == np.arange(60).reshape(3, 4, 5).tolist()
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UsageError, match=r"x-idx3-ubyte.gz is no whole idx file of bytes"):
+    with pytest.raises(UsageError, match=r"x-idx3-ubyte.gz is not a complete idx file of bytes"):
         read_idx(path)
 
 
 # ---------------------------------------------------------------- folders and their cache
 @pytest.fixture
 def pacs(tmp_path):
-    PACS(offline=True).write_twin(tmp_path)
+    PACS(offline=True).write_offline(tmp_path)
     return tmp_path
 
 
@@ -227,9 +227,9 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(pacs, monkeypatch):
 
 
 def caches(root, ending="images"):
-    found = sorted((root / ".fl_lightning").glob("*"))
-    assert {path.suffix for path in found} <= {".images", ".npz"}
-    return [path for path in found if path.suffix == f".{ending}"]
+    files = sorted((root / ".fl_lightning").glob("*"))
+    assert {path.suffix for path in files} <= {".images", ".npz"}
+    return [path for path in files if path.suffix == f".{ending}"]
 
 
 def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypatch):
@@ -303,7 +303,7 @@ def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
 def test_a_failed_decode_leaves_no_cache(pacs):
     first = sorted(pacs.rglob("*.jpg"))[5]
     first.write_bytes(first.read_bytes()[:300])
-    with pytest.raises(UsageError, match=rf"{first} is no whole image: .* fetch it again or take it out"):
+    with pytest.raises(UsageError, match=rf"{first} is not a complete image: .* download it again or remove it"):
         ready(make(pacs))
     assert caches(pacs) == []
 
@@ -322,9 +322,9 @@ def test_grey_transparent_and_large_images_are_converted(tmp_path):
     Image.fromarray(rng.integers(0, 255, (40, 60), dtype=np.uint8)).save(tmp_path / "grey.png")
     Image.fromarray(rng.integers(0, 255, (8, 8, 4), dtype=np.uint8)).save(tmp_path / "alpha.png")
     Image.fromarray(np.full((200, 100, 3), 77, np.uint8)).save(tmp_path / "plain.jpg")
-    found = decoded(tmp_path, sorted(tmp_path.glob("*.*g")), 16)
-    assert found.shape == (3, 16, 16, 3)
-    grey, plain = found[1], found[2]
+    images = decoded(tmp_path, sorted(tmp_path.glob("*.*g")), 16)
+    assert images.shape == (3, 16, 16, 3)
+    grey, plain = images[1], images[2]
     assert np.array_equal(grey[..., 0], grey[..., 1]) and grey.std() > 0
     assert np.abs(plain.astype(int) - 77).max() <= 2
 
@@ -334,14 +334,14 @@ def test_grey_transparent_and_large_images_are_converted(tmp_path):
     [
         (
             lambda root: shutil.rmtree(root / "photo"),
-            r"it holds art_painting, cartoon, sketch, and is to hold art_painting",
+            r"it holds art_painting, cartoon, sketch, but must hold art_painting",
         ),
         (
             lambda root: shutil.rmtree(root / "sketch" / "dog"),
-            r"sketch'.*it holds elephant, giraffe, .*, and is to hold",
+            r"sketch'.*it holds elephant, giraffe, .*, but must hold",
         ),
-        (lambda root: [p.unlink() for p in (root / "photo" / "dog").iterdir()], r"photo/dog'.*it holds no image"),
-        (lambda root: shutil.rmtree(root), r"there is no such folder; it is to hold art_painting/dog"),
+        (lambda root: [p.unlink() for p in (root / "photo" / "dog").iterdir()], r"photo/dog'.*it holds no images"),
+        (lambda root: shutil.rmtree(root), r"there is no such folder; it must hold art_painting/dog"),
     ],
 )
 def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, message):
@@ -351,25 +351,24 @@ def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, m
 
 
 def test_more_test_images_than_there_are_is_refused(pacs):
-    with pytest.raises(UsageError, match=r"data.test_per_class=5: a class of a domain has 5 images only"):
+    with pytest.raises(UsageError, match=r"data.test_per_class=5: a class of a domain has only 5 images"):
         ready(make(pacs, test_per_class=5))
 
 
 def test_any_image_folder_with_and_without_a_test_folder(tmp_path):
-    ImageFolderImages(offline=True, image_size=16).write_twin(tmp_path / "both")
+    ImageFolderImages(offline=True, image_size=16).write_offline(tmp_path / "both")
     data = ready(ImageFolderImages(str(tmp_path / "both"), image_size=16, num_clients=2))
     assert data.plan.sizes.sum() == 120 and len(data.test_dataloader().rows) == 60
     (tmp_path / "both" / "test").rename(tmp_path / "both" / "val")
     assert len(ready(ImageFolderImages(str(tmp_path / "both"), image_size=16)).test_dataloader().rows) == 60
     alone = ready(ImageFolderImages(str(tmp_path / "both" / "train"), image_size=16, test_fraction=0.3))
     assert len(alone.test_dataloader().rows) == 36
-    with pytest.raises(UsageError, match=r"it is to hold train/CLASS"):
+    with pytest.raises(UsageError, match=r"it must hold train/CLASS"):
         ready(ImageFolderImages(str(tmp_path / "both" / "train" / "class_00")))
 
 
 def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_path):
-    twin = TinyImageNet(offline=True, image_size=16)
-    twin.write_twin(tmp_path)
+    TinyImageNet(offline=True, image_size=16).write_offline(tmp_path)
     published = ready(TinyImageNet(str(tmp_path), image_size=16))
     labels = [y for _, y in published.test_dataloader()]
     assert torch.equal(torch.cat(labels), torch.arange(100))
@@ -382,7 +381,7 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
         {p.name for p in (tmp_path / "train").iterdir()} - {p.name for p in (tmp_path / "val").iterdir()}
     ):
         shutil.copytree(tmp_path / "train" / name / "images", tmp_path / "val" / name)
-    with pytest.raises(UsageError, match=r"val_annotations.txt names it, and it is not there"):
+    with pytest.raises(UsageError, match=r"val_annotations.txt names it, but it does not exist"):
         ready(TinyImageNet(str(tmp_path), image_size=16))
     (tmp_path / "val" / "val_annotations.txt").unlink()
     assert len(ready(TinyImageNet(str(tmp_path), image_size=16)).test_dataloader().rows) == 200
@@ -393,19 +392,19 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
     [
         (b"00000.jpg\n", r"its class '' is not in train"),
         (b"00000.jpg\tn99\t0\n", r"its class 'n99' is not in train"),
-        (b"\xff\xfe\0", r"'utf-8' codec .*; give a readable file of UTF-8"),
-        (b"\n\n", r"data: test_labels=0: there is not one example"),
+        (b"\xff\xfe\0", r"'utf-8' codec .*; give a readable UTF-8 file"),
+        (b"\n\n", r"data: test_labels=0: there is no example"),
     ],
 )
 def test_bad_annotations_are_named(tmp_path, content, message):
-    TinyImageNet(offline=True, image_size=8).write_twin(tmp_path)
+    TinyImageNet(offline=True, image_size=8).write_offline(tmp_path)
     (tmp_path / "val" / "val_annotations.txt").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         ready(TinyImageNet(str(tmp_path), image_size=8))
 
 
 def test_classes_of_the_test_folder_are_those_of_the_training_folder(tmp_path):
-    ImageFolderImages(offline=True, image_size=8).write_twin(tmp_path)
+    ImageFolderImages(offline=True, image_size=8).write_offline(tmp_path)
     (tmp_path / "test" / "zebra").mkdir()
     with pytest.raises(UsageError, match=r"/test': its classes zebra are not in train"):
         ready(ImageFolderImages(str(tmp_path), image_size=8))
@@ -415,7 +414,7 @@ def test_a_share_that_leaves_no_test_image_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "one.png")
-    with pytest.raises(UsageError, match=r"data: test_labels=0: there is not one example"):
+    with pytest.raises(UsageError, match=r"data: test_labels=0: there is no example"):
         ready(ImageFolderImages(str(tmp_path), image_size=4))
 
 
@@ -425,16 +424,16 @@ def test_a_number_of_test_images_below_one_is_refused(number):
         PACS(test_per_class=number)
 
 
-@pytest.mark.parametrize("kind", TWINS)
+@pytest.mark.parametrize("kind", OFFLINE)
 def test_a_root_that_is_a_file_or_empty_or_no_path_is_named(kind, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for root in (tmp_path / "file", tmp_path / "empty", tmp_path / ("long" * 2000), "a\0b"):
-        with pytest.raises(UsageError, match=r"data.root=.*(is to hold|; give)"):
+        with pytest.raises(UsageError, match=r"data.root=.*(must hold|; give)"):
             ready(kind(str(root)))
 
 
-@pytest.mark.parametrize("kind", TWINS)
+@pytest.mark.parametrize("kind", OFFLINE)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -447,21 +446,21 @@ def test_a_root_that_is_a_file_or_empty_or_no_path_is_named(kind, tmp_path):
     ids=["empty", "half", "another", "folder", "dangling link"],
 )
 def test_spoiled_files_are_refused_in_one_line(kind, spoil, tmp_path):
-    (kind(offline=True, image_size=8) if issubclass(kind, FolderDataModule) else kind(offline=True)).write_twin(
+    (kind(offline=True, image_size=8) if issubclass(kind, FolderDataModule) else kind(offline=True)).write_offline(
         tmp_path
     )
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         spoil(path)
-    with pytest.raises(UsageError, match=r"^data") as found:
+    with pytest.raises(UsageError, match=r"^data") as refused:
         ready(kind(str(tmp_path)))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [HAM10000, TinyImageNet, PACS, FEMNIST, MNIST, NpyImages, SVHN])
 def test_files_without_permission_are_refused(kind, tmp_path, monkeypatch):
     root = tmp_path / "files"
     root.mkdir()
-    kind(offline=True).write_twin(root)
+    kind(offline=True).write_offline(root)
     real = io.open
 
     def refuse(path, *args, **kwargs):
@@ -471,8 +470,8 @@ def test_files_without_permission_are_refused(kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr(io, "open", refuse)
     monkeypatch.setattr("builtins.open", refuse)
-    monkeypatch.setattr("fl_lightning.data.cache.place", lambda root: tmp_path)
-    with pytest.raises(UsageError, match=r"data.root.*(Permission denied: '.*files|fetch it again|or damaged)"):
+    monkeypatch.setattr("fl_lightning.data.cache.cache_folder", lambda root: tmp_path)
+    with pytest.raises(UsageError, match=r"data.root.*(Permission denied: '.*files|download it again|or damaged)"):
         ready(kind(str(root)))
 
 
@@ -491,21 +490,23 @@ def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(UsageError, match=r"the cache .*\.images cannot be written: .*No space left.*; make room there"):
+    with pytest.raises(
+        UsageError, match=r"the cache .*\.images cannot be written: .*No space left.*; free some space there"
+    ):
         ready(make(pacs))
     assert caches(pacs) == []
 
 
 def test_an_image_too_large_to_be_one_is_refused(pacs, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(UsageError, match=r"is no whole image: Image size"):
+    with pytest.raises(UsageError, match=r"is not a complete image: Image size"):
         ready(make(pacs))
 
 
 # ---------------------------------------------------------------- HAM10000
 @pytest.fixture
 def ham(tmp_path):
-    HAM10000(offline=True, image_size=16).write_twin(tmp_path)
+    HAM10000(offline=True, image_size=16).write_offline(tmp_path)
     return tmp_path
 
 
@@ -533,8 +534,8 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
         (lambda text: text.replace("dx", "class"), r"it has no column dx, but lesion_id"),
         (lambda text: "", r"it has no column image_id, dx, dataset, but none"),
         (lambda text: text + "H,00001\n", r"data: column dataset=None: image 00001 has none of"),
-        (lambda text: text.splitlines()[0], r"not one image found; it is to hold HAM10000_metadata.csv"),
-        (lambda text: text + '"' + "a" * 200_000, r"field larger than field limit .*; fetch it again"),
+        (lambda text: text.splitlines()[0], r"no image found; it must hold HAM10000_metadata.csv"),
+        (lambda text: text + '"' + "a" * 200_000, r"field larger than field limit .*; download it again"),
         (lambda text: text.replace("image_id", "picture"), r"it has no column image_id, but lesion_id, picture, dx, "),
     ],
 )
@@ -550,7 +551,7 @@ def test_metadata_of_another_encoding_is_refused(ham, encoding):
     table = ham / "HAM10000_metadata.csv"
     text = table.read_text().replace("back", "Rücken")
     table.write_text(text, encoding=encoding)
-    with pytest.raises(UsageError, match=r"HAM10000_metadata.csv': 'utf-8' codec .*; give a readable file of UTF-8"):
+    with pytest.raises(UsageError, match=r"HAM10000_metadata.csv': 'utf-8' codec .*; give a readable UTF-8 file"):
         ready(HAM10000(str(ham), image_size=16))
     table.write_text(text.replace("lesion_id,image_id", "image_id,lesion_id"), encoding="utf-8-sig")
     with pytest.raises(UsageError, match=r"image HAM_0000000 has no file"):
@@ -561,7 +562,7 @@ def test_what_to_do_with_rows_without_image_is_raise_or_skip(ham):
     with pytest.raises(UsageError, match=r"data.missing='drop': choose raise or skip"):
         HAM10000(missing="drop")
     shutil.rmtree(ham / "HAM10000_images_part_1")
-    with pytest.raises(UsageError, match=r"not one image found"):
+    with pytest.raises(UsageError, match=r"no image found"):
         ready(HAM10000(str(ham), image_size=16, missing="skip"))
 
 
@@ -575,13 +576,13 @@ def test_numbers_by_class_add_up_to_the_share_of_all():
     assert stratified(np.array([10, 3, 1, 0]), 0.2).tolist() == [2, 0, 0, 0]
     assert stratified(np.array([7, 7, 7]), 0.5).sum() == 10
     counts = np.array([327, 514, 1099, 115, 1113, 6705, 142])
-    found = stratified(counts, 0.2)
-    assert found.sum() == 2003 and (np.abs(found - 0.2 * counts) < 1).all()
+    numbers = stratified(counts, 0.2)
+    assert numbers.sum() == 2003 and (np.abs(numbers - 0.2 * counts) < 1).all()
 
 
 # ---------------------------------------------------------------- FEMNIST and Synthetic
 def test_femnist_writers_are_clients(tmp_path):
-    FEMNIST(offline=True).write_twin(tmp_path)
+    FEMNIST(offline=True).write_offline(tmp_path)
     data = ready(FEMNIST(str(tmp_path), num_clients=20))
     assert isinstance(data.partitioner, Natural)
     assert [data.info(k).domain for k in (0, 19)] == ["f0000_00", "f0019_00"]
@@ -635,9 +636,9 @@ USER = {"x": [[0.5] * 784], "y": [3]}
         ('{"user_data": {"a": ' + "[" * 100_000, "objects and arrays are nested more than 1000 deep$"),
         ('{"user_data": ' + '{"a": ' * 100_000, "objects and arrays are nested more than 1000 deep$"),
         (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), "reshape"),
-        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels are to be integers"),
+        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels must be integers"),
         (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "parse error: integer overflow$"),
-        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels are to lie in \[0, 1\]"),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels must lie in \[0, 1\]"),
         (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), "invalid char in json text.$"),
         (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), "convert"),
         (json.dumps({"user_data": {"a": USER}})[:-9], "parse error: premature EOF$"),
@@ -650,7 +651,7 @@ USER = {"x": [[0.5] * 784], "y": [3]}
     ],
 )
 def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
-    FEMNIST(offline=True).write_twin(tmp_path)
+    FEMNIST(offline=True).write_offline(tmp_path)
     (tmp_path / "train" / "all_data_1.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=rf"all_data_1.json': not one of LEAF's files of FEMNIST: .*{message}"):
         ready(FEMNIST(str(tmp_path)))
@@ -658,17 +659,17 @@ def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
 
 
 def test_leafs_files_are_to_be_there_with_images(tmp_path):
-    with pytest.raises(UsageError, match=r"it is to hold all_data_\*.json"):
+    with pytest.raises(UsageError, match=r"it must hold all_data_\*.json"):
         ready(FEMNIST(str(tmp_path / "nowhere")))
-    FEMNIST(offline=True).write_twin(tmp_path)
+    FEMNIST(offline=True).write_offline(tmp_path)
     for file in (tmp_path / "test").iterdir():
         file.write_text('{"user_data": {"a": {"x": [], "y": []}}}')
-    with pytest.raises(UsageError, match=r"data.root='.*/test': its files hold not one image"):
+    with pytest.raises(UsageError, match=r"data.root='.*/test': its files hold no images"):
         ready(FEMNIST(str(tmp_path)))
 
 
 def test_other_files_of_leaf_are_parsed_again(tmp_path):
-    FEMNIST(offline=True).write_twin(tmp_path)
+    FEMNIST(offline=True).write_offline(tmp_path)
     assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 240
     (tmp_path / "train" / "all_data_1.json").unlink()
     assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 120
@@ -734,8 +735,8 @@ def test_a_clients_test_has_the_proportions_of_its_labels():
 
 def test_in_proportion_takes_as_many_as_there_are():
     labels = np.repeat([0, 1, 2], [10, 10, 10])
-    found = in_proportion(labels, np.array([4, 2, 0]), np.random.default_rng(0))
-    assert np.bincount(labels[found], minlength=3).tolist() == [10, 5, 0]
+    chosen = in_proportion(labels, np.array([4, 2, 0]), np.random.default_rng(0))
+    assert np.bincount(labels[chosen], minlength=3).tolist() == [10, 5, 0]
     assert len(in_proportion(labels, np.zeros(3, int), np.random.default_rng(0))) == 0
 
 

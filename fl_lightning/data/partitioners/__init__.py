@@ -1,4 +1,4 @@
-"""Partitioners: who holds which sample. Each ends in bounded time, for any skew."""
+"""Partitioners assign samples to clients. Each finishes in bounded time, for any skew."""
 
 from fl_lightning.data.partitioners.base import (
     IID,

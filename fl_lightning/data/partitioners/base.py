@@ -1,4 +1,4 @@
-"""What a partitioner is, and the plain ones. Each ends in bounded time, for any skew."""
+"""The base class of partitioners, and the simple ones. Each finishes in bounded time, for any skew."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Parts = list[np.ndarray]
 
 
 class Partitioner(ABC):
-    """Deals samples out to clients. Subclasses implement the call.
+    """Assigns samples to clients. Subclasses implement ``__call__``.
 
     Attributes:
-        moved: samples that the repair gave to another client in the last call.
-        needs_domains: whether the call takes the domain of each sample ``(N,)``, integers from 0, as fourth argument.
+        moved: number of samples that the last call moved to another client to reach a ``min_size``.
+        needs_domains: whether ``__call__`` takes the domain of each sample ``(N,)``, from 0, as a fourth argument.
     """
 
     moved = 0
@@ -24,27 +24,27 @@ class Partitioner(ABC):
 
     @abstractmethod
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
-        """Sample indices of each client; all randomness comes from ``rng``.
+        """Assign every sample to one client; all randomness comes from ``rng``.
 
         Args:
             labels: label of each sample ``(N,)``.
             num_clients: K, at most N.
-            rng: the stream to draw from.
+            rng: the random generator to draw from.
 
         Returns:
-            K index arrays, which hold every sample exactly once.
+            Sample indices of each client: K arrays that together hold every sample exactly once.
         """
 
 
 class IID(Partitioner):
-    """Every client gets an equal share, drawn at random."""
+    """Every client gets an equal number of samples, drawn at random."""
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
 class Pooled(Partitioner):
-    """All samples on one client: central training, the reference row above every federated method.
+    """All samples at one client: central training, with which federated methods are compared.
 
     Raises:
         UsageError: there are several clients.
@@ -56,16 +56,17 @@ class Pooled(Partitioner):
 
 
 class QuantityDirichlet(Partitioner):
-    r"""Quantity skew: sizes from one draw of :math:`\mathrm{Dir}(\beta)`, samples at random (NIID-Bench).
+    r"""Quantity skew: the clients' sizes are drawn from :math:`\mathrm{Dir}(\beta)`, their samples at random.
 
-    Where NIID-Bench draws the sizes again until every client has ``min_size``, the largest here give to the smallest.
+    NIID-Bench draws the sizes again until every client has ``min_size`` samples. Here they are drawn once, and the
+    largest clients give samples to the smallest.
 
     Args:
         beta: concentration, above 0; small is skewed.
-        min_size: samples that every client holds at least.
+        min_size: the least number of samples of a client.
 
     Raises:
-        UsageError: there are fewer than ``min_size`` samples a client.
+        UsageError: there are fewer than ``min_size`` samples for each client.
     """
 
     def __init__(self, beta: float = 0.5, min_size: int = 10) -> None:
@@ -87,12 +88,12 @@ class QuantityDirichlet(Partitioner):
 
 
 class Shards(Partitioner):
-    r"""Samples in the order of their labels, cut into equal shards, of which every client gets some at random.
+    r"""Sorts the samples by label, cuts them into equal shards, and gives every client some of them at random.
 
-    It is FedLC's :math:`Q(\alpha)` (Zhang et al., ICML 2022), and FedBABU's shards.
+    This is :math:`Q(\alpha)` of FedLC (Zhang et al., ICML 2022), and the shards of FedBABU.
 
     Args:
-        per_client: :math:`\alpha`, shards of a client, at least 1; about as many classes.
+        per_client: :math:`\alpha`, number of shards of a client, at least 1; about its number of classes.
 
     Raises:
         UsageError: there are fewer samples than shards.
@@ -104,8 +105,8 @@ class Shards(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         number = num_clients * self.per_client
-        mend = f"{num_clients} clients need {number} shards of {len(labels)} samples; give fewer"
-        require(number <= len(labels), "Shards.per_client", self.per_client, mend)
+        hint = f"{num_clients} clients need {number} shards of {len(labels)} samples; give fewer"
+        require(number <= len(labels), "Shards.per_client", self.per_client, hint)
         order = rng.permutation(len(labels))
         shards = np.array_split(order[np.argsort(labels[order], kind="stable")], number)
         chosen = rng.permutation(number).reshape(num_clients, self.per_client)
@@ -113,15 +114,16 @@ class Shards(Partitioner):
 
 
 class ClassesPerClient(Partitioner):
-    """Every client holds ``n`` classes, each divided equally among its owners (NIID-Bench, ``#label``).
+    """Every client holds ``n`` classes; each class is divided equally among the clients that hold it.
 
-    Client k has class k modulo C and others at random. Where that would leave a class without owner, it comes first.
+    This is ``#label`` of NIID-Bench. Client k holds class k modulo C, and others at random; classes that no client
+    would hold otherwise are given out first.
 
     Args:
-        n: classes of a client, at least 1.
+        n: number of classes of a client, at least 1.
 
     Raises:
-        UsageError: there are fewer than ``n`` classes, or too few clients to own them all.
+        UsageError: there are fewer than ``n`` classes, or too few clients to hold them all.
     """
 
     def __init__(self, n: int = 2) -> None:
@@ -131,9 +133,9 @@ class ClassesPerClient(Partitioner):
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         classes, codes = np.unique(labels, return_inverse=True)
         number = len(classes)
-        require(self.n <= number, "ClassesPerClient.n", self.n, f"there are {number} classes, give at most that")
-        mend = f"{num_clients} clients cannot own {number} classes; give {-(-number // num_clients)} or more"
-        require(self.n * num_clients >= number, "ClassesPerClient.n", self.n, mend)
+        require(self.n <= number, "ClassesPerClient.n", self.n, f"there are {number} classes, give at most that number")
+        hint = f"{num_clients} clients cannot hold {number} classes; give {-(-number // num_clients)} or more"
+        require(self.n * num_clients >= number, "ClassesPerClient.n", self.n, hint)
         owned = self._owners(number, num_clients, rng)
         table = np.zeros((num_clients, number), np.int64)
         for code in range(number):
@@ -143,7 +145,7 @@ class ClassesPerClient(Partitioner):
         return deal(codes, table, rng)
 
     def _owners(self, number: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Which client owns which class ``(K, C)``."""
+        """Draw which client holds which class ``(K, C)``."""
         owned = np.zeros((num_clients, number), bool)
         owned[np.arange(num_clients), np.arange(num_clients) % number] = True
         spare = list(rng.permutation(np.flatnonzero(~owned.any(0))))
@@ -156,32 +158,32 @@ class ClassesPerClient(Partitioner):
 
 
 def check_min_size(kind: str, min_size: int, num_clients: int, number: int) -> None:
-    """Refuse what no dealing can reach.
+    """Check that there are enough samples for every client to hold ``min_size``.
 
     Raises:
-        UsageError: there are fewer than ``min_size`` samples a client.
+        UsageError: there are fewer than ``min_size`` samples for each client.
     """
-    mend = (
+    hint = (
         f"{num_clients} clients cannot hold that many of {number} samples each; "
         f"give at most {number // num_clients}, or fewer clients"
     )
-    require(min_size * num_clients <= number, f"{kind}.min_size", min_size, mend)
+    require(min_size * num_clients <= number, f"{kind}.min_size", min_size, hint)
 
 
 def round_shares(shares: np.ndarray, number: int) -> np.ndarray:
-    """Whole sizes ``(K,)`` that add up to ``number``, in proportion to ``shares``."""
+    """Integers ``(K,)`` that add up to ``number``, in proportion to ``shares`` ``(K,)``."""
     cuts = np.floor(np.cumsum(shares) / shares.sum() * number).astype(np.int64)
     cuts[np.flatnonzero(shares)[-1] :] = number
     return np.diff(cuts, prepend=0)
 
 
 def deal(codes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Parts:
-    """Samples at random within each class, ``table[k, c]`` of class c to client k.
+    """Give ``table[k, c]`` random samples of class c to client k.
 
     Args:
         codes: class of each sample ``(N,)``, from 0.
-        table: numbers ``(K, C)``, whose columns add up to the sizes of the classes.
-        rng: the stream to draw from.
+        table: numbers of samples ``(K, C)``; its columns add up to the sizes of the classes.
+        rng: the random generator to draw from.
     """
     owner = np.empty(len(codes), np.int64)
     for code in range(table.shape[1]):
@@ -191,6 +193,6 @@ def deal(codes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Part
 
 
 def by_owner(owner: np.ndarray, num_clients: int) -> Parts:
-    """The samples of each client, from the client of each sample ``(N,)``."""
+    """The samples of each client, given the client of each sample ``(N,)``."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(1, num_clients)))

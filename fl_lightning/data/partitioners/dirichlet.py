@@ -11,23 +11,23 @@ from fl_lightning.errors import UsageError, require
 
 
 class Dirichlet(Partitioner):
-    r"""Label skew: each class is dealt out by a draw from :math:`\mathrm{Dir}(\alpha)` over the clients.
+    r"""Label skew: each class is divided over the clients in proportions drawn from :math:`\mathrm{Dir}(\alpha)`.
 
-    A client that already holds its equal share N/K or more gets nothing of the classes that follow, as in the reference
-    partitions of MOON, NIID-Bench, FedDecorr and FedUV. Those draw everything again until every client holds
-    ``min_size`` samples, which may never end and changes the law; here one draw is repaired: clients that are too
-    small get samples of the largest client's most frequent class.
+    A client that already holds its equal share N/K or more gets nothing of the classes that follow, as in the code of
+    MOON, NIID-Bench, FedDecorr and FedUV. That code draws everything again until every client holds ``min_size``
+    samples, which may never end and changes the distribution. Here, by default, one draw is repaired: clients that are
+    too small get samples of the largest client's most frequent class.
 
     Args:
-        alpha: concentration, above 0; small is skewed, infinity would be IID by class.
-        min_size: samples that every client holds at least.
-        repair: ``move`` samples, as above, or ``redraw`` everything until it fits, as the references do, at most
-            ``max_draws`` times.
-        cap: whether a client that holds its share gets no more; without it the law is the plain one.
-        max_draws: draws after which ``redraw`` gives up.
+        alpha: concentration, above 0; small is skewed, and the larger, the closer to equal proportions.
+        min_size: the least number of samples of a client.
+        repair: how ``min_size`` is reached: ``move`` samples as above, or ``redraw`` everything as the papers' code
+            does, at most ``max_draws`` times.
+        cap: whether a client that holds its equal share gets no more; without it, the proportions are those drawn.
+        max_draws: number of draws after which ``redraw`` gives up.
 
     Raises:
-        UsageError: there are fewer than ``min_size`` samples a client, or no draw did.
+        UsageError: there are fewer than ``min_size`` samples for each client, or no draw gave them to all.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Dirichlet(Partitioner):
                 return owner
             owner = self._draw_owners(labels, num_clients, rng)
         raise UsageError(
-            f"Dirichlet.repair='redraw': in {self.max_draws} draws not every of {num_clients} clients got "
+            f"Dirichlet.repair='redraw': none of {self.max_draws} draws gave each of {num_clients} clients "
             f"Dirichlet.min_size={self.min_size} samples; give repair=move, a larger alpha or a smaller min_size"
         )
 
@@ -69,7 +69,7 @@ class Dirichlet(Partitioner):
             members = rng.permutation(np.flatnonzero(labels == label))
             open_ = held < len(labels) / num_clients if self.cap else np.ones(num_clients, bool)
             shares = rng.dirichlet(np.full(num_clients, self.alpha)) * open_
-            # a tiny alpha can leave every open client with exactly 0: they then share equally
+            # with a tiny alpha, all clients that may get samples can have drawn exactly 0: they then share equally
             weights = shares if shares.sum() > 0 else open_.astype(float) if open_.any() else np.ones(num_clients)
             counts = round_shares(weights, len(members))
             owner[members] = np.repeat(np.arange(num_clients), counts)
@@ -80,12 +80,13 @@ class Dirichlet(Partitioner):
 class ClientDirichlet(Partitioner):
     r"""Label skew by client: each draws its own class proportions from :math:`\mathrm{Dir}(\alpha)` (FedDyn's code).
 
-    A client draws its samples by its proportions among the classes that are left; where several ask for more than a
-    class has, it is divided at random. The last samples are thus less skewed than the proportions.
+    A client draws its samples by its proportions, among the classes of which samples are left. If clients ask for more
+    samples of a class than there are, these are divided among them at random. The samples given out last are
+    therefore less skewed than the proportions.
 
     Args:
         alpha: concentration, above 0; small is skewed.
-        sigma: deviation of the logarithm of the clients' sizes; 0 makes them equal.
+        sigma: standard deviation of the logarithm of the clients' sizes; 0 makes them equal.
     """
 
     def __init__(self, alpha: float = 0.5, sigma: float = 0.0) -> None:
@@ -97,11 +98,11 @@ class ClientDirichlet(Partitioner):
         _, codes = np.unique(labels, return_inverse=True)
         left = np.bincount(codes)
         proportions = rng.dirichlet(np.full(len(left), self.alpha), size=num_clients)
-        # every client gets one, and the rest by its share
+        # every client gets one sample, and its share of the others
         rest = round_shares(rng.lognormal(0, self.sigma, num_clients), len(labels) - num_clients)
         need = rest + 1
         table = np.zeros((num_clients, len(left)), np.int64)
-        # each pass serves all, or exhausts a class
+        # each pass either satisfies all clients or exhausts a class
         while need.any():
             got = ration(rng.multinomial(need, among(proportions, left)), left, rng)
             table, need, left = table + got, need - got.sum(1), left - got.sum(0)
@@ -109,14 +110,17 @@ class ClientDirichlet(Partitioner):
 
 
 def among(proportions: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Proportions ``(K, C)`` among the classes of which samples are left ``(C,)``; by those where they have none."""
+    """Proportions ``(K, C)`` restricted to the classes of which samples are left ``(C,)``.
+
+    A client whose proportions of these classes are all 0 gets them in proportion to what is left.
+    """
     weights = proportions * (left > 0)
     weights[weights.sum(1) == 0] = left
     return weights / weights.sum(1, keepdims=True)
 
 
 def ration(wanted: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """What clients get ``(K, C)`` of what they want; a class that has less is divided at random."""
+    """What clients get ``(K, C)`` of what they want; a class that has fewer samples is divided at random."""
     got = wanted.copy()
     for code in np.flatnonzero(wanted.sum(0) > left):
         got[:, code] = rng.multivariate_hypergeometric(wanted[:, code], left[code], method="marginals")
@@ -124,16 +128,16 @@ def ration(wanted: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np
 
 
 def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: int) -> int:
-    """Fill every client up to ``min_size``, in place, from the largest client's most frequent class.
+    """Fill every client up to ``min_size``, in place, with samples of the largest client's most frequent class.
 
     Args:
-        owner: client of each sample ``(N,)``; changed.
+        owner: client of each sample ``(N,)``; overwritten.
         labels: label of each sample ``(N,)``.
         num_clients: K, with ``K * min_size <= N``.
-        min_size: samples every client is to hold.
+        min_size: the number of samples that every client must hold.
 
     Returns:
-        Number of samples that were moved.
+        The number of samples that were moved.
     """
     _, codes = np.unique(labels, return_inverse=True)
     counts = np.zeros((num_clients, codes.max() + 1), np.int64)
@@ -145,7 +149,7 @@ def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: in
         while sizes[client] < min_size:
             donor = int(sizes.argmax())
             code = int(counts[donor].argmax())
-            # half of what the donor can spare at once: the next largest then gives as well
+            # take half of what the donor can spare, so that the next largest client gives as well
             spare = max(1, (sizes[donor] - min_size) // 2)
             number = int(min(min_size - sizes[client], counts[donor, code], spare))
             owner[stock.take(donor, code, number)] = client
@@ -158,7 +162,7 @@ def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: in
 
 
 class _Stock:
-    """The samples of each client and class before the repair, taken from the end."""
+    """The samples of each client and class before the repair; they are taken from the end."""
 
     def __init__(self, owner: np.ndarray, codes: np.ndarray, num_classes: int) -> None:
         self.num_classes = num_classes

@@ -9,13 +9,13 @@ from fl_lightning.errors import require
 
 
 class FromPlan(Partitioner):
-    """Who held what in another run, from its ``plan.npz``.
+    """The partition of another run, read from its ``plan.npz``.
 
     Args:
         path: the file.
 
     Raises:
-        UsageError: no such file, not a plan, or of other numbers of clients or samples.
+        UsageError: there is no such file, it is not a plan, or its number of clients or samples differs.
     """
 
     def __init__(self, path: str) -> None:
@@ -25,9 +25,9 @@ class FromPlan(Partitioner):
         from fl_lightning.data.plan import Plan
 
         parts = Plan.load(self.path).parts
-        clients = f"the plan has {len(parts)} clients, give that"
-        require(len(parts) == num_clients, "data.num_clients", num_clients, clients)
+        hint = f"the plan has {len(parts)} clients, give that number"
+        require(len(parts) == num_clients, "data.num_clients", num_clients, hint)
         number = sum(map(len, parts))
-        mend = f"the plan deals out {number} samples, the data has {len(labels)}; give a plan of this data"
-        require(number == len(labels), "FromPlan.path", self.path, mend)
+        hint = f"the plan has {number} samples, the data has {len(labels)}; give a plan of this data"
+        require(number == len(labels), "FromPlan.path", self.path, hint)
         return parts
