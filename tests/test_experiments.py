@@ -61,7 +61,7 @@ OFFLINE = sorted(path for path in (ROOT / "experiments" / "data").glob("*.yaml")
 
 
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda path: path.stem)
-def test_every_data_set_runs_on_its_offline_twin(path, tmp_path, capsys):
+def test_every_data_set_runs_on_its_offline_data(path, tmp_path, capsys):
     model = ROOT / "experiments" / "models" / "feduvcnn_small_grey.yaml" if "mnist" in path.stem else None
     configs = [path, model or ROOT / "experiments" / "models" / "feduvcnn_small.yaml"]
     classes = {"cifar100": 100, "tiny_imagenet": 200, "image_folder": 12, "office_home": 65, "femnist": 62}

@@ -52,6 +52,11 @@ class References:
         """The batch that is observed from now on; ``rows`` says which of the client's examples it holds."""
         self._batch, self._seen, self._rows = (batch, index), {}, rows if self._caching else None
 
+    @property
+    def models(self) -> dict[str, LightningModule]:
+        """The reference models by name."""
+        return {name: model for name, (model, _) in self._models.items()}
+
     def __contains__(self, name: str) -> bool:
         return name in self._models
 

@@ -186,9 +186,9 @@ def test_the_references_are_the_received_model_and_the_clients_own_last(run, kin
 
     class Watch(Method):
         def penalty(self, client, step):
-            for name, twin in ((n, t[0]) for n, t in client.references._twins.items()):
+            for name, model in client.references.models.items():
                 own = client.memory(method).get("previous") or client.memory(method)["pool"][-1]
-                assert_same_bits(dict(twin.state_dict()), client.received if name == "global" else own)
+                assert_same_bits(dict(model.state_dict()), client.received if name == "global" else own)
                 seen.append(name)
 
     method = kind()

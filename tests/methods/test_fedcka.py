@@ -54,10 +54,10 @@ def test_fedcka_runs_the_references_in_eval_without_gradient_and_only_to_the_sec
         name = "fedcka"
 
         def penalty(self, client, step):
-            for twin, _ in client.references._twins.values():
-                if not hasattr(twin, "watched"):
-                    twin.watched = True
-                    for path, part in twin.named_modules():
+            for model in client.references.models.values():
+                if not hasattr(model, "watched"):
+                    model.watched = True
+                    for path, part in model.named_modules():
                         part.register_forward_hook(
                             lambda m, a, out, path=path: seen.append((path, m.training, torch.is_grad_enabled()))
                         )

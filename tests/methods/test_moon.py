@@ -28,9 +28,9 @@ def test_moon_contrasts_with_the_clients_own_last_models_newest_first(run):
             own = seen.get(client.info.id, [])
             assert len(self._names) == min(len(own), 2)
             for reference, state in zip(self._names, reversed(own), strict=False):
-                twin = client.references._twins[reference][0]
-                assert_same_bits(dict(twin.state_dict()), state)
-                assert differs(dict(twin.state_dict()), client.received)
+                model = client.references.models[reference]
+                assert_same_bits(dict(model.state_dict()), state)
+                assert differs(dict(model.state_dict()), client.received)
             return super().penalty(client, step)
 
         def on_client_end(self, client):
@@ -48,7 +48,7 @@ def test_moon_random_first_model_is_each_clients_own_and_draws_nothing_of_the_cl
         name = "moon"
 
         def penalty(self, client, step):
-            drawn[client.info.id] = client.references._twins["previous"][0].classifier.weight.clone()
+            drawn[client.info.id] = client.references.models["previous"].classifier.weight.clone()
             return super().penalty(client, step)
 
     assert_same_bits(run([Spy(mu=0, first="random")], max_rounds=1)[0], run(max_rounds=1)[0])
