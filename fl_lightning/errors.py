@@ -11,6 +11,10 @@ class ClientError(RuntimeError):
     """A failure inside a run. Names the client, the round and, where known, the loss term."""
 
 
+class LostWorkerError(ClientError):
+    """A worker process has ended, so the run cannot go on."""
+
+
 def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:

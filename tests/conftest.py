@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one seed, and a small run on the embedded digits."""
+"""Fixtures of all tests: one thread, one seed, and a small run on the embedded digits."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from helpers.runs import small_data, small_model, small_trainer
 
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch):
+    torch.set_num_threads(1)  # several cost more than they gain on models of this size
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
 

@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
 from fl_lightning.engine.workers import place
+from fl_lightning.cli import main
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import FedBN
 
@@ -308,12 +309,19 @@ def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, capsys):
 
 
 # ---------------------------------------------------------------------- clusters
+ONE_THREAD = ("--trainer.threads_per_worker=1",)
 
 
-def start(tmp_path, name, launcher=(), more=("--trainer.threads_per_worker=1",), **variables):
-    """A run of SCAFFOLD in a process of its own."""
-    run = ["cli.py", "fit", "--config", "experiments/smoke/scaffold.yaml", "--trainer.max_rounds=3", *more]
-    run += [f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
+def scaffold(tmp_path, name, more):
+    """The command of a run of SCAFFOLD."""
+    config = str(ROOT / "experiments/smoke/scaffold.yaml")
+    size = ["--trainer.max_rounds=3", "--data.train_size=400"]
+    return ["fit", "--config", config, *size, *more, f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
+
+
+def start(tmp_path, name, launcher=(), more=ONE_THREAD, **variables):
+    """That run in a process of its own."""
+    run = ["cli.py", *scaffold(tmp_path, name, more)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **variables}
     environment.pop("PL_GLOBAL_SEED", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -323,7 +331,7 @@ def start(tmp_path, name, launcher=(), more=("--trainer.threads_per_worker=1",),
 def torchrun(tmp_path, name, how, more=()):
     """The same by torchrun, with two workers a node."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", *how]
-    return start(tmp_path, name, launcher, ["--trainer.threads_per_worker=1", *more])
+    return start(tmp_path, name, launcher, [*ONE_THREAD, *more])
 
 
 def end(*runs):
@@ -333,12 +341,18 @@ def end(*runs):
     return texts[0]
 
 
+def by_one_worker(tmp_path, more):
+    """The global model of the same run by one worker, in this process: importing torch and lightning takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["cli.py"])
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        main(scaffold(tmp_path, "alone", more))
+    return saved(tmp_path, "alone")
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The global model of the same run by one worker."""
-    folder = tmp_path_factory.mktemp("alone")
-    end(start(folder, "alone"))
-    return saved(folder, "alone")
+    return by_one_worker(tmp_path_factory.mktemp("alone"), ONE_THREAD)
 
 
 def saved(tmp_path, name):
@@ -370,8 +384,7 @@ def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
 def test_workers_of_several_threads_run_the_program_anew(tmp_path):
     more = ["--trainer.threads_per_worker=2"]
     end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
-    end(start(tmp_path, "one", more=more))
-    assert_same_bits(saved(tmp_path, "threads"), saved(tmp_path, "one"))
+    assert_same_bits(saved(tmp_path, "threads"), by_one_worker(tmp_path, more))
 
 
 KILLED = """

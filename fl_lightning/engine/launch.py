@@ -28,7 +28,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ForkedWorkers(_Launcher):
 
         Raises:
             UsageError: the port is in use.
-            ClientError: a worker was lost.
+            LostWorkerError: a worker was lost.
         """
         if self.environment.node_rank() == 0:
             refuse_port_in_use(self.environment)
@@ -174,10 +174,10 @@ class ForkedWorkers(_Launcher):
                 self._end()
 
     def check(self) -> None:
-        """Whether the others are still there.
+        """See that the other workers of this machine run.
 
         Raises:
-            ClientError: one is not.
+            LostWorkerError: one has ended.
         """
         if not self._children and os.getppid() != self._parent:
             os._exit(1)  # this is a worker whose parent is gone
@@ -186,7 +186,7 @@ class ForkedWorkers(_Launcher):
                 errors = self._final_errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
-                raise ClientError(f"{self.where}worker {rank} (process {child.pid}) {how}{what}")
+                raise LostWorkerError(f"{self.where}worker {rank} (process {child.pid}) {how}{what}")
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")

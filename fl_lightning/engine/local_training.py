@@ -17,7 +17,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers
 from fl_lightning.engine.workers import Workers
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 from fl_lightning.sums import Update
@@ -73,7 +73,7 @@ class LocalTraining:
                 self.client.start(self.loaders.data.info(k), received)
                 self._train(self.loaders.train(k, round_), self.lr_factors[round_])
                 return self.client.finish()
-        except UsageError:
+        except (UsageError, LostWorkerError):
             raise
         except Exception as error:
             raise ClientError(f"client {k}, round {round_}: {error}") from error

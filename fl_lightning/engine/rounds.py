@@ -12,7 +12,7 @@ from fl_lightning.engine.checkpointing import load_model, restore_callbacks, res
 from fl_lightning.engine.evaluation import PHASES
 from fl_lightning.engine.failures import Failures
 from fl_lightning.engine.workers import place
-from fl_lightning.errors import ClientError, UsageError, require
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, require
 from fl_lightning.records.checkpoint import find_checkpoint
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, norm, num_bytes, select
@@ -61,6 +61,8 @@ def train_cohort(run: Run, round_: int) -> Totals:
         run.workers.check()
         try:
             totals.add(run.local_training.visit(k, round_, run.server.state))
+        except LostWorkerError:
+            raise
         except (ClientError, UsageError) as error:
             failures.add(k, error)
             if run.trainer.on_client_error == "raise":

@@ -52,7 +52,7 @@ class Workers:
             self._launcher.where = f"round {round_}: "
 
     def check(self) -> None:
-        """Raise a ClientError where a worker of this machine is lost."""
+        """Raise a LostWorkerError where a worker of this machine has ended."""
         if isinstance(self._launcher, ForkedWorkers):
             self._launcher.check()
 

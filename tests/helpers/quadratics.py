@@ -86,8 +86,9 @@ def pull(a, lr, steps, mu=0.0):
 A, B = [1.0, 4.0, 0.5], [-1.0, 2.0, 5.0]
 
 
-def settle(run, methods, a=A, b=B, sizes=None, batch_size=10_000, start=0.0, lr=0.1, max_rounds=150, **kwargs):
+def settle(run, methods, a=A, b=B, sizes=None, batch_size=10_000, start=0.0, lr=0.1, max_rounds=100, **kwargs):
     """Where the global y ends, and the trainer."""
     model, data = Curved(start=start, lr=lr), curved_data(a, b, sizes, batch_size)
-    state, trainer = run(methods, model=model, data=data, max_rounds=max_rounds, **kwargs)
+    rounds = {"max_rounds": max_rounds, "checkpoint_every_n_rounds": max_rounds}
+    state, trainer = run(methods, model=model, data=data, **rounds, **kwargs)
     return state["y"].item(), trainer

@@ -15,7 +15,7 @@ from fl_lightning.models import MLP, ImageClassifier
 
 
 def test_scaffold_settles_at_the_optimum_with_half_of_the_clients_a_round(run):
-    found, _ = settle(run, [SCAFFOLD()], local_steps=3, cohort_size=2, max_rounds=400)
+    found, _ = settle(run, [SCAFFOLD()], local_steps=3, cohort_size=2)
     assert found == pytest.approx(weighted(B, A), abs=1e-3)
 
 
