@@ -84,7 +84,17 @@ def test_the_partition_is_shown(capsys):
 
 def test_every_data_set_partitioner_and_network_is_named():
     text = README.split("## Data, clients and networks")[1].split("## Your own")[0]
-    bases = {"Augmentation", "Batches", "ClientInfo", "ClientLoader", "FederatedDataModule", "ImageDataModule", "Images", "Partitioner", "Rows"}
+    bases = {
+        "Augmentation",
+        "Batches",
+        "ClientInfo",
+        "ClientLoader",
+        "FederatedDataModule",
+        "ImageDataModule",
+        "Images",
+        "Partitioner",
+        "Rows",
+    }
     changes = {"AutoAugment", "RandomCrop", "RandomFlip", "RandomRotation", "Plan"}
     for name in [
         *(set(data.__all__) - bases - changes),

@@ -260,7 +260,7 @@ def test_the_smallest_inputs_that_fit_are_taken(build, size):
 
 def test_a_model_that_does_not_fit_the_data_ends_the_command_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
-    smoke = Path(__file__).parents[1] / "experiments" / "smoke" / "fedavg.yaml"
+    smoke = Path(__file__).parents[2] / "experiments" / "smoke" / "fedavg.yaml"
     wrong = "--model.init_args.encoder.init_args.in_channels=3"
     with pytest.raises(SystemExit) as stopped:
         main(["fit", f"--config={smoke}", wrong, f"--trainer.default_root_dir={tmp_path}"])

@@ -21,12 +21,12 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
-from fl_lightning.engine.workers import place
 from fl_lightning.cli import main
+from fl_lightning.engine.workers import place
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import FedBN
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):
