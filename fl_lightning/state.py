@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_lightning import foreach
 from fl_lightning.sums import Weighted
 
 __all__ = [
@@ -40,8 +41,7 @@ def tensors(module: nn.Module) -> State:
 def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the tensors of ``live`` in place; names that ``state`` lacks stay as they are."""
     names = [name for name in live if name in state]
-    if names:
-        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
+    foreach.copy_([live[name] for name in names], [state[name] for name in names])
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
@@ -58,13 +58,13 @@ def difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> State:
     """``new - old`` in float64, where the difference of two float32 numbers is practically exact."""
     wide_new = [new[name].detach().double() for name in new]
     wide_old = [old[name].detach().double() for name in new]
-    return dict(zip(new, torch._foreach_sub(wide_new, wide_old), strict=True)) if new else {}
+    return dict(zip(new, foreach.subtract(wide_new, wide_old), strict=True))
 
 
 def norm(state: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm over all entries; 0 for none."""
-    norms = torch._foreach_norm(list(state.values())) if state else [torch.zeros(1)]
-    return torch.linalg.vector_norm(torch.stack(list(norms)))
+    norms = foreach.norms(list(state.values())) or [torch.zeros(())]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def num_bytes(values: Any) -> int:

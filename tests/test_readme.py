@@ -36,6 +36,7 @@ def test_every_command_is_known_to_a_test():
         "tensorboard",
         "--method+=",
         "CCVR",
+        "EarlyStopping",
         "protocols/short.yaml",
         "cifar10.yaml",
         "cli.py test",
@@ -75,6 +76,11 @@ def test_the_commands_for_many_workers_run(capsys):
     main(command("--trainer.devices auto"))
     main(command("torchrun"))  # by one worker; test_workers.py has torchrun itself
     assert capsys.readouterr().out.count("test/accuracy") == 2
+
+
+def test_early_stopping_runs(capsys):
+    main([*command("EarlyStopping"), "--trainer.callbacks.patience", "0", "--trainer.max_rounds", "3"])
+    assert "rounds, test/accuracy" in capsys.readouterr().out
 
 
 def test_the_partition_is_shown(capsys):

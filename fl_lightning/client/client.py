@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning import foreach
 from fl_lightning.client.logged import Logged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
@@ -126,9 +127,7 @@ class Client(LightningModule):
         """
         live = [(self.live[name], value) for name, value in values.items()]
         pairs = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
-        if pairs:
-            gradients, addends = zip(*pairs, strict=True)
-            torch._foreach_add_(gradients, addends, alpha=scale)
+        foreach.add_([gradient for gradient, _ in pairs], [addend for _, addend in pairs], scale)
 
     @torch.no_grad()
     def add_gradients_to(self, totals: Mapping[str, Tensor]) -> None:
@@ -141,14 +140,12 @@ class Client(LightningModule):
     @torch.no_grad()
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
         """Add ``scale`` times ``values`` to the parameters of these names, in place."""
-        torch._foreach_add_([self.live[name] for name in values], list(values.values()), alpha=scale)
+        foreach.add_([self.live[name] for name in values], list(values.values()), scale)
 
     @torch.no_grad()
     def drift_so_far(self, names: list[str]) -> State:
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
-        if not names:
-            return {}
-        gaps = torch._foreach_sub([self.live[name] for name in names], [self.received[name] for name in names])
+        gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
 
     def parameters_under(self, tap: str) -> list[str]:
@@ -188,7 +185,7 @@ class Client(LightningModule):
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         self._taps.remove()
         try:
-            return frozen_copy(self.module, [self, self.module._fabric])
+            return frozen_copy(self.module, [self, self.module.fabric])
         finally:
             self._taps = self._hooked_taps()
 
@@ -329,8 +326,7 @@ def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) ->
         ClientError: something that a client sends is nan or infinite.
     """
     sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload)}}
-    sizes = torch._foreach_norm(list(sent.values()), ord=math.inf) if sent else []
-    for name, size in zip(sent, sizes, strict=True):
+    for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):
             raise ClientError(f"what it sends as {name} is nan or infinite")
 

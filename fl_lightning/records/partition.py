@@ -97,13 +97,13 @@ def draw_means(means: list[Tensor]) -> Figure:
 
 def means_of(datamodule: Any) -> list[Tensor]:
     """The mean input of each example ``(n_k,)``, by client; none where batches do not begin with a tensor."""
-    found = []
+    means = []
     for k in range(datamodule.num_clients):
         batches = [batch[0] for batch in datamodule.train_dataloader(k) if isinstance(batch, (list, tuple))]
         if not all(isinstance(x, Tensor) and x.is_floating_point() for x in batches) or not batches:
             return []
-        found.append(torch.cat([x.flatten(1).mean(1) for x in batches]))
-    return found
+        means.append(torch.cat([x.flatten(1).mean(1) for x in batches]))
+    return means
 
 
 def new_figure(clients: int) -> tuple[Figure, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fl_lightning import foreach
 from fl_lightning.sums.exact import ExactSum
 
 if TYPE_CHECKING:
@@ -192,8 +193,6 @@ def means(values: Mapping[str, Weighted]) -> dict[str, Tensor]:
 @torch.no_grad()
 def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
     """``weight`` times each of the tensors, in float64, with that weight."""
-    if not values:
-        return {}
-    scaled = torch._foreach_mul([value.detach().double() for value in values.values()], float(weight))
+    scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))
     scale = torch.tensor(float(weight), dtype=torch.float64)
     return {name: Weighted(total, scale) for name, total in zip(values, scaled, strict=True)}

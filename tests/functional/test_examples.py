@@ -1,4 +1,4 @@
-"""Every public function has an example in its docstring, and the examples run."""
+"""Every public function has an example in its docstring, its arguments and a source."""
 
 import doctest
 import sys
@@ -9,12 +9,11 @@ from fl_lightning import functional as F
 
 
 @pytest.mark.parametrize("name", F.__all__)
-def test_the_example_of_a_function_runs(name):
+def test_a_function_has_an_example(name):
+    """``--doctest-modules`` runs it."""
     function = getattr(F, name)
     (test,) = doctest.DocTestFinder(recurse=False).find(function, name, sys.modules[function.__module__])
-    assert test.examples, f"{name} has no example"
-    report = []
-    assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
+    assert test.examples
 
 
 @pytest.mark.parametrize("name", F.__all__)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.models import AlexNet
 
-from fl_lightning.cli import Parser, main
+from fl_lightning.cli.program import Parser, main
 from fl_lightning.errors import UsageError
 from fl_lightning.models import (
     MLP,

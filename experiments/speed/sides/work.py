@@ -70,8 +70,8 @@ def without_trainer(args: argparse.Namespace) -> SimpleNamespace:
     data = load_data(args)
     data.setup()
     fabric = Fabric(accelerator="cpu", devices=1)
-    server, worker = SimpleNamespace(round=0), SimpleNamespace(channels_last=False)
-    return SimpleNamespace(data=data, seed=SEED, server=server, fabric=fabric, worker=worker)
+    server, run = SimpleNamespace(round=0), SimpleNamespace(loaders=SimpleNamespace(channels_last=False))
+    return SimpleNamespace(data=data, seed=SEED, server=server, fabric=fabric, run=run)
 
 
 def in_order(loader: Batches, round_: int, k: int) -> Batches:

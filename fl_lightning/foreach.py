@@ -1,0 +1,39 @@
+"""Arithmetic on lists of tensors, each operation in one call however many there are.
+
+These are the private functions ``torch._foreach_*`` on which torch's own optimizers build, as of torch 2.15. No other
+module names them. An empty list is allowed everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Tensors = list[Tensor]
+
+
+def add_(tensors: Tensors, addends: Tensors, scale: float = 1.0) -> None:
+    """Add ``scale`` times the addends, in place."""
+    if tensors:
+        torch._foreach_add_(tensors, addends, alpha=scale)
+
+
+def copy_(tensors: Tensors, values: Tensors) -> None:
+    """Copy the values into the tensors, in place."""
+    if tensors:
+        torch._foreach_copy_(tensors, values)
+
+
+def subtract(tensors: Tensors, subtrahends: Tensors) -> list[Tensor]:
+    """The differences."""
+    return list(torch._foreach_sub(tensors, subtrahends)) if tensors else []
+
+
+def multiply(tensors: Tensors, factor: float) -> list[Tensor]:
+    """``factor`` times each tensor."""
+    return list(torch._foreach_mul(tensors, factor)) if tensors else []
+
+
+def norms(tensors: Tensors, order: float = 2.0) -> list[Tensor]:
+    """The norm of each tensor, a scalar; an infinite ``order`` gives the largest magnitude."""
+    return list(torch._foreach_norm(tensors, ord=order)) if tensors else []
