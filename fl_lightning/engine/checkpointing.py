@@ -64,7 +64,7 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
     run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))
-    run.metrics.history.extend(checkpoint["history"])
+    run.metrics.restore(checkpoint["history"])
     return checkpoint
 
 
