@@ -325,7 +325,7 @@ def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) ->
     Raises:
         ClientError: something that a client sends is nan or infinite.
     """
-    sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload)}}
+    sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload).items()}}
     for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):
             raise ClientError(f"what it sends as {name} is nan or infinite")

@@ -86,7 +86,8 @@ class ClientLoader(Protocol):
 
 def as_client_loader(loader: Any) -> ClientLoader:
     """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
-    return loader if isinstance(loader, ClientLoader) else PlainLoader(loader)
+    # the check of a protocol looks at each of its members; it is skipped for this package's own loaders
+    return loader if isinstance(loader, (Batches, PlainLoader, ClientLoader)) else PlainLoader(loader)
 
 
 class PlainLoader:

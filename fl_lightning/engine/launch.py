@@ -25,6 +25,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.launchers.launcher import _Launcher
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
@@ -73,7 +74,7 @@ def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str |
     if forks(trainer):
         # only then are the data there
         chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
-    print(f"trainer.devices=auto: {chosen} workers on {cores()} cores", file=sys.stderr)
+    rank_zero_info(f"trainer.devices=auto: {chosen} workers on {cores()} cores")
     return chosen, trainer.num_nodes
 
 

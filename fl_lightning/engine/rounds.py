@@ -140,7 +140,7 @@ def aggregate(run: Run, totals: Totals) -> None:
 def count(run: Run, totals: Totals) -> None:
     """Clients and bytes of the round."""
     sent = num_bytes(select(run.server.state, run.client.sent + run.client.sent_others))
-    payload = sum(value.total.numel() * 4 for _, value in flatten(totals.payload))
+    payload = sum(value.total.numel() * 4 for value in flatten(totals.payload).values())
     down, up = sent * len(run.server.cohort), (sent + payload) * totals.num_clients
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": up})
 

@@ -5,7 +5,7 @@ The server adds exactly and divides once, so one process and several compute the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,14 @@ class Sums:
         self._exact = ExactSum(0, device)
         self._totals: dict[str, Any] | None = None
 
+    @torch.no_grad()
     def add(self, values: Mapping[str, Any]) -> None:
         """Add what one client (or one batch) sends: ``Weighted`` values, or dictionaries of them, by name.
 
         Raises:
             ArithmeticError: a value has another shape than before.
         """
-        entries = dict(flatten(values))
+        entries = flatten(values)
         if not entries:
             return
         self._totals = None
@@ -125,26 +126,29 @@ class Sums:
         self._exact.spread(torch.cat(places) if places else torch.zeros(0, dtype=torch.int64), size)
         self._layout, self._totals = layout, None
 
-    def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> list[Tensor]:
-        like: dict[str, Any] = {"dtype": torch.float64, "device": self._exact.device}
-        if path not in entries:
-            return [torch.zeros(length(self._layout[path]), **like)]
-        return [part.detach().to(**like).reshape(-1) for part in (entries[path].total, entries[path].weight)]
+    def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> tuple[Tensor, ...]:
+        device, value = self._exact.device, entries.get(path)
+        if value is None:
+            return (torch.zeros(length(self._layout[path]), dtype=torch.float64, device=device),)
+        total, weight = value.total.to(device, torch.float64), value.weight.to(device, torch.float64)
+        return total.reshape(-1), weight.reshape(-1)
 
 
-def flatten(values: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Weighted]]:
-    """The values of nested dictionaries, each with its path.
+def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
+    """The values of nested dictionaries by their paths.
 
     Raises:
         TypeError: a value is neither ``Weighted`` nor a dictionary.
     """
+    entries: dict[Path, Weighted] = {}
     for name, value in values.items():
         if isinstance(value, Weighted):
-            yield (*path, name), value
+            entries[(*path, name)] = value
         elif isinstance(value, Mapping):
-            yield from flatten(value, (*path, name))
+            entries |= flatten(value, (*path, name))
         else:
             raise TypeError(f"{'/'.join((*path, name))} is a {type(value).__name__}; send Weighted.of(value, weight)")
+    return entries
 
 
 def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
