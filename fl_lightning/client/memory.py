@@ -117,6 +117,10 @@ class Memories(Mapping[int, Memory]):
         self._replaced += [self.files[k] for k, name in new.items() if self.files.get(k, name) != name]
         self.files = self.files | new
 
+    def state_dict(self) -> dict[int, str]:
+        """The name of each client's file, of the clients that remember something."""
+        return dict(self.files)
+
     def remove_replaced(self, folder: Path) -> None:
         """Remove the files that newer ones have replaced, once the checkpoint that names these is written."""
         for name in self._replaced:

@@ -25,7 +25,7 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.workers.rank == 0:
-        save({**contents(run), "round": done, "clients": memories.files}, folder / "last.ckpt")
+        save({**contents(run), "round": done, "clients": memories.state_dict()}, folder / "last.ckpt")
         memories.remove_replaced(folder / "clients")
 
 
