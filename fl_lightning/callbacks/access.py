@@ -138,6 +138,9 @@ class RunAccess:
                 reported.
             client: id of a client, on whose own test data it is evaluated, completed by the entries that stay with it.
         """
+        require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
+        own_data = client is None or phase == "test"
+        require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
         evaluator, whole, before = self.run.evaluator, self._completed(state, client), self.client.state()
         try:
             if client is None:
@@ -181,10 +184,16 @@ class RunAccess:
             client: its id.
             state: as in :meth:`evaluate`.
             steps: local steps, at least 0.
+
+        Raises:
+            UsageError: there is no such client, or ``steps`` is below 0.
         """
+        require(steps >= 0, "trainer.fine_tune: steps", steps, "give 0 or more")
         return self.run.local_training.fine_tune(client, self.server.round, self._completed(state, client), steps)
 
     def _completed(self, state: State | None, client: int | None) -> State:
-        run = self.run
+        """The reported global state with the client's own entries, and with those of ``state`` in their place."""
+        run, number = self.run, self.data.num_clients
+        require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
         own = {} if client is None else next(filter(None, run.workers.gather(run.client.own_entries(client))), {})
         return {**run.methods.evaluated_state(run.server), **own, **(state or {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
+from fl_lightning.errors import require
 from fl_lightning.seeding import address
 
 Phase = str
@@ -55,8 +57,13 @@ class Loaders:
         """The loaders of the ``val`` or ``test`` data; of the test data of one client, where one is given."""
         if phase == "val":
             loaders = self.data.val_dataloader()
+        elif client is None:
+            loaders = self.data.test_dataloader()
         else:
-            loaders = self.data.test_dataloader(*(() if client is None else (client,)))
+            takes_client = bool(signature(self.data.test_dataloader).parameters)
+            hint = "its test_dataloader takes no client, so no client has test data of its own"
+            require(takes_client, "data", type(self.data).__name__, hint)
+            loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
         return [as_client_loader(one) for one in (loaders if isinstance(loaders, (list, tuple)) else [loaders])]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.theirs import TheirData, Theirs
 from torch.nn.functional import cross_entropy
 
+from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC
@@ -107,6 +109,30 @@ def test_an_unknown_tap_and_other_data_are_refused(tmp_path):
         list(trainer.representations(None, ("nothing",)))
     with pytest.raises(UsageError, match=r"data='val': give test or train"):
         trainer.representations(None, ("logits",), "val")
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda trainer: trainer.evaluate("test", client=4), r"client=4: give an id from 0 to 3"),
+        (lambda trainer: trainer.evaluate("val", client=1), r"phase='val': a client has test data"),
+        (lambda trainer: trainer.evaluate("train"), r"phase='train': give val or test"),
+        (lambda trainer: trainer.fine_tune(-1, None, 1), r"client=-1: give an id from 0 to 3"),
+        (lambda trainer: trainer.fine_tune(0, None, -1), r"steps=-1: give 0 or more"),
+        (lambda trainer: trainer.representations(None, ("logits",), client=9), r"client=9: give an id"),
+    ],
+)
+def test_clients_phases_and_steps_that_there_are_not_are_refused(tmp_path, ask, message):
+    trainer = fit(tmp_path, rounds=1)
+    with pytest.raises(UsageError, match=message):
+        ask(trainer)
+
+
+def test_data_without_test_data_of_a_client_are_refused_by_name(tmp_path):
+    trainer = small_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Theirs(), Partitioned(TheirData(), num_clients=2))
+    with pytest.raises(UsageError, match=r"data='Partitioned': its test_dataloader takes no client"):
+        trainer.evaluate("test", client=1)
 
 
 def test_evaluation_is_of_the_global_model_of_a_state_or_on_one_clients_data(tmp_path):
