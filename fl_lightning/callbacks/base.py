@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Callback:
     """The hooks of an observer; each does nothing until it is overridden.
 
+    Arguments are passed by name, so an override keeps the names of those it takes.
+
     With several workers, each worker has its own copy and calls the same hooks. :meth:`on_client_end` and
     :meth:`on_evaluation_batch_end` see only what this worker trains and evaluates; ``trainer.gather`` and
     ``trainer.all_reduce`` bring together what all have seen. ``trainer.run_dir`` is None on all workers but the one
