@@ -1,10 +1,10 @@
-"""The errors a user may see: one line that names the key, the value and the hint."""
+"""The errors that a user may see. Bad input gives one line: the key, its value and a hint."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Bad input, found before anything ran. The command line prints it as one line, without a traceback."""
+    """Bad input. The command line prints it as one line, without a traceback."""
 
 
 class ClientError(RuntimeError):

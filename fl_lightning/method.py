@@ -81,7 +81,7 @@ class Method:
     Attributes:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
-        needs_exchange: whether it means nothing where no weights travel, checked before round 0.
+        needs_exchange: whether it makes no sense in a run that sends no weights, checked before round 0.
     """
 
     requires: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The name under which it logs and keeps: the class name in lower case."""
+        """The name under which it logs, sends and remembers: the class name in lower case."""
         return type(self).__name__.lower()
 
     @property
@@ -101,7 +101,7 @@ class Method:
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
 
-        No client has been here: ``client.info`` is that of client 0.
+        No client has trained yet: ``client.info`` is that of client 0.
         """
 
     def exchanges(self, key: str) -> bool:
@@ -112,7 +112,7 @@ class Method:
         """After the client has received the global state, before its first step."""
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
-        """Training only: the logits ``(B, C)`` which the module's own loss sees."""
+        """The logits ``(B, C)`` that the module's own loss sees, in training only."""
         return logits
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
@@ -120,17 +120,17 @@ class Method:
         return None
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Gradients are final and unscaled: correct them in place."""
+        """Before the gradients, which are unscaled, are clipped and applied: correct them in place."""
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """After each local step: the parameters have moved."""
+        """After the optimizer has moved the parameters: correct them in place."""
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         """After the last local step; reads ``client.change`` and returns what it sends beside the weights."""
         return None
 
     def transform_client_update(self, client: Client, delta: State) -> State:
-        """The change of the parameters, on its way up."""
+        """The change of the parameters that the client sends, after :meth:`on_client_end`."""
         return delta
 
     def client_weight(self, client: Client) -> float | None:
@@ -148,7 +148,7 @@ class Method:
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
-        """After the server's step; ``payload`` is the sum of what the clients returned from :meth:`on_client_end`."""
+        """After the server's step; ``payload`` holds the sums of what :meth:`on_client_end` returned on the clients."""
 
     def evaluated_state(self, server: Server, state: State) -> State:
         """The global state that is evaluated and saved, where it is not the one that is sent."""
@@ -159,7 +159,7 @@ class Method:
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` gave."""
         for value in self._server_values():
             setattr(self, value.name, copy.deepcopy(state[value.name]))
 
@@ -180,11 +180,11 @@ def require_sgd(who: str, optimizer: Optimizer, hint: str, momentum: bool = True
         who: the method that asks.
         optimizer: the client's.
         hint: what to do instead.
-        momentum: whether (plain) momentum may be there.
+        momentum: whether the optimizer may have (plain) momentum.
 
     Raises:
-        UsageError: not SGD, Nesterov momentum or dampening, momentum where it may not be, or parameter groups that
-            differ.
+        UsageError: the optimizer is not SGD, it has Nesterov momentum, dampening or a momentum that it may not have, or
+            its parameter groups differ.
     """
     require(isinstance(optimizer, SGD), f"{who} with the optimizer", type(optimizer).__name__, hint)
     for key in ("nesterov", "dampening", *(() if momentum else ("momentum",))):
@@ -196,7 +196,7 @@ def require_sgd(who: str, optimizer: Optimizer, hint: str, momentum: bool = True
 
 
 class MethodList:
-    """The algebra of composition: what a list of methods does at each hook.
+    """A list of methods as one: what they do together at each hook.
 
     Penalties and gradient corrections add, transforms compose in list order, ``exchanges`` is a logical and, and two
     different client weights are an error.
@@ -209,14 +209,14 @@ class MethodList:
                 raise UsageError(f"method={self.names}: {name} stands twice in the list; keep one of them")
 
     def wanted_taps(self) -> dict[str, str]:
-        """The taps that the methods read, each with the class that asks for it."""
+        """The taps that the methods read, each with the name of the class that reads it."""
         return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         for method in self.methods:
             method.setup(client, optimizer)
-        self.client_weight(client)
+        self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
@@ -235,12 +235,12 @@ class MethodList:
         return all(method.exchanges(key) for method in self.methods)
 
     def on_client_start(self, client: Client) -> None:
-        """Of each method, in list order."""
+        """Call the hook of each method, in list order."""
         for method in self.methods:
             method.on_client_start(client)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
-        """Of each method in list order, on what the one before returned."""
+        """Apply each method's transform to what the one before it in the list returned."""
         for method in self.methods:
             logits = method.transform_logits(client, logits)
         return logits
@@ -251,12 +251,12 @@ class MethodList:
         return {name: term for name, term in terms.items() if term is not None}
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Of each method in list order: corrections add."""
+        """Call the hook of each method, in list order: corrections add."""
         for method in self.methods:
             method.on_before_optimizer_step(client, optimizer)
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Of each method, in list order."""
+        """Call the hook of each method, in list order."""
         for method in self.methods:
             method.on_after_optimizer_step(client, optimizer)
 
@@ -265,7 +265,7 @@ class MethodList:
         return {method.name: method.on_client_end(client) or {} for method in self.methods}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
-        """Of each method in list order, on what the one before returned."""
+        """Apply each method's transform to what the one before it in the list returned."""
         for method in self.methods:
             delta = method.transform_client_update(client, delta)
         return delta
@@ -279,29 +279,29 @@ class MethodList:
         return next(iter(weights.values()), None)
 
     def on_fit_start(self, server: Server) -> None:
-        """Reset the server-side values of each method, then call its hook."""
+        """Set the server values of each method to their initial ones, then call its hook, in list order."""
         for method in self.methods:
             method.reset(server)
             method.on_fit_start(server)
 
     def on_round_start(self, server: Server) -> None:
-        """Of each method, in list order."""
+        """Call the hook of each method, in list order."""
         for method in self.methods:
             method.on_round_start(server)
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
-        """Of each method in list order, on what the one before returned and its own payload."""
+        """Apply each method's transform, with its own payload, to what the one before it in the list returned."""
         for method in self.methods:
             delta = method.transform_update(server, delta, payload.get(method.name, {}))
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
-        """Of each method, with its own payload."""
+        """Call the hook of each method with its own payload, in list order."""
         for method in self.methods:
             method.on_round_end(server, payload.get(method.name, {}))
 
     def evaluated_state(self, server: Server) -> State:
-        """Of each method in list order, on what the one before returned."""
+        """Pass the global state through each method's ``evaluated_state``, in list order."""
         state = server.state
         for method in self.methods:
             state = method.evaluated_state(server, state)
@@ -312,7 +312,7 @@ class MethodList:
         return {method.name: method.state_dict() for method in self.methods}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` gave."""
         for method in self.methods:
             method.load_state_dict(state[method.name])
 

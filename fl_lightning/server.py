@@ -18,12 +18,13 @@ class Server:
     r"""Takes the mean change of a cohort as the negative gradient of an ordinary optimizer.
 
     With ``SGD(lr=1)``, the default, :math:`w^{t+1} = w^t + \sum_k p_k (y_k - w^t) = \sum_k p_k y_k`: FedAvg. Parameters
-    are stepped in float64 and rounded to float32 after each step, so that the mean is rounded once. Buffers (and frozen
-    parameters) never meet the optimizer: floating ones take the plain mean, integer ones its whole part in their dtype.
+    are stepped in float64 and rounded to float32 after each step, so that the mean is rounded once. Buffers and frozen
+    parameters bypass the optimizer, but for floating ones if ``scope`` is ``all_float``: they take the plain mean, and
+    integer ones its whole part in their dtype.
 
     Args:
         state: the initial global state by name.
-        trainable: names of the parameters that the optimizer moves.
+        trainable: names of the parameters that clients train.
         optimizer: builds the server optimizer from parameters; None is ``SGD(lr=1)``.
         num_clients: N.
         num_examples: training examples of all N clients together.
@@ -59,11 +60,11 @@ class Server:
         self.optimizer = build(list(self.parameters.values())) if moved else None
 
     def zeros(self) -> State:
-        """Zeros in the shape of :attr:`parameters`, in float64, for what a method keeps on the server."""
+        """Zeros in the shapes of :attr:`parameters`, in float64, for a method's server value."""
         return {name: torch.zeros_like(value.data) for name, value in self.parameters.items()}
 
     def begin_round(self, round_: int, cohort: list[int]) -> None:
-        """The round that begins, and its clients."""
+        """Set the round that begins, and its cohort."""
         self.round, self.cohort = round_, cohort
 
     def assign(self, state: State) -> None:
@@ -74,7 +75,7 @@ class Server:
                 self.parameters[name].data.copy_(self.state[name])
 
     def step(self, delta: State, others: State) -> None:
-        """Move the parameters by the mean change ``delta``; take the mean ``others`` as they are."""
+        """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``."""
         delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.parameters}
         for name, parameter in self.parameters.items():
             parameter.grad = -delta[name].double() if name in delta else None
@@ -92,12 +93,12 @@ class Server:
         self.state[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """The global state, the server optimizer's state and the number of rounds done."""
+        """The global state, the server optimizer's state and the number of the last round."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
         return {"state": self.state, "optimizer": optimizer, "round": self.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave.
+        """Restore what :meth:`state_dict` gave.
 
         Raises:
             KeyError: the state is that of another model.

@@ -1,4 +1,4 @@
-"""Arithmetic on ``{name: tensor}``, the states that go down to clients."""
+"""Arithmetic on states: ``{name: tensor}``, as they go down to clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
-    """A detached copy."""
+    """A detached copy of a state."""
     return {name: value.detach().clone() for name, value in state.items()}
 
 

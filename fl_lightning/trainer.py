@@ -38,12 +38,13 @@ class FederatedTrainer(RunAccess):
         local_steps: local steps a client makes in a round, at least 1; takes the place of ``local_epochs``.
         participation: share of the clients in a round, in (0, 1].
         cohort_size: number of clients in a round; takes the place of ``participation``.
-        sampler: chooses the cohort; None draws it uniformly.
+        sampler: chooses the cohort of each round; None draws it uniformly.
         server_optimizer: optimizer of the pseudo-gradient; None is SGD with lr 1, which is FedAvg. SGD with momentum is
             FedAvgM.
         server_optimizer_scope: what the server optimizer moves: the ``parameters``, or ``all_float`` entries of the
             state, BatchNorm's statistics among them, as some reference codes do.
-        weighting: client weight: its number of training examples, or the same for all.
+        weighting: a client's weight in the mean: its number of training ``examples``, or the same for all
+            (``uniform``).
         buffers: ``average`` them by weight (integer ones: the whole part), let the server ``keep`` its own, or keep
             them ``local`` to each client.
         eval_every_n_rounds: rounds from one evaluation of the global model to the next; the last round is always
@@ -56,30 +57,31 @@ class FederatedTrainer(RunAccess):
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
             the same, bit for bit, for any number of workers of equal ``threads_per_worker``. Under torchrun and SLURM
-            their number of processes counts.
+            the number of processes they start replaces this argument.
         workers_per_device: workers that share a GPU; on a CPU, workers are counted by ``devices``.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.
         precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ...
         threads_per_worker: threads of each worker, at least 1; None is 1 where there are several workers, else torch's
             choice. With more than 1 thread, several workers run the program anew instead of being forked.
-        client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what is beyond it
-            lies in the folder of temporary files.
+        client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what exceeds it
+            is kept in the folder of temporary files.
         channels_last: keep images and weights in the channels_last memory format, in which convolutions are faster;
             None defers to the module's attribute ``channels_last``, which is true for an ImageClassifier with
-            convolutions and taken as false where there is none.
+            convolutions; a module without this attribute counts as false.
         checkpoint_every_n_rounds: rounds from one checkpoint to the next; the last round always has one.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
-            local epoch; the same bits, for memory: under each model, the compared taps of all examples of a client
-            (1 MB an image for ResNet18's first two layers at 32 px). Needs training batches without augmentation.
+            local epoch. The result has the same bits, at the cost of memory: for each reference model, the compared
+            taps of all examples of a client (1 MB an image for ResNet18's first two layers at 32 px). Needs training
+            batches without augmentation.
         compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
-            ``reduce-overhead``, which takes CUDA graphs on a GPU. Batches smaller than the usual one run as they are.
-            Where it cannot be compiled a warning says so and it runs as it is. Rounding differs from the module's own.
+            ``reduce-overhead``, which uses CUDA graphs on a GPU. Batches smaller than the usual one run uncompiled, and
+            so does a module that cannot be compiled, after a warning. Rounding differs from the uncompiled module.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.
         name: folder of this run's versions; None names it after the methods.
-        on_client_error: what to do when a client fails: raise, or skip it and warn.
+        on_client_error: what to do when a client fails: ``raise``, or ``skip`` it and warn.
         min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
         enable_progress_bar: show a bar over the rounds on a terminal.
@@ -92,7 +94,7 @@ class FederatedTrainer(RunAccess):
         UsageError: an argument out of its range.
     """
 
-    # the methods below that are commands of the program
+    # the methods below that are commands of the command line
     commands = ("fit", "validate", "test", "partition")
 
     def __init__(
@@ -150,10 +152,10 @@ class FederatedTrainer(RunAccess):
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients = on_client_error, min_clients
-        own = [ProgressBar()] if enable_progress_bar else []
-        # one that may end the run comes first, so that the others know whether this round is the last
+        progress = [ProgressBar()] if enable_progress_bar else []
+        # EarlyStopping comes first, so that the others know whether this round is the last
         given = sorted(checks.as_list(callbacks), key=lambda one: not isinstance(one, EarlyStopping))
-        self.callbacks: list[Any] = [*given, RunRecord(), *own]
+        self.callbacks: list[Any] = [*given, RunRecord(), *progress]
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         checks.check_precision(precision, self.fabric.device)
@@ -174,7 +176,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the clients' data: a federated data set, or ``Partitioned`` around any LightningDataModule.
             method: the methods of the run; none is FedAvg.
             ckpt_path: checkpoint to resume from, in its own folder and to the same bits: a path, or ``last`` for that
-                of the newest version of this run. torchrun's restarts resume from the last one by themselves.
+                of the newest version of this run. A restart by torchrun resumes from the last one without being told.
 
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
@@ -218,9 +220,9 @@ class FederatedTrainer(RunAccess):
         return self._launch(partial(rounds.evaluate_once, phase="test", ckpt_path=ckpt_path), model, datamodule, method)
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
-        """Deal the data out to the clients and show who holds what; trains nothing, and returns the folder.
+        """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
 
-        It holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
+        The folder holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
         distribution of the mean pixel of each client's examples.
 
         Args:

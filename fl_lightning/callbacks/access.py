@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 class RunAccess:
-    """The part of a trainer that callbacks may use: what is known of the run, and what they may ask of it.
+    """The part of a trainer that callbacks may use: what is known of the run, and questions about its models.
 
     Attributes:
         max_rounds: rounds of the run.
@@ -38,10 +38,10 @@ class RunAccess:
 
     @property
     def run(self) -> Run:
-        """The parts of the run that this trainer last began; callbacks need none of them.
+        """The parts of the run that this trainer last began. They are internal: callbacks use the members below.
 
         Raises:
-            RuntimeError: it has begun none.
+            RuntimeError: the trainer has begun no run.
         """
         if self._run is None:
             raise RuntimeError("the trainer has no run yet; call fit, validate or test")
@@ -54,7 +54,7 @@ class RunAccess:
 
     @property
     def client(self) -> Client:
-        """The resident module of this worker; ``client.memories()`` are those of the clients that it owns."""
+        """The module in which the clients of this worker train, and, as ``client.memories()``, what they remember."""
         return self.run.client
 
     @property
@@ -79,7 +79,7 @@ class RunAccess:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the present round, by tag."""
+        """The metrics of the present round, by tag."""
         return {} if self._run is None else self._run.metrics.current
 
     @property
@@ -116,7 +116,7 @@ class RunAccess:
         self.run.folder.log_figure(name, figure, self.server.round)
 
     def warn(self, message: str) -> None:
-        """A warning of one line, from the first worker."""
+        """Give a warning of one line, on the first worker only."""
         rank_zero_warn(message, stacklevel=5)
 
     def gather(self, value: Value) -> list[Value]:
@@ -136,7 +136,8 @@ class RunAccess:
             phase: ``val`` or ``test``.
             state: the state, or entries that replace those of the global model; None is the global model, as it is
                 reported.
-            client: id of a client, on whose own test data it is evaluated, completed by the entries that stay with it.
+            client: id of a client: the state is completed by the entries that stay with it, and evaluated on its own
+                test data. (Validation data are not divided over clients.) None uses the data of all.
         """
         require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
         own_data = client is None or phase == "test"
@@ -158,27 +159,30 @@ class RunAccess:
     ) -> Iterator[Observed]:
         """The taps of a state, in eval mode, batch by batch.
 
-        The batches (of training data: the clients) are dealt out over the workers; in ``on_client_end`` a worker is on
-        its own.
+        The batches (of training data: the clients) are dealt out over the workers, which all call this; in
+        ``on_client_end`` a worker is on its own.
 
         Args:
             state: as in :meth:`evaluate`.
             taps: names of the taps.
             data: the test data, or the clients' training data as their loaders give it.
-            client: id of the client whose data it is; None for the test data of all, or all clients in turn.
+            client: id of the client whose data are used and whose entries complete the state; None for the test data of
+                all, or the training data of all clients in turn.
 
         Yields:
             ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
             ``(B,)``, None where it has none; taps by name, ``(B, ...)``.
         """
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
-        whole, round_ = self._completed(state, client), self.server.round + 1
-        return self.run.representations.observe(whole, taps, data, client, round_)
+        whole = self._completed(state, client)
+        # in the batch order of the round to come, not in the one in which the clients have just trained
+        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
 
-        What the client remembers and what the resident module holds stay as they are. It runs on this worker alone.
+        What the client remembers and the state of the run stay as they are. All workers call this, and each does the
+        same steps; in ``on_client_end`` a worker is on its own.
 
         Args:
             client: its id.
@@ -192,7 +196,7 @@ class RunAccess:
         return self.run.local_training.fine_tune(client, self.server.round, self._completed(state, client), steps)
 
     def _completed(self, state: State | None, client: int | None) -> State:
-        """The reported global state with the client's own entries, and with those of ``state`` in their place."""
+        """The global model with the entries that stay with ``client``, wherever they lie, and those of ``state``."""
         run, number = self.run, self.data.num_clients
         require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
         own = {} if client is None else next(filter(None, run.workers.gather(run.client.own_entries(client))), {})

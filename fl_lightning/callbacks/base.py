@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 class Callback:
     """The hooks of an observer; each does nothing until it is overridden.
 
-    With several workers each has its own copy, and calls the same hooks. :meth:`on_client_end` and
+    Arguments are passed by name, so an override keeps the names of those it takes.
+
+    With several workers, each worker has its own copy and calls the same hooks. :meth:`on_client_end` and
     :meth:`on_evaluation_batch_end` see only what this worker trains and evaluates; ``trainer.gather`` and
     ``trainer.all_reduce`` bring together what all have seen. ``trainer.run_dir`` is None on all workers but the one
     that writes. What a callback may use of the trainer is in :class:`~fl_lightning.callbacks.access.RunAccess`.
@@ -30,10 +32,10 @@ class Callback:
         return False
 
     def setup(self, trainer: FederatedTrainer) -> None:
-        """Before anything is written: refuse with a UsageError what does not fit."""
+        """Before anything is written: look at the run, and refuse with a UsageError what does not fit."""
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        """Everything is checked and the run's folder is there; no client has trained."""
+        """Everything is checked and the run's folder exists; no client has trained in this run."""
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         """The cohort of ``trainer.server.round`` is drawn."""
@@ -60,40 +62,40 @@ class Callback:
     def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
         """A model has been evaluated on ``phase``.
 
-        It is the global one, or, where entries of the state do not travel, that of ``client``, with which this worker
-        is on its own.
+        It is the global one, with ``client`` None; or, where entries of the state do not travel, the own model of
+        ``client``. There a worker is on its own, as in :meth:`on_client_end`.
         """
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        """The server has stepped and the global model is evaluated where that is due; ``trainer.log`` still counts."""
+        """The server has stepped, and the model was evaluated if that was due; ``trainer.log`` still counts."""
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """The last round is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint needs of it: tensors and plain values."""
+        """What a run that resumes from a checkpoint needs of the callback: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave, after :meth:`on_fit_start`; empty where the callback is new."""
+        """Restore what :meth:`state_dict` gave, after :meth:`on_fit_start`; ``state`` is empty for a new callback."""
 
     def teardown(self, trainer: FederatedTrainer) -> None:
         """The run is over, or has failed."""
 
 
 def states(callbacks: list[Any]) -> dict[str, dict[str, Any]]:
-    """The state of each callback of this package's kind, by its name in a checkpoint."""
+    """The state of each :class:`Callback`, by its name in a checkpoint; callbacks of other kinds have none."""
     return {name: callback.state_dict() for name, callback in named(callbacks).items()}
 
 
 def load_states(callbacks: list[Any], state: dict[str, dict[str, Any]]) -> None:
-    """Take back what :func:`states` gave; a callback that was not there gets an empty state."""
+    """Restore what :func:`states` gave; a callback that was not there gets an empty state."""
     for name, callback in named(callbacks).items():
         callback.load_state_dict(state.get(name, {}))
 
 
 def named(callbacks: list[Any]) -> dict[str, Callback]:
-    """Our callbacks by class name, numbered from the second of a class on."""
+    """Each :class:`Callback` by class name, with a number from the second of a class on."""
     by_name: dict[str, Callback] = {}
     for callback in callbacks:
         kind = type(callback).__name__

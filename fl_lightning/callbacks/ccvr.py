@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class ClassStatistics:
     """Count, mean and unbiased covariance of the representations of each class, in float64.
 
-    The sums of several clients add, and give what the merging of their means and covariances gives.
+    The sums of several clients can be added; the result is the same as from merging their means and covariances.
 
     Attributes:
         sums: of each class's representations ``(d,)`` and their outer products ``(d, d)``.
@@ -54,7 +54,7 @@ class ClassStatistics:
 
     @property
     def counts(self) -> list[int]:
-        """n_c, C of them."""
+        """The number of examples n_c of each class, C numbers."""
         return [int(sums.totals["rows"].weight) if sums.totals else 0 for sums in self.sums]
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,8 @@ class ClassStatistics:
         require(len(classes) > 0, "CCVR with the largest class", max(self.counts), "it needs 2 examples of a class")
         for c in classes:
             mean, covariance = self.gaussian(c)
-            values, vectors = torch.linalg.eigh(covariance)  # fewer examples than dimensions: some values are 0
+            # with fewer examples than dimensions some eigenvalues are 0, and rounding may make them negative
+            values, vectors = torch.linalg.eigh(covariance)
             noise = torch.randn(number, len(mean), generator=generator, dtype=torch.float64)
             drawn.append(mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
         return torch.cat(drawn).float(), torch.tensor(classes).repeat_interleave(number)
@@ -79,12 +80,12 @@ class CCVR(Callback):
     r"""Calibrates the final global model's classifier on representations drawn from a Gaussian of each class.
 
     After the last round every client's training examples, as its loader gives them, pass the global model in eval mode.
-    The classifier alone is trained on the draws, from the global one's weights. The result of ``fit`` stays what it is:
-    the calibrated model is evaluated as ``ccvr/accuracy`` and saved as ``checkpoints/ccvr.ckpt``.
+    The classifier alone is then trained on the draws, starting from its global weights. The result of ``fit`` does not
+    change: the calibrated model is evaluated as ``ccvr/accuracy`` and saved as ``checkpoints/ccvr.ckpt``.
 
     Args:
-        samples_per_class: M, draws of each class, at least 1; the paper tunes it. Classes with fewer than 2 examples
-            have none.
+        samples_per_class: M, number of draws from each class, at least 1; the paper tunes it. Classes with fewer than 2
+            examples have none.
         epochs: passes over the draws, at least 1.
         lr: learning rate of SGD with momentum 0.9, above 0.
         batch_size: draws of a step, at least 1.
@@ -124,7 +125,7 @@ class CCVR(Callback):
             save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
-        """The sums over all clients, dealt out over the workers."""
+        """The statistics of all clients' representations; the clients are dealt out over the workers."""
         head: nn.Linear = trainer.client.module.get_submodule(trainer.client.tap_paths["logits"])  # type: ignore[assignment]
         statistics = ClassStatistics(head.out_features)
         for _, _, targets, taps in trainer.representations(state, ("representation",), "train"):
@@ -135,7 +136,7 @@ class CCVR(Callback):
         return statistics
 
     def _calibrated(self, trainer: FederatedTrainer, state: State, statistics: ClassStatistics) -> State:
-        """The trained classifier by the names it has in the state."""
+        """The entries of the calibrated classifier, by their names in the state."""
         path = trainer.client.tap_paths["logits"]
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
         classes, width = old["weight"].shape

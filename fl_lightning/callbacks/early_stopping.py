@@ -1,6 +1,6 @@
 """Ends a run when a metric no longer improves.
 
-Lightning's private name that this needs is here alone, as of lightning 2.6:
+Lightning's private name that this needs is used here alone, as of lightning 2.6:
 ``EarlyStopping._evaluate_stopping_criteria``, the rule without the calls of Lightning's own trainer.
 """
 
@@ -29,10 +29,10 @@ class EarlyStopping(Callback):
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.
         min_delta: change that counts as an improvement, at least 0.
-        patience: evaluations without improvement that are borne, at least 0.
-        verbose: say each improvement too, not only why the run ends.
+        patience: evaluations without improvement to tolerate, at least 0.
+        verbose: report each improvement too, not only why the run ends.
         mode: whether the metric improves when it falls (``min``) or rises (``max``).
-        strict: raise where the metric is never logged; else go on to the last round.
+        strict: raise if the metric is never logged; otherwise train to the last round.
         check_finite: end the run when the metric is nan or infinite.
         stopping_threshold: end the run when the metric is better than this; None for none.
         divergence_threshold: end the run when the metric is worse than this; None for none.

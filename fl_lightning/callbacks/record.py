@@ -1,4 +1,4 @@
-"""What a run leaves behind beside its metrics and checkpoints: the plan, the environment, the panels' layout."""
+"""Records a run beside its metrics and checkpoints: the plan, the environment, the layout of TensorBoard's panels."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RunRecord(Callback):
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or trainer.resumed:
             return
-        trainer.data.plan.save(trainer.run_dir / "plan.npz")
         plan = trainer.data.plan
+        plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
         record = {
             **environment(),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Covariance:
-    """The covariance of rows that come batch by batch, in float64: memory is d x d.
+    """The covariance of rows that come batch by batch, in float64, with d x d numbers in memory.
 
     Attributes:
         sums: of the rows ``(d,)`` and of their outer products ``(d, d)``.
@@ -37,6 +37,7 @@ class Covariance:
         self.sums = Sums()
 
     def add(self, z: Tensor) -> None:
+        """Count rows ``(B, ...)``, each flattened to ``(d,)``."""
         rows = z.detach().flatten(1).double()
         totals = {"rows": rows.sum(0), "products": rows.T @ rows}
         self.sums.add({name: Weighted.summed(total, len(rows)) for name, total in totals.items()})
@@ -50,22 +51,22 @@ class Covariance:
 class SpectrumMonitor(Callback):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
-    Each is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
+    Each one is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
     singular value, from 0), as effective and stable rank (``rank/classifier/effective``, ...), in the run's
     ``spectra.npz`` (``rounds`` (R,), ``classifier`` (R, C), ``representation`` (R, d)) and as one figure of all rounds.
 
     Args:
-        every_n_rounds: rounds from one spectrum to the next, at least 1; the last round has one too.
-        local_models: also take every client's local model before aggregation (``rank/<what>/local/<id>``, and
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        local_models: also measure every client's local model before aggregation (``rank/<what>/local/<id>``, and
             ``local_classifier`` (R, N, C), ``local_representation`` (R, N, d) in ``spectra.npz``, nan for clients that
             were not in the cohort). Each costs a pass over the test data.
         max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
 
-    Where entries of the state do not travel (FedBN, FedProto), each is the mean over the clients' own models. Without
-    test data there is the classifier of the global model alone.
+    Where entries of the state do not travel (FedBN, FedProto), each spectrum is the mean over the clients' own models.
+    Without test data only the classifier of the global model has one.
 
     Raises:
-        UsageError: the module's ``logits`` tap is no layer with a weight matrix.
+        UsageError: an argument out of its range, or the tap ``logits`` is no layer with a weight matrix.
     """
 
     requires = ("representation", "logits")
@@ -85,7 +86,6 @@ class SpectrumMonitor(Callback):
         self._last_round = trainer.max_rounds - 1
         self._rounds: list[int] = []
         self._spectra: dict[str, list[np.ndarray]] = {}
-        self._covariance = Covariance()
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
@@ -183,7 +183,7 @@ class SpectrumMonitor(Callback):
 
 
 def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
-    """A figure of all rounds' singular values over their index, logarithmic, early rounds dark and late ones light."""
+    """Plot the singular values of all rounds over their index, on a logarithmic scale; later rounds are lighter."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -193,7 +193,7 @@ def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
     axes = figure.add_subplot()
     shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
     for round_, values in zip(rounds, spectra, strict=True):
-        # below rounding of the largest a value says nothing, and 1e-100 would flatten the rest
+        # values below the rounding error of the largest mean nothing, and one of 1e-100 would flatten the other curves
         shown = np.where(values > VISIBLE * max(map(np.max, spectra)), values, np.nan)
         axes.semilogy(np.arange(len(values)), shown, color=shade.to_rgba(np.array(round_)), linewidth=1)
     axes.set(xlabel="index", ylabel="singular value", title=TITLES[what])

@@ -1,4 +1,4 @@
-"""One line from the pages in which a config parser explains what did not fit."""
+"""Shortens the error messages of a config parser, which can fill pages, to one line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WRONG = re.compile(
           .*?\ Given\ value:\ (.+?)(?:\ -\ |$))""",
     re.VERBOSE,
 )
-NAMED = re.compile(r"<class '|'>")
+CLASS_REPR = re.compile(r"<class '|'>")
 
 
 def shorten(message: str) -> str:
-    """The key, the value and the hint of a parser's message, where they can be told; else the message on one line."""
+    """The key, the value and the hint in a parser's message, where its form is known; else the message on one line."""
     text = " ".join(message.split())
     wrong = list(WRONG.finditer(text))
     if wrong:
@@ -49,15 +49,15 @@ def shorten(message: str) -> str:
 
 
 def wanted(kind: str) -> str:
-    """What types ask for, in words: ``typing.Literal['a', 'b']`` is ``a or b``, ``<class 'float'>`` a float."""
+    """The values that a type allows, in words: ``a or b`` for ``typing.Literal['a', 'b']``."""
     choices = re.match(r"typing.Literal\[(.+)\]$", kind)
     if choices:
         return " or ".join(re.findall(r"'([^']*)'", choices[1]))
-    return f"a value of type {re.sub(NAMED, '', kind).replace(', ', ' or ')}".replace("NoneType", "null")
+    return f"a value of type {re.sub(CLASS_REPR, '', kind).replace(', ', ' or ')}".replace("NoneType", "null")
 
 
 def parameters(path: str) -> list[str]:
-    """What the constructor of the class at ``path`` takes, its bases' share of ``**kwargs`` included."""
+    """The arguments of the constructor of the class at ``path``, with those that ``**kwargs`` passes to its bases."""
     module, name = path.rsplit(".", 1)
     names: dict[str, None] = {}
     for kind in getattr(import_module(module), name).__mro__:
@@ -70,14 +70,14 @@ def parameters(path: str) -> list[str]:
 
 
 def known_for(key: str) -> str:
-    """The names of our classes for a key, as ``one of A, B, or``; nothing where there is no such list."""
+    """The names of our classes for a key, as ``one of A, B, or``; empty for a key without classes of ours."""
     base = BASES.get(key.rsplit(".", 1)[-1])
     names = sorted({kind.__name__ for kind in subclasses(base)}) if base else []
     return f"one of {', '.join(names)}, or " if names else ""
 
 
 def subclasses(base: type) -> list[type]:
-    """The concrete subclasses of ours, of any depth."""
+    """The concrete subclasses that this package defines, at any depth."""
     children: list[type] = base.__subclasses__()
     kinds = [kind for child in children for kind in (child, *subclasses(child))]
     ours = [kind for kind in kinds if kind.__module__.startswith("fl_lightning")]

@@ -93,7 +93,7 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def after_fit(self) -> None:
-        """The last metrics and where everything lies, on one line."""
+        """Print the last metrics and the run's folder, on one line."""
         trainer: Any = self.trainer
         if trainer.global_rank > 0:
             return
@@ -116,7 +116,7 @@ class FederatedCLI(LightningCLI):
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:
-    """The error of ours among the causes of ``error``: jsonargparse wraps what a constructor raises."""
+    """The UsageError among the causes of ``error``, None without one: jsonargparse wraps what a constructor raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen and not isinstance(error, UsageError):
         seen.add(id(error))
@@ -126,7 +126,7 @@ def usage_error(error: BaseException | None) -> UsageError | None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as one line without the line of code that gave them."""
+    """Print warnings as one line, without the line of code that raised them."""
     before, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
     try:
         yield

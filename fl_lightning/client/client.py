@@ -1,4 +1,4 @@
-"""The client: the one resident LightningModule of a process, which clients visit with their data and memory."""
+"""The resident module of a worker process, in which its clients train one after another: each time a *visit*."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning import foreach
@@ -32,31 +32,30 @@ Buffers = Literal["average", "keep", "local"]
 
 
 class Client(LightningModule):
-    """A visit: the user's module with a client's state, data description and memory in it.
+    """The user's module as one client has it during its visit: with its state, data description and memory.
 
-    Its :meth:`training_step` is the loss of the user's module plus the penalties of the methods. The module is loaded
-    in place; nothing is built per client.
+    Its :meth:`training_step` is the loss of the user's module plus the penalties of the methods. There is one object
+    for all clients of a process: the state of each is loaded in place, and nothing is built per client.
 
     Args:
         module: the user's LightningModule.
-        methods: what acts on the client.
+        methods: the methods of the run.
         taps: tap name to submodule path of ``module``.
-        memories: what clients keep between rounds; None keeps all of it in main memory.
+        memories: what clients keep between rounds; None is memories without a limit.
         seed: base seed of the run, for what a method draws.
         weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
         buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
             keeps them with each client.
-        cache_references: run the reference models once a visit on each example, not once an epoch.
+        cache_references: run the reference models on each example once a visit, not once an epoch.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
             own entries where they do not travel; do not change it.
         info: number of examples, label counts ``(C,)``, domain and id of the client.
-        weight: p_k, before it is normalised over the cohort; known in ``on_client_end``.
+        weight: p_k, before it is normalised over the cohort; set before ``on_client_end``.
         epoch: the present pass over the client's data, from 0.
         num_steps: local steps taken in this visit so far.
-        drift: Euclidean norm of :attr:`change`, after the visit.
-        lr: learning rate of the first parameter group, as of the last local step.
+        drift: Euclidean norm of :attr:`change`; set before ``on_client_end``.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
     """
@@ -79,7 +78,7 @@ class Client(LightningModule):
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
-        # buffers that are in no state: they must not carry something from one client to the next
+        # buffers that are in no state dict: they are reset, so that nothing carries over from one client to the next
         self._transient = [part for part in module.buffers() if all(part is not value for value in self.live.values())]
         self._initial = [part.clone() for part in self._transient]
         self.received: State = {}
@@ -88,7 +87,6 @@ class Client(LightningModule):
         self.epoch = 0
         self.num_steps = 0
         self.drift = 0.0
-        self.lr = 0.0
         self._memories = memories if memories is not None else Memories()
         self._change: State | None = None
         self.tap_paths = dict(taps)
@@ -112,7 +110,7 @@ class Client(LightningModule):
         return MappingProxyType(self._change)
 
     def state(self) -> State:
-        """A copy of the client's present state."""
+        """A copy of the state that the module has now."""
         return clone(self.live)
 
     def memory(self, method: Method) -> dict[str, Any]:
@@ -158,26 +156,27 @@ class Client(LightningModule):
         Args:
             name: the tag.
             value: a number or a scalar tensor.
-            *args: as in Lightning.
+            *args: accepted, as by Lightning's ``log``, and ignored.
             weight: its weight; None is the number of examples of the present batch.
-            **kwargs: as in Lightning; ``batch_size`` is a weight as well.
+            **kwargs: accepted, as by Lightning's ``log``; all but ``batch_size``, another name for the weight, are
+                ignored.
         """
         self.logged.add(name, value, kwargs.get("batch_size") if weight is None else weight)
 
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
 
-        It runs in eval mode, as far as the last of ``taps``, the names to be observed; None is every tap. Methods that
-        use one name share one model.
+        It runs in eval mode, and only as far as the last of ``taps``, the names of those to observe; None observes all.
+        Methods that use the same name share one model.
         """
         if name not in self.references:
             self.references.add(name, self.frozen_copy())
         self.references.load(name, state, taps)
 
     def observe(self, name: str) -> dict[str, Tensor]:
-        """The taps of the reference model ``name`` on the current batch, run only as far as the last one asked for.
+        """The taps of the reference model ``name`` on the current batch.
 
-        It is run once per batch, however many methods observe it.
+        The model is run once per batch, however many methods observe it.
         """
         return self.references.observe(name)
 
@@ -202,7 +201,7 @@ class Client(LightningModule):
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
 
     def start(self, info: ClientInfo, received: State) -> None:
-        """Begin the visit of ``info.id``: load the received state and what the client kept, then ask the methods."""
+        """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
         self.info, self.received = info, {**received, **self.own_entries(info.id)}
         self.epoch, self.num_steps, self._change = 0, 0, None
         self.logged.clear()
@@ -214,7 +213,7 @@ class Client(LightningModule):
         self.methods.on_client_start(self)
 
     def begin_epoch(self, epoch: int, watched: bool = False) -> None:
-        """Begin a pass over the client's data; ``watched`` where a scheduler asks for the means of this pass."""
+        """Begin a pass over the client's data; ``watched`` if a scheduler needs the means of this pass."""
         self.epoch = epoch
         if watched:
             self.logged.mark()
@@ -241,17 +240,16 @@ class Client(LightningModule):
         return output["loss"] if isinstance(output, Mapping) else output
 
     def begin_step(self, optimizer: Optimizer) -> None:
-        """Gradients are there: let the methods correct them."""
+        """Let the methods correct the gradients, before they are clipped."""
         self.methods.on_before_optimizer_step(self, optimizer)
 
     def end_step(self, optimizer: Optimizer) -> None:
-        """The parameters have moved."""
-        self.lr = optimizer.param_groups[0]["lr"]
+        """The optimizer has stepped: call the methods, and count the step."""
         self.methods.on_after_optimizer_step(self, optimizer)
         self.num_steps += 1
 
     def finish(self) -> Update:
-        """End the visit: remember the entries that do not travel, and give what the client sends.
+        """End the visit: keep the entries that do not travel, and return what the client sends.
 
         Raises:
             ClientError: a loss term, the result or something that the client sends is nan or infinite.
@@ -269,11 +267,11 @@ class Client(LightningModule):
         return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift)
 
     def load(self, state: State) -> None:
-        """Put a state into the module, for evaluation."""
+        """Load a state into the module outside of a visit, for evaluation."""
         copy_into(self.live, state)
 
     def release(self) -> None:
-        """Give the module back as it came: without hooks, without our ``log``."""
+        """Give the user's module back as it was: without hooks, and with its own ``log`` and ``forward``."""
         self._taps.remove()
         module: Any = self.module
         for name in ("log", "log_dict", "forward"):
@@ -282,15 +280,15 @@ class Client(LightningModule):
 
     @property
     def taps(self) -> Taps:
-        """The taps of the module."""
+        """The taps of the user's module."""
         return self._taps
 
     def own_entries(self, k: int) -> State:
-        """The state entries of client ``k`` that do not travel, as it left them; none before its first visit."""
+        """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
         return self._memories.get(k, {}).get("state", {})
 
     def memories(self) -> Memories:
-        """The memories of the clients that this process owns, by id and method."""
+        """The memories of the clients that this worker owns, by id."""
         return self._memories
 
     # ------------------------------------------------------------------ inside
@@ -320,7 +318,7 @@ class Client(LightningModule):
 
 
 def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:
-    """Refuse to add what would make every sum nan.
+    """Refuse an update that would make the sums over the cohort nan.
 
     Raises:
         ClientError: something that a client sends is nan or infinite.
@@ -346,8 +344,3 @@ def targets_of(batch: Any) -> Tensor | None:
     if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[1], Tensor):
         return batch[1]
     return None
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a module normalises over the batch in one dimension, which a batch of one example cannot."""
-    return any(isinstance(part, nn.BatchNorm1d) for part in module.modules())

@@ -1,4 +1,4 @@
-"""What a module logs: collected, averaged by examples and written once a round."""
+"""Collects what a module logs, as totals weighted by examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_lightning.sums import Weighted
 
 
 class _Mean:
-    """A running mean by examples which also counts how long it stayed finite, without waiting for the device."""
+    """A running weighted mean. It counts how many values stayed finite, without waiting for the device at each step."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -38,7 +38,7 @@ class _Mean:
 
     @property
     def finite(self) -> int:
-        """Values before the total was nan or infinite."""
+        """How many values were added before the total became nan or infinite."""
         self._read()
         return self._finite
 
@@ -52,10 +52,10 @@ class _Mean:
 
 
 class Logged:
-    """Collects the values of ``self.log`` and the terms of the loss in one pass over some data.
+    """Collects the values of ``self.log`` and the terms of the loss, in a visit or an evaluation.
 
     Attributes:
-        batch_size: number of examples of the present batch, the weight of what is logged without a ``batch_size``.
+        batch_size: number of examples of the present batch, the weight of what is logged without one.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Logged:
         self._terms, self._named_by_module = {}, set()
 
     def add(self, name: str, value: Any, weight: float | None = None) -> None:
-        """What the module logged itself; it takes precedence over a term of the same name."""
+        """Add a value that the module logged itself; it takes precedence over a term of the same name."""
         weight = self.batch_size if weight is None else weight
         if isinstance(value, Metric):
             _, seen = self._metrics.get(name, (value, 0))
@@ -82,7 +82,7 @@ class Logged:
         self._mean(name, value, weight)
 
     def add_term(self, name: str, value: Tensor) -> None:
-        """A term of the loss, watched for being finite."""
+        """Add a term of the loss, which :meth:`first_bad_term` watches."""
         self._terms[name] = None
         if name not in self._named_by_module:
             self._mean(name, value, self.batch_size)
@@ -98,7 +98,7 @@ class Logged:
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
     def mark(self) -> None:
-        """Begin an epoch, for :meth:`current`."""
+        """Set the mark from which :meth:`current` counts."""
         self._marks = {name: (mean.total, mean.weight) for name, mean in self._means.items()}
 
     def current(self, name: str | None) -> float:
@@ -108,16 +108,16 @@ class Logged:
         return (mean.total - total) / max(mean.weight - weight, 1)
 
     def take(self) -> dict[str, Weighted]:
-        """The totals of the numbers logged so far, which then count no more."""
+        """The totals of the numbers logged so far, by name; they are then forgotten."""
         totals = {name: Weighted.summed(mean.total, mean.weight) for name, mean in self._means.items()}
         self._means = {}
         return totals
 
     def sums(self) -> dict[str, Weighted]:
-        """The totals by name; a torchmetrics object gives its value, weighted by its examples, and is reset."""
+        """As :meth:`take`, with torchmetrics objects: each gives its value, weighted by its examples, and is reset."""
         totals = self.take()
         for name, (metric, weight) in self._metrics.items():
-            # the value of this worker: the others may have no such metric at this moment
+            # this worker's value alone: the others may not compute this metric now, and it would wait for them
             metric.sync_on_compute = False
             totals[name] = Weighted.of(metric.compute(), weight)
             metric.reset()

@@ -24,10 +24,11 @@ Memory = dict[str, dict[str, Any]]
 
 
 class Memories(Mapping[int, Memory]):
-    """The memories of the clients that this worker owns, by id: tensors and plain values by method.
+    """The memories of the clients that this worker owns, by id.
 
-    Beyond ``limit`` those of the clients that were not visited for the longest time lie on disk, each in a file of its
-    own that is written atomically; they come back memory-mapped.
+    A client's memory holds tensors and plain values by method and, as ``state``, the entries of the state that do not
+    travel. Beyond ``limit``, the memories of the clients whose last visit is the longest ago lie on disk, each in a
+    file of its own that is written atomically and read back memory-mapped.
 
     Args:
         limit: bytes of tensors held in main memory, at least 0.
@@ -51,7 +52,7 @@ class Memories(Mapping[int, Memory]):
         self._replaced: list[str] = []
 
     def __getitem__(self, k: int) -> Memory:
-        """The memory of client ``k``; reading it does not bring it back from disk for good."""
+        """The memory of client ``k``, to read; one that lies on disk stays there."""
         return self._held[k] if k in self._held else load(self._on_disk[k])
 
     def __iter__(self) -> Iterator[int]:
@@ -62,14 +63,14 @@ class Memories(Mapping[int, Memory]):
 
     # ------------------------------------------------------------------ a visit
     def visited(self, k: int) -> Memory:
-        """The memory of client ``k`` for a visit, which may change it; an empty one where it has none."""
+        """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
         if k not in self._held:
             memory = load(self._on_disk[k]) if k in self._on_disk else {}
             self._held[k] = self._moved(memory, self.device)
         return self._held[k]
 
     def settle(self, k: int) -> None:
-        """The visit of client ``k`` is over: count what it holds now, and make room."""
+        """End the visit of client ``k``: count what its memory holds now, and keep to :attr:`limit`."""
         if k not in self._held:
             return
         if not any(self._held[k].values()):
@@ -84,7 +85,7 @@ class Memories(Mapping[int, Memory]):
         return self.keys() & set(clients)
 
     def note_owners(self, owned: list[set[int]]) -> None:
-        """Take note of the clients that each worker owns, by rank."""
+        """Record the owners: ``owned`` holds the clients that each worker owns, by rank."""
         self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
 
     def follow(self, placed: list[list[int]], workers: Workers) -> None:
@@ -104,12 +105,13 @@ class Memories(Mapping[int, Memory]):
                 self._unpack(k, workers.receive(self.owners[k]))
 
     # ------------------------------------------------------------------ checkpoints
-    def write(self, folder: Path, round_: int, workers: Workers) -> None:
-        """Write the clients that were visited since the last checkpoint, a file each; all workers call this.
+    def write(self, folder: Path, done: int, workers: Workers) -> None:
+        """Write the memories of the clients that have trained since the last checkpoint; all workers call this.
 
-        The files of the last checkpoint stay until :meth:`remove_replaced`.
+        Each is a file, whose name holds the number of rounds ``done``. The files of the last checkpoint stay until
+        :meth:`remove_replaced`.
         """
-        written = {k: f"{k}-{round_}.pt" for k in sorted(self._changed)}
+        written = {k: f"{k}-{done}.pt" for k in sorted(self._changed)}
         for k, name in written.items():
             save(self[k], folder / name)
         self._changed.clear()
@@ -132,8 +134,9 @@ class Memories(Mapping[int, Memory]):
 
         Args:
             paths: file of each client.
-            workers: how many, and which this one is.
-            in_place: whether the run resumes in the folder of the checkpoint; else every file is written anew.
+            workers: the workers, over which the clients are dealt out in turn.
+            in_place: whether the run resumes in the folder of the checkpoint; if not, the next checkpoint writes every
+                file anew.
         """
         self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
         self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
@@ -143,7 +146,7 @@ class Memories(Mapping[int, Memory]):
             self._changed |= {*self}
 
     def close(self) -> None:
-        """Remove the files of the clients that lie on disk; those of checkpoints stay."""
+        """Remove the files that were written beyond the limit; those of checkpoints stay."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -157,7 +160,7 @@ class Memories(Mapping[int, Memory]):
             self._spill(next(iter(self._held)))
 
     def _pack(self, k: int) -> Tensor:
-        """Take the memory of client ``k`` out, as bytes ``(n,)``; none where it has none."""
+        """Remove the memory of client ``k`` and return it as bytes ``(n,)``; no bytes if it has none."""
         if k not in self:
             return torch.empty(0, dtype=torch.uint8)
         buffer = io.BytesIO()
@@ -169,7 +172,7 @@ class Memories(Mapping[int, Memory]):
         return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
     def _unpack(self, k: int, packed: Tensor) -> None:
-        """Take in what :meth:`_pack` gave."""
+        """Store what :meth:`_pack` of another worker gave."""
         if len(packed):
             self._held[k], changed = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
             self._changed |= {k} if changed else set()
@@ -188,7 +191,7 @@ class Memories(Mapping[int, Memory]):
 
     def _count(self, k: int, size: int) -> None:
         """Client ``k`` now holds ``size`` bytes in memory."""
-        # a total beside the sizes: adding them up anew would make a round quadratic in its clients
+        # the total is kept beside the sizes: adding them up each time would make a round quadratic in its clients
         self._total += size - self._sizes.pop(k, 0)
         self._sizes |= {k: size} if size else {}
 

@@ -40,16 +40,16 @@ class References:
         self._rows: Rows | None = None
 
     def start(self) -> None:
-        """Begin a visit: nothing is asked for and nothing cached."""
+        """Begin a visit: forget which taps were wanted, and what was cached."""
         self._wanted, self._caches = {}, {}
         self.end_batch()
 
     def end_batch(self) -> None:
-        """Let go of the current batch and what was observed on it."""
+        """Release the current batch and what was observed on it."""
         self._batch, self._seen, self._rows = (None, 0), {}, None
 
     def begin_batch(self, batch: Any, index: int, rows: Rows | None) -> None:
-        """The batch that is observed from now on; ``rows`` says which of the client's examples it holds."""
+        """Set the batch to observe from now on; ``rows`` says which of the client's examples it holds."""
         self._batch, self._seen, self._rows = (batch, index), {}, rows if self._caching else None
 
     @property
@@ -61,11 +61,11 @@ class References:
         return name in self._models
 
     def add(self, name: str, model: LightningModule) -> None:
-        """Call a frozen copy of the module ``name``."""
+        """Register a frozen copy of the module under ``name``."""
         self._models[name] = (model, Taps(model, self.tap_paths))
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
-        """Give the model ``name`` its state for this visit, to be observed at ``taps`` (None: at all)."""
+        """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
         copy_into(tensors(self._models[name][0]), state)
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
@@ -83,7 +83,7 @@ class References:
         return {tap: values[tap] for tap in sorted(self._wanted[name])}
 
     def _cached(self, name: str, rows: Rows) -> Observation:
-        """The same, from the cache where it holds them. The cache holds values of full batches only.
+        """As :meth:`_run`, from the cache where it holds the examples. The cache holds values of full batches only.
 
         A matrix product may round the rows of a smaller matrix differently. So a smaller batch is always run. The first
         time it is also filled up to a full batch, which is run for the cache.
@@ -102,25 +102,25 @@ class Cache:
     """The taps of one reference model on a client's examples, filled batch by batch.
 
     Args:
-        number: the client's examples.
+        number: how many examples the client has.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._held = torch.zeros(number, dtype=torch.bool)
         self._values: Observation = {}
-        self._last: dict[str, bool] = {}
+        self._channels_last: dict[str, bool] = {}
 
     def holds(self, index: Tensor) -> bool:
         """Whether the taps of all these examples are there."""
         return bool(self._held[index].all())
 
     def put(self, index: Tensor, observation: Observation) -> None:
-        """Keep the first ``len(index)`` rows of each tap."""
+        """Keep the first ``len(index)`` rows of each tap, as the values of these examples."""
         for tap, value in observation.items():
             # stored in its memory format, so that it comes back in it
-            self._last[tap] = value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)
-            rows = value.permute(0, 2, 3, 1) if self._last[tap] else value
+            self._channels_last[tap] = is_channels_last(value)
+            rows = value.permute(0, 2, 3, 1) if self._channels_last[tap] else value
             if tap not in self._values:
                 self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
             self._values[tap][index.to(rows.device)] = rows[: len(index)]
@@ -129,7 +129,7 @@ class Cache:
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""
         chosen = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
-        return {tap: rows.permute(0, 3, 1, 2) if self._last[tap] else rows for tap, rows in chosen.items()}
+        return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
 
 
 def fill(batch: Any, rows: Rows) -> Any:
@@ -141,8 +141,12 @@ def fill(batch: Any, rows: Rows) -> Any:
 
 def like_layout(new: Tensor, old: Tensor) -> Tensor:
     """``new`` in the memory format of ``old``."""
-    last = old.ndim == 4 and old.is_contiguous(memory_format=torch.channels_last)
-    return new.contiguous(memory_format=torch.channels_last) if last else new
+    return new.contiguous(memory_format=torch.channels_last) if is_channels_last(old) else new
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Whether a tensor ``(B, C, H, W)`` lies in the channels_last memory format."""
+    return images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningModule:
@@ -152,7 +156,7 @@ def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningMo
         module: the module.
         shared: objects that the copy refers to instead of copying them.
     """
-    compiled = module.__dict__.pop("forward", None)  # compiled for the module: the copy must not call it
+    compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
         frozen: Any = copy.deepcopy(module, {id(one): one for one in shared})
     finally:

@@ -15,11 +15,11 @@ from fl_lightning.errors import UsageError
 
 
 class _Reached(BaseException):
-    """The last tap was recorded: leave the forward. A BaseException, so that no model's ``except`` takes it."""
+    """Leaves the forward once the last tap is recorded. A BaseException, so that no model's ``except`` catches it."""
 
 
 class Taps:
-    """Records the outputs of the submodules at ``paths`` while :attr:`recording`.
+    """Records the outputs of the submodules at ``paths``.
 
     Args:
         module: the model.
@@ -83,7 +83,7 @@ class Taps:
 
 
 def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The paths of the taps in ``wanted`` (tap name to who wants it).
+    """The paths of the taps in ``wanted`` (tap name to the name of who wants it).
 
     A module names its own in an attribute ``taps``; ``extra`` (``trainer.taps``) adds to them or replaces them.
 

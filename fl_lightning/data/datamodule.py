@@ -106,7 +106,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         return []
 
     def test_dataloader(self) -> Any:
-        """The test data: none, unless a subclass has some."""
+        """The test data: none, unless a subclass has some.
+
+        A subclass whose clients have test data of their own takes the id of a client as an optional argument, as
+        :class:`ImageDataModule` does. Callbacks that ask for one client's data need it.
+        """
         return []
 
 

@@ -1,4 +1,4 @@
-"""Loaders of batches: what the engine asks of one, the loader of this package's image data, and any other's adapter."""
+"""Loaders of batches: what the engine needs of one, the loader of image data, and an adapter for any other."""
 
 from __future__ import annotations
 

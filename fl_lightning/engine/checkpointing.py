@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: the ``state_dict()`` of each part, which the part takes back."""
+"""Saves a run to a checkpoint, part by part, and restores it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def save_run(run: Run, folder: Path) -> None:
-    """Write ``last.ckpt``, and a file for each client that was visited since the last checkpoint.
+    """Write ``last.ckpt``, and a file for each client that has trained since the last checkpoint.
 
     All workers call this. The old checkpoint stays valid until the new one is complete.
     """
@@ -30,7 +30,7 @@ def save_run(run: Run, folder: Path) -> None:
 
 
 def contents(run: Run) -> dict[str, Any]:
-    """The state of a run, but for the clients' memories."""
+    """The state of a run, without the clients' memories."""
     return {
         "state_dict": run.methods.evaluated_state(run.server),
         "server": run.server.state_dict(),
@@ -47,12 +47,12 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
-    """Restore a run, but for its callbacks, from a checkpoint, and return what this holds.
+    """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
-    Without a path nothing is restored.
+    Without a path nothing is restored, and the contents only say that no round is done.
 
     Raises:
-        UsageError: it is no checkpoint of this run: another seed, partition, model or list of methods.
+        UsageError: it is not a checkpoint of this run: another seed, partition, model or list of methods.
     """
     if path is None:
         return {"round": 0}
@@ -69,16 +69,16 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Give the callbacks their state from a checkpoint, where it holds any."""
+    """Restore the callbacks from the contents of a checkpoint; nothing where no checkpoint was read."""
     if "callbacks" in checkpoint:
         load_states(run.callbacks, checkpoint["callbacks"])
 
 
 def load_model(model: LightningModule, path: Path) -> dict[int, State]:
-    """Load the global model of a checkpoint, and return the clients' own entries.
+    """Load the global model of a checkpoint, and return the state entries that stay with each client.
 
     Raises:
-        UsageError: no such file, or another model's.
+        UsageError: there is no such file, or it is a checkpoint of another model.
     """
     checkpoint = read(path)
     try:

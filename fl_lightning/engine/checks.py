@@ -20,7 +20,7 @@ from fl_lightning.method import MethodList
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
-# what each of the trainer's arguments must fulfil, and the hint where it does not
+# the condition on each argument of the trainer that has a range, and the hint where it does not hold
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: n >= 0, "give 0 or more rounds"),
     "local_epochs": (lambda n: n >= 1, "give 1 or more local epochs"),
@@ -44,7 +44,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments of the trainer that are out of their range.
 
     Raises:
-        UsageError: one is, by its name.
+        UsageError: an argument is; the error names it.
     """
     for name, (fits, hint) in RANGES.items():
         require(fits(arguments[name]), f"trainer.{name}", arguments[name], hint)
@@ -53,7 +53,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse what does not fit the data, once they are there.
+    """Refuse what does not fit the data, once they are set up.
 
     Raises:
         UsageError: a cohort of more clients than there are; a model of fewer classes; a method that counts labels where
@@ -70,12 +70,12 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
 
 
 def as_list(given: Any) -> list:
-    """A list of what may be a list, one thing or None."""
+    """A list, from a list, a single object or None."""
     return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
 def check_module(model: LightningModule) -> None:
-    """Refuse what the loop cannot drive.
+    """Refuse a module that local training cannot run.
 
     Raises:
         UsageError: no ``training_step`` or ``configure_optimizers``, or manual optimization.
@@ -136,7 +136,7 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
 
 
 def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None:
-    """Refuse what is no number or list of devices.
+    """Refuse anything but a number, a list or ``auto`` for the devices, and numbers below 1.
 
     Raises:
         UsageError: an argument out of its range.
@@ -149,7 +149,7 @@ def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None
 
 
 def check_precision(precision: Any, device: torch.device) -> None:
-    """Refuse a precision that the device lacks, for which another would be taken silently.
+    """Refuse a precision that the device lacks; torch would silently use another.
 
     Raises:
         UsageError: float16 on a CPU, or bfloat16 on a GPU that has none.

@@ -19,15 +19,15 @@ from fl_lightning.errors import require
 
 
 class CompiledForward:
-    """Stands for the ``forward`` of a module while it trains.
+    """Replaces the ``forward`` of a module, and runs it compiled in training.
 
-    A client's last batch is mostly smaller than the others. It runs uncompiled: each size would be compiled anew, and
-    BatchNorm would see padding.
+    A client's last batch is mostly smaller than the others. It runs uncompiled, since torch would compile each size
+    anew, and with padding to one size BatchNorm would see the padding.
 
     Args:
         module: the module.
         mode: of ``torch.compile``; True is its default.
-        warn: told once where compiling fails.
+        warn: called once if compiling fails.
     """
 
     def __init__(self, module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ class CompiledForward:
         self._usual = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's own ``forward`` gives."""
+        """The output of the module's own ``forward``."""
         rows = len(args[0]) if args and isinstance(args[0], Tensor) and args[0].ndim else 0
         self._usual = max(self._usual, rows)
         if self._compiled is None or not self.module.training or rows < self._usual:
@@ -54,14 +54,14 @@ def check_compile(mode: bool | str) -> None:
     """Refuse a mode that ``torch.compile`` does not have.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: ``mode`` is not one of torch's.
     """
     modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
     require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")
 
 
 def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:
-    """Let a module run through :class:`CompiledForward`, until ``forward`` is taken out of its attributes."""
+    """Let a module run through :class:`CompiledForward`, until :meth:`Client.release` removes that."""
     # torch would reuse code compiled for another module of this class, without the hooks that record this one's taps
     torch._dynamo.reset()
     module.__dict__["forward"] = CompiledForward(module, mode, warn)

@@ -1,4 +1,4 @@
-"""Evaluation of a model on the validation or test data, its batches dealt out over the workers."""
+"""Metrics of a model on the validation or test data, and its activations; batches are dealt out over the workers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Evaluator:
     Args:
         client: the resident module.
         loaders: the evaluation data.
-        workers: who share the batches.
-        call: calls a hook of the callbacks.
+        workers: the workers that share the batches.
+        call: calls a hook of all callbacks, by its name.
     """
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
 
     def global_model(self, phase: str, state: State, observed: bool = True) -> dict[str, float]:
-        """Metrics of ``state`` by tag; none without data. If ``observed``, callbacks see each batch."""
+        """Metrics of ``state`` by tag; none without data. Callbacks see each batch if ``observed``."""
         self.client.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase), observed)
 
@@ -52,7 +52,7 @@ class Evaluator:
         Args:
             phase: ``val`` or ``test``.
             state: the global state.
-            own: each client of this worker, with the entries of its own that complete ``state``.
+            own: the clients of this worker, each with its own entries, which replace those of ``state``.
             observed: whether callbacks see each batch.
         """
         sums = Sums()
@@ -65,7 +65,7 @@ class Evaluator:
         return {tag: float(mean) for tag, mean in sums.means().items()}
 
     def on_own_data(self, phase: str, state: State, k: int) -> dict[str, float]:
-        """Metrics of ``state`` on the data of client ``k`` alone, unobserved."""
+        """Metrics of ``state`` on the test data of client ``k``, or on all validation data; callbacks do not see it."""
         self.client.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, k), False)
 
@@ -77,7 +77,7 @@ class Evaluator:
     def _evaluate(
         self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None
     ) -> dict[str, float]:
-        """Metrics by tag of what is loaded, in eval mode."""
+        """Metrics by tag of the state that is loaded, in eval mode."""
         module, name = self.client.module, step_name(self.client.module, phase)
         if not loaders or name is None:
             return {}
@@ -85,7 +85,7 @@ class Evaluator:
         module.eval()
         self.client.logged.clear()
         sums = Sums()
-        # where the module adds something up over the batches by itself, every worker evaluates all
+        # a module that adds something up over the batches by itself must see all of them, so every worker runs all
         with self.workers.alone(not can_share(module, stage)):
             with ambient(self.loaders.seed, phase):
                 getattr(module, f"on_{stage}_epoch_start")()
@@ -105,7 +105,7 @@ class Evaluator:
         for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
             self.client.logged.batch_size = count_examples(batch)
-            # each batch has its own address, whoever evaluates the others
+            # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, phase, index, batch_idx), self.loaders.fabric.autocast():
                 step(batch, batch_idx)
             sums.add(self.client.logged.take())
@@ -115,22 +115,28 @@ class Evaluator:
 
 
 class BatchIndex(NamedTuple):
-    """Which batch: of which client's data (None: of the test data of all), and its number in the pass."""
+    """Which batch it is.
+
+    Args:
+        client: id of the client whose data it is; None for the test data of all.
+        batch: its index in the pass.
+    """
 
     client: int | None
     batch: int
 
 
+# index, batch, targets and taps
 Observed = tuple[BatchIndex, Any, Tensor | None, dict[str, Tensor]]
 
 
 class Representations:
-    """The taps of a state on test or training data, observed in a frozen copy of the module.
+    """Activations of a state on test or training data, recorded in a frozen copy of the module.
 
     Args:
-        client: the resident module, of which the copy is made.
+        client: the resident module, which is copied.
         loaders: the data.
-        workers: who share the batches.
+        workers: the workers that share the batches.
         taps: taps that the trainer adds to those of the module.
     """
 
@@ -142,7 +148,7 @@ class Representations:
     def observe(
         self, state: State, names: tuple[str, ...], data: str, client: int | None, round_: int
     ) -> Iterator[Observed]:
-        """The batches of this worker, each with its index, targets and the taps called ``names``."""
+        """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         self._copy = self._copy or self.client.frozen_copy()
         copy_into(tensors(self._copy), state)
         asked = dict.fromkeys(names, "trainer.representations")
@@ -157,7 +163,7 @@ class Representations:
             taps.remove()
 
     def _train(self, client: int | None, round_: int) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
-        """All batches of the clients of this worker."""
+        """All training batches of this worker's share of the clients."""
         step = bound_step(self._copy, "training_step")
         clients = range(self.loaders.data.num_clients) if client is None else [client]
         for k in clients[self.workers.rank :: self.workers.size]:
@@ -174,13 +180,13 @@ class Representations:
 
 
 def step_name(module: LightningModule | None, phase: str) -> str | None:
-    """The step that evaluates ``phase``: its own, or for test the validation step; None where there is none."""
+    """The name of the step that evaluates ``phase``: for test, the validation step stands in; None without either."""
     names = ("validation_step",) if phase == "val" else ("test_step", "validation_step")
     return next((name for name in names if is_overridden(name, module)), None)
 
 
 def bound_step(module: LightningModule | None, name: str, dataloader_idx: int = 0) -> Callable[[Any, int], Any]:
-    """A step of the module as a function of a batch and its index, whichever arguments it takes."""
+    """A step of the module as a function of a batch and its index, whichever of Lightning's arguments it declares."""
     step = getattr(module, name)
     extra = (
         {"dataloader_idx": dataloader_idx} if is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else {}
@@ -191,7 +197,7 @@ def bound_step(module: LightningModule | None, name: str, dataloader_idx: int = 
 
 
 def can_share(module: LightningModule, stage: str) -> bool:
-    """Whether the batches can be dealt out: not where the module adds something up over them by itself."""
+    """Whether the batches can be dealt out: not if the module itself adds something up over them."""
     hooks = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
     accumulates = any(isinstance(part, Metric) for part in module.modules())
     return not accumulates and not any(is_overridden(hook, module) for hook in hooks)

@@ -1,6 +1,6 @@
-"""Starting the workers: forked from this process, started by a cluster, or by running the program again.
+"""Starts the workers: by forking this process, by running the program again, or by joining those of a cluster.
 
-Lightning's private names that this needs are here alone, as of lightning 2.6: ``_Launcher``, and of ``DDPStrategy``
+Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, and ``DDPStrategy``'s
 ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
 """
 
@@ -35,12 +35,12 @@ from fl_lightning.sampling import size_of_cohort
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
-# errors that say enough without a traceback
-SAID = (UsageError, ClientError, KeyboardInterrupt)
+# errors whose message is enough without a traceback
+PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt)
 
 
 def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
-    """Fabric for the workers that ``devices`` and ``num_nodes`` ask for.
+    """Fabric for the workers that ``devices``, ``num_nodes`` and ``trainer.workers_per_device`` ask for.
 
     Raises:
         UsageError: the accelerator, precision or devices do not fit together.
@@ -64,7 +64,7 @@ def forks(trainer: FederatedTrainer) -> bool:
 
 
 def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str | list[int], int]:
-    """Devices of a node and number of nodes: the cluster's, or the trainer's arguments."""
+    """Devices of a node and number of nodes: those of the cluster, else those of the trainer's arguments."""
     world = world_of_cluster()
     if world is not None:
         return world
@@ -72,14 +72,14 @@ def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str |
         return trainer.devices, trainer.num_nodes
     chosen = max(1, cores() // (trainer.threads_per_worker or 1))
     if forks(trainer):
-        # only then are the data there
+        # before workers are forked the data are set up, so the number of clients is known
         chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
     rank_zero_info(f"trainer.devices=auto: {chosen} workers on {cores()} cores")
     return chosen, trainer.num_nodes
 
 
 class ClientStrategy(DDPStrategy):
-    """Workers that train different clients: each has the whole model, and nothing wraps it.
+    """A strategy for workers that train different clients: each has the whole model, and nothing wraps it.
 
     Args:
         workers_per_device: processes that share a device.
@@ -119,7 +119,7 @@ class ClientStrategy(DDPStrategy):
         if distributed.is_initialized():
             return
         try:
-            # the sums are added in float64 on the CPU, whatever trains; a round may take hours
+            # gloo: sums are added in float64 on the CPU, whatever the device; the timeout: a round may take hours
             world: dict[str, Any] = {"rank": environment.global_rank(), "world_size": environment.world_size()}
             store, _, _ = next(distributed.rendezvous("env://", **world, timeout=timedelta(minutes=5)))
             distributed.init_process_group("gloo", timeout=timedelta(days=30), store=of_attempt(store), **world)
@@ -130,15 +130,15 @@ class ClientStrategy(DDPStrategy):
 class ForkedWorkers(_Launcher):
     """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
 
-    A forked process starts in a tenth of a second; importing torch and lightning takes several. It has one thread: the
-    other threads of this process do not exist there, and a parallel operation would wait for them forever.
+    A forked process starts in a tenth of a second; importing torch and lightning takes several seconds. It has one
+    thread: the other threads of this process do not exist there, and a parallel operation would wait for them forever.
 
     Args:
-        environment: address and port.
-        number: of workers.
+        environment: address and port at which the workers meet.
+        number: number of workers.
 
     Attributes:
-        where: how far the run is, for the message about a worker that is lost.
+        where: how far the run has come, for the message about a lost worker.
     """
 
     is_interactive_compatible = True
@@ -165,7 +165,7 @@ class ForkedWorkers(_Launcher):
             self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
             try:
                 return function(*args, **kwargs)
-            except SAID:
+            except PLAIN_ERRORS:
                 raise
             except Exception:
                 self._wait(2.0)  # the connection to a lost worker breaks before the process has ended
@@ -175,7 +175,7 @@ class ForkedWorkers(_Launcher):
                 self._end()
 
     def check(self) -> None:
-        """See that the other workers of this machine run.
+        """Check that the other workers of this machine still run.
 
         Raises:
             LostWorkerError: one has ended.
@@ -194,7 +194,7 @@ class ForkedWorkers(_Launcher):
         self._final_errors[rank] = context.SimpleQueue()
         # not a daemon, which could have no loader processes of its own
         child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=False)
-        # else the child would write what lies in a buffer of this process once more
+        # the child would write the contents of this process's buffers a second time
         sys.stdout.flush()
         sys.stderr.flush()
         child.start()
@@ -208,8 +208,8 @@ class ForkedWorkers(_Launcher):
         try:
             function(*args, **kwargs)
         except BaseException as error:
-            # worker 0 reports an error that all share; the traceback of a user's error exists only here
-            if not isinstance(error.__cause__ or error, SAID):
+            # worker 0 reports plain errors, which all workers share; another error has its traceback only here
+            if not isinstance(error.__cause__ or error, PLAIN_ERRORS):
                 traceback.print_exc()
             self._final_errors[rank].put(f"{type(error).__name__}: {error}")
             sys.stderr.flush()
@@ -232,7 +232,7 @@ class ForkedWorkers(_Launcher):
 
 
 def of_attempt(store: distributed.Store) -> distributed.Store:
-    """A part of torchrun's store for this attempt: after a restart, the rest may hold the addresses of dead workers."""
+    """The part of torchrun's store for this attempt: the parts of earlier ones may hold addresses of dead workers."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         # each node counts its own restarts, so count the workers that have joined instead
@@ -253,7 +253,7 @@ def refuse_port_in_use(environment: ClusterEnvironment) -> None:
 
 @contextmanager
 def restored_environment() -> Iterator[None]:
-    """Restore the environment variables afterwards: they belong to one run."""
+    """Restore the environment variables after the block: those set in it belong to one run."""
     before = dict(os.environ)
     try:
         yield
@@ -275,7 +275,7 @@ def world_of_cluster() -> tuple[int, int] | None:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Let torch use ``number`` threads; None leaves its choice."""
+    """In this block let torch use ``number`` threads; None leaves the choice to torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -285,7 +285,7 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator of glibc keep freed blocks up to 1 GiB for the next use; nothing elsewhere.
+    """Let the allocator of glibc keep freed blocks up to 1 GiB for the next use; no effect on other systems.
 
     By default it returns blocks above some megabytes to the system. Every activation and gradient of a step then lies
     on new pages, and getting those costs more than computing a small layer.

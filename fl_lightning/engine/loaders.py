@@ -1,4 +1,4 @@
-"""The loaders of a run, each seeded with its address, and the way of their batches to the device."""
+"""The loaders of a run, seeded with addresses, and the transfer of their batches to the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
 from fl_lightning.errors import require
 from fl_lightning.seeding import address
 
-Phase = str
-
 
 class Loaders:
     """Batches of the clients' training data and of the evaluation data, on the device.
@@ -26,7 +24,7 @@ class Loaders:
         data: the clients' data.
         seed: base seed of all addressed streams.
         channels_last: memory format of images.
-        limit: batches of a pass, None for all.
+        limit: most batches of a visit or of a pass over evaluation data; None for no limit.
     """
 
     def __init__(
@@ -40,11 +38,11 @@ class Loaders:
         self.fabric, self.data, self.seed = fabric, data, seed
         self.channels_last, self.limit = channels_last, limit
         self._precision = fabric.strategy.precision
-        # nothing to move and nothing to convert
+        # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
 
     def train(self, k: int, round_: int, purpose: str = "batches") -> ClientLoader:
-        """The loader of client ``k``, seeded with the address of a visit."""
+        """The loader of client ``k``, seeded for ``purpose`` in a round."""
         loader = as_client_loader(self.data.train_dataloader(k))
         loader.seed(address(self.seed, purpose, round_, k))
         return loader
@@ -53,8 +51,8 @@ class Loaders:
         """One pass over a client's data: batches on the device, each with its rows."""
         return ((rows, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
-    def evaluation(self, phase: Phase, client: int | None = None) -> list[ClientLoader]:
-        """The loaders of the ``val`` or ``test`` data; of the test data of one client, where one is given."""
+    def evaluation(self, phase: str, client: int | None = None) -> list[ClientLoader]:
+        """The loaders of the ``val`` or ``test`` data; ``client`` restricts test data to those for one client."""
         if phase == "val":
             loaders = self.data.val_dataloader()
         elif client is None:
@@ -67,7 +65,7 @@ class Loaders:
         return [as_client_loader(one) for one in (loaders if isinstance(loaders, (list, tuple)) else [loaders])]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
-        """The batches of one of ``size`` workers, on the device, with their indices."""
+        """The batches of worker ``rank`` of ``size``, on the device, each with its index in the pass."""
         shared = loader.share(rank, size, self.limit, self.channels_last)
         return ((index, self.to_device(batch)) for index, batch in shared)
 

@@ -32,11 +32,11 @@ class LocalTraining:
         fabric: device and precision.
         client: the resident module.
         loaders: the clients' batches.
-        workers: the workers; where one of them is lost, local training ends.
-        local_epochs: passes over the client's data.
-        local_steps: local steps, in place of passes.
+        workers: the workers; local training ends where one of them is lost.
+        local_epochs: passes over the client's data in a visit.
+        local_steps: local steps in a visit; takes the place of ``local_epochs``.
         gradient_clip_val: largest gradient norm, None for none.
-        lr_factors: factor on the client's learning rates, by round.
+        lr_factors: factor on the clients' learning rates, by round.
 
     Attributes:
         stopwatch: seconds by phase since the start of the round.
@@ -62,10 +62,12 @@ class LocalTraining:
         self._batches: dict[int, int] = {}
 
     def visit(self, k: int, round_: int, received: State) -> Update:
-        """Client ``k`` trains in round ``round_`` from ``received``, and gives what it sends.
+        """Train client ``k`` in round ``round_`` from ``received``, and return what it sends.
 
         Raises:
-            ClientError: anything that failed, named by client, round and, where known, the loss term and step.
+            ClientError: something failed; names the client, the round and, where known, the loss term and the step.
+            UsageError: something does not fit together.
+            LostWorkerError: a worker was lost.
         """
         self.stopwatch.start()
         try:
@@ -99,7 +101,8 @@ class LocalTraining:
             client.load(state)
             client.module.train()
             optimizer, _ = self._optimizers.fresh(1.0)
-            for index, (_, batch) in self._passes(self.loaders.train(k, round_, "fine_tune"), steps):
+            passes = self._passes(self.loaders.train(k, round_, "fine_tune"), steps)
+            for index, (_, batch) in itertools.chain.from_iterable(map(enumerate, passes)):
                 with self.fabric.autocast():
                     loss = client.own_loss(batch, index)
                 if loss is not None:
@@ -111,11 +114,12 @@ class LocalTraining:
         client.logged.clear()
         return tuned
 
-    def _passes(self, loader: ClientLoader, steps: int) -> Iterator[tuple[int, Batch]]:
-        """``steps`` batches, from as many passes as they take, with their indices in the pass."""
-        while steps > 0 and len(loader) > 0:
-            yield from enumerate(itertools.islice(self.loaders.batches(loader), steps))
-            steps -= len(loader)
+    def _passes(self, loader: ClientLoader, steps: int) -> Iterator[Iterator[Batch]]:
+        """As many passes over the client's data as ``steps`` batches take; the last one may be cut short."""
+        batches = len(loader)
+        while steps > 0 and batches > 0:
+            yield itertools.islice(self.loaders.batches(loader), steps)
+            steps -= batches
 
     def _train(self, loader: ClientLoader, lr_factor: float) -> None:
         module = self.client.module
@@ -123,7 +127,7 @@ class LocalTraining:
         watched = any(config.reduce_on_plateau for config in schedulers)
         module.on_train_start()
         self.stopwatch.lap("load")
-        for epoch, batches in enumerate(self._epochs(loader)):
+        for epoch, batches in enumerate(self._passes(loader, self._visit_length(loader))):
             self.client.begin_epoch(epoch, watched)
             module.on_train_epoch_start()
             for index, (rows, batch) in enumerate(batches):
@@ -133,14 +137,10 @@ class LocalTraining:
             self._step_schedulers(schedulers, "epoch", epoch + 1)
         module.on_train_end()
 
-    def _epochs(self, loader: ClientLoader) -> Iterator[Iterator[Batch]]:
-        """The passes over the client's data; with ``local_steps`` they go on until the steps are done."""
-        batches = len(loader)
-        left = batches * self.local_epochs if self.local_steps is None else self.local_steps
-        left = left if self.loaders.limit is None else min(left, self.loaders.limit)
-        while left > 0 and batches > 0:
-            yield itertools.islice(self.loaders.batches(loader), left)
-            left -= batches
+    def _visit_length(self, loader: ClientLoader) -> int:
+        """How many batches a visit takes."""
+        steps = len(loader) * self.local_epochs if self.local_steps is None else self.local_steps
+        return steps if self.loaders.limit is None else min(steps, self.loaders.limit)
 
     def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> bool:
         """One local step; False where the module skipped the batch."""
@@ -165,7 +165,7 @@ class LocalTraining:
         return True
 
     def _backward(self, loss: torch.Tensor, optimizer: Optimizer) -> None:
-        """Gradients of the loss, unscaled."""
+        """Compute the gradients of the loss, and undo the precision's scaling of them."""
         module = self.client.module
         module.on_before_zero_grad(optimizer)
         optimizer.zero_grad()
@@ -180,7 +180,7 @@ class LocalTraining:
             torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
 
     def _step_schedulers(self, schedulers: Schedulers, interval: str, done: int) -> None:
-        """Step the module's own schedulers as Lightning does within a fit: per local epoch or per local step."""
+        """Step the module's own schedulers as Lightning does within a fit: after local epochs or local steps."""
         for config in schedulers:
             if config.interval == interval and done % config.frequency == 0:
                 metric = self.client.logged.current(config.monitor) if config.reduce_on_plateau else None
@@ -188,7 +188,7 @@ class LocalTraining:
 
 
 class Stopwatch:
-    """Seconds by phase: each lap is the time since the last one."""
+    """Seconds by phase: a lap is the time since the last one."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

@@ -1,6 +1,6 @@
 """The client optimizers that a user's module configures.
 
-Lightning's and torch's private names that this needs are here alone, as of lightning 2.6 and torch 2.15:
+Lightning's and torch's private names that this needs are used here alone, as of lightning 2.6 and torch 2.15:
 ``lightning.pytorch.core.optimizer._configure_optimizers`` and ``_configure_schedulers_automatic_opt``, which read what
 ``configure_optimizers`` may return, and the hooks of ``torch.optim.Optimizer``.
 """
@@ -23,7 +23,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     """A new optimizer (and schedulers) of the user's module.
 
     Raises:
-        UsageError: the module returns no optimizer, or several.
+        UsageError: the module returns no optimizer, or several of them.
     """
     returned: Any = module.configure_optimizers()
     optimizers, schedulers, monitor = _configure_optimizers(returned or [])
@@ -36,7 +36,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
 
 
 class OptimizerSource:
-    """Gives each visit an optimizer without state: the last one, reset, or one that is configured anew.
+    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one.
 
     Args:
         module: the user's module.
@@ -67,7 +67,7 @@ class OptimizerSource:
 
 
 def can_reset(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is in its initial state once its state is cleared: one of torch's own, without hooks."""
+    """Whether clearing an optimizer's state brings back its initial one: true of torch's own without hooks."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
 

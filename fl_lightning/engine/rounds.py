@@ -1,4 +1,4 @@
-"""The rounds of a run: broadcast, local training, aggregate, server step, evaluate, log."""
+"""The rounds of a run, and the commands that need them: a fit of all rounds, and a single evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fl_lightning.sums.weighted import flatten
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
-# phases of the visits, beside those of the round
+# phases that the stopwatch of local training measures, beside those that :func:`play_round` times
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
@@ -48,16 +48,16 @@ def play_round(run: Run, round_: int) -> None:
 
 
 def cohort(run: Run, round_: int) -> list[int]:
-    """The clients of a round."""
+    """Draw the clients of a round."""
     trainer, number = run.trainer, run.data.num_clients
     return trainer.sampler(run.seed, round_, number, size_of_cohort(number, trainer.participation, trainer.cohort_size))
 
 
 def train_cohort(run: Run, round_: int) -> Totals:
-    """Train the clients that are placed here, and add up what the clients of all workers send."""
+    """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
     totals, failures = Totals(run.fabric.device), Failures()
     run.local_training.stopwatch.reset()
-    for k in placed_here(run):
+    for k in place_cohort(run):
         run.workers.check()
         try:
             totals.add(run.local_training.visit(k, round_, run.server.state))
@@ -77,8 +77,11 @@ def train_cohort(run: Run, round_: int) -> Totals:
     return totals
 
 
-def placed_here(run: Run) -> list[int]:
-    """The clients of this worker, in ascending order; their memories follow them."""
+def place_cohort(run: Run) -> list[int]:
+    """Place the cohort on the workers, send each client's memory along, and return the clients of this worker.
+
+    They are in ascending order.
+    """
     steps = {k: run.local_training.steps(k) for k in run.server.cohort}
     placed = place(steps, run.workers.size, run.client.memories().owners)
     run.client.memories().follow(placed, run.workers)
@@ -90,10 +93,10 @@ def placed_here(run: Run) -> list[int]:
 
 
 def share_outcome(run: Run, failures: Failures) -> None:
-    """Tell the other workers what failed, was measured and is remembered here, and take note of the same there.
+    """Share with the other workers which clients failed, what was measured and whose memories lie here.
 
     Raises:
-        ClientError: a client failed and that is not to be skipped, or too few are left.
+        ClientError: a client failed and must not be skipped, or too few clients are left.
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
@@ -107,7 +110,7 @@ def share_outcome(run: Run, failures: Failures) -> None:
 
 
 def tolerate(run: Run, failures: Failures) -> None:
-    """Go on without the clients that failed, where the trainer's arguments allow it."""
+    """Warn of the clients that failed, and continue without them where the trainer's arguments allow it."""
     trainer, left = run.trainer, len(run.server.cohort) - len(failures)
     if trainer.on_client_error == "raise":
         failures.throw()
@@ -121,25 +124,26 @@ def tolerate(run: Run, failures: Failures) -> None:
 
 
 def mean_seconds(run: Run) -> dict[str, float]:
-    """Seconds of the phases of the visits, as means over the workers."""
+    """Seconds of each of :data:`VISIT_PHASES`, as means over the workers."""
     workers = run.workers.gather(dict(run.local_training.stopwatch.seconds))
     return {f"time/{p}": sum(w.get(p, 0.0) for w in workers) / len(workers) for p in VISIT_PHASES}
 
 
 def aggregate(run: Run, totals: Totals) -> None:
-    """Divide the sums once, and let the methods and the server optimizer move the global state."""
+    """Divide the totals once, let the methods and the server optimizer move the global state, and log the means."""
     payload = totals.payload
     delta = run.methods.transform_update(run.server, totals.delta, payload)
     run.server.step(delta, totals.others)
     run.methods.on_round_end(run.server, payload)
     run.metrics.update({tagged("train", name): float(mean) for name, mean in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
-    count(run, totals)
+    log_traffic(run, totals)
 
 
-def count(run: Run, totals: Totals) -> None:
-    """Clients and bytes of the round."""
+def log_traffic(run: Run, totals: Totals) -> None:
+    """Log the number of clients that sent an update, and the bytes that went down and up."""
     sent = num_bytes(select(run.server.state, run.client.sent + run.client.sent_others))
+    # totals are added in float64, but a client would send float32
     payload = sum(value.total.numel() * 4 for value in flatten(totals.payload).values())
     down, up = sent * len(run.server.cohort), (sent + payload) * totals.num_clients
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": up})
@@ -153,7 +157,7 @@ def evaluation_is_due(run: Run, round_: int) -> bool:
 
 
 def evaluate(run: Run) -> None:
-    """Evaluate the global model, or every client's own where entries of the state do not travel."""
+    """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, memories = run.methods.evaluated_state(run.server), run.client.memories()
     for phase in PHASES:
         if run.client.kept and memories.owners:
@@ -163,9 +167,9 @@ def evaluate(run: Run) -> None:
 
 
 def own_entries(run: Run) -> Iterator[tuple[int, State]]:
-    """The clients of this worker that have trained, with the entries of their own.
+    """The clients whose memories lie on this worker, each with the state entries that stay with it.
 
-    One client's at a time: those on disk need not be in memory together.
+    They are read one by one: those on disk need not fit into memory together.
     """
     for k in run.client.memories():
         entries = run.client.own_entries(k)
@@ -175,13 +179,13 @@ def own_entries(run: Run) -> Iterator[tuple[int, State]]:
 
 # ---------------------------------------------------------------------- commands
 def fit(run: Run, ckpt_path: str | Path | None) -> None:
-    """All rounds of a run, from the first or from a checkpoint on."""
+    """Run all rounds, or those after a checkpoint."""
     path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
     run.methods.on_fit_start(run.server)
     checkpoint = restore_run(run, path)
     run.folder.open(path, run.metrics.history)
     folder = run.workers.gather(run.folder.path)[0]
-    say_what_stays(run)
+    warn_of_kept_entries(run)
     status = "failed"
     try:
         run.call("on_fit_start")
@@ -196,7 +200,7 @@ def fit(run: Run, ckpt_path: str | Path | None) -> None:
 
 
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
-    """The rounds from ``first`` on, each with its checkpoint in ``folder``, until one is the last."""
+    """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
     for round_ in range(first, run.trainer.max_rounds):
         play_round(run, round_)
         stop = any(run.workers.gather(run.trainer.should_stop))
@@ -210,7 +214,7 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None) -> dict[str, float]:
-    """Metrics of the module, or of the global model of a checkpoint."""
+    """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
     own = {} if ckpt_path is None else load_model(run.client.module, Path(ckpt_path))
     state = run.client.state()
@@ -220,8 +224,8 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None) -> dict[st
     return run.evaluator.own_models(phase, state, mine, observed=False)
 
 
-def say_what_stays(run: Run) -> None:
-    """Warn where there is no global model, since metrics then mean something else."""
+def warn_of_kept_entries(run: Run) -> None:
+    """Warn where entries of the state do not travel: there is no one global model, and metrics mean something else."""
     if run.client.kept:
         some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
         run.trainer.warn(

@@ -36,23 +36,23 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run.
+    """The parts of a run, as one worker has them.
 
     Args:
-        trainer: its arguments, and what callbacks are given.
+        trainer: the arguments of the run, and what the hooks of the callbacks receive.
         seed: base seed of all addressed streams.
-        fabric: device, precision and calls of the callbacks.
-        workers: the processes that train clients.
+        fabric: device and precision; it calls the hooks of the callbacks.
+        workers: the worker processes and their collectives.
         data: the clients' data.
         methods: what acts on clients and server.
-        client: the resident module.
-        server: the global state.
-        loaders: batches on the device.
+        client: the resident module, in which the clients of this worker train.
+        server: the global state and its optimizer.
+        loaders: the data as batches on the device.
         local_training: one client's epochs and steps.
         evaluator: metrics of a model.
         representations: taps of a model.
-        metrics: what is measured.
-        folder: where it is written.
+        metrics: what is measured, a row for each round.
+        folder: the files of the run.
     """
 
     trainer: FederatedTrainer
@@ -72,11 +72,11 @@ class Run:
 
     @property
     def callbacks(self) -> list[Any]:
-        """The observers."""
+        """The observers of the run."""
         return self.trainer.callbacks
 
     def call(self, hook: str, **kwargs: Any) -> None:
-        """Call a hook of the callbacks."""
+        """Call a hook of all callbacks."""
         self.fabric.call(hook, trainer=self.trainer, **kwargs)
 
 
@@ -93,7 +93,7 @@ def launch(
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
     prepared = forks(trainer)
     if prepared:
-        # before the others are forked, so that they share it
+        # before the workers are forked, so that they share the data
         prepare(data, trainer.fabric)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     work = partial(_work, trainer, model, data, methods, taps, prepared, command)
@@ -111,7 +111,7 @@ def _work(
     command: Callable[[Run], Result],
     fabric: Fabric,
 ) -> Result:
-    """What each worker does."""
+    """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
     if not prepared:
         prepare(data, fabric)
@@ -132,10 +132,10 @@ def build(
     methods: MethodList,
     taps: dict[str, str],
 ) -> Run:
-    """All parts of a run, each from those before it."""
+    """Make all parts of a run, each from those before it."""
     seed, number = base_seed(), data.num_clients
     workers = Workers(fabric)
-    last = place_module(model, fabric, trainer)
+    channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
     client = Client(model, methods, taps, memories, seed, trainer.weighting, trainer.buffers, trainer.cache_references)
     client.info = data.info(0)
@@ -143,10 +143,10 @@ def build(
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
-    loaders = Loaders(fabric, data, seed, last, trainer.limit_batches)
+    loaders = Loaders(fabric, data, seed, channels_last, trainer.limit_batches)
     lr_factors = checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
-    how = (trainer.local_epochs, trainer.local_steps, trainer.gradient_clip_val, lr_factors)
-    local_training = LocalTraining(fabric, client, loaders, workers, *how)
+    length = (trainer.local_epochs, trainer.local_steps)
+    local_training = LocalTraining(fabric, client, loaders, workers, *length, trainer.gradient_clip_val, lr_factors)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     representations = Representations(client, loaders, workers, trainer.taps)
     name = trainer.name or "+".join(methods.names) or "fedavg"
@@ -157,21 +157,21 @@ def build(
 
 
 def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrainer) -> bool:
-    """Bring the module to the device, in the precision's type; gives whether it is in the channels_last format."""
+    """Move the module to the device, in the precision's type; returns whether it is in the channels_last format."""
     fabric.to_device(model)
     fabric.strategy.precision.convert_module(model)
     asked = trainer.channels_last
-    last = bool(getattr(model, "channels_last", False) if asked is None else asked)
-    if last:
+    channels_last = bool(getattr(model, "channels_last", False) if asked is None else asked)
+    if channels_last:
         model.to(memory_format=torch.channels_last)
     model.fabric = fabric
     if trainer.compile:
         replace_forward(model, trainer.compile, trainer.warn)
-    return last
+    return channels_last
 
 
 def prepare(data: Any, fabric: Fabric) -> None:
-    """Fetch the data and deal it out to the clients; the first worker of each machine fetches, and the others wait."""
+    """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait."""
     if fabric.local_rank == 0:
         data.prepare_data()
     fabric.barrier()
@@ -179,7 +179,7 @@ def prepare(data: Any, fabric: Fabric) -> None:
 
 
 def wanted_taps(trainer: FederatedTrainer, methods: MethodList) -> dict[str, str]:
-    """The taps that methods and callbacks ask for, with the class that asks."""
+    """The taps that methods and callbacks ask for, each with the name of the class that asks."""
     wanted = methods.wanted_taps()
     for callback in trainer.callbacks:
         wanted |= {tap: type(callback).__name__ for tap in getattr(callback, "requires", ())}

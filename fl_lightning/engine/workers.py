@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 
 class Workers:
-    """The workers of a run, as one of them sees them. All of them call each collective.
+    """The workers of a run, as one of them sees them. Every worker must call each collective.
 
     Args:
-        fabric: rank and number.
+        fabric: knows the rank of this worker and their number.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -39,7 +39,7 @@ class Workers:
 
     @contextmanager
     def alone(self, alone: bool = True) -> Iterator[None]:
-        """In this block the worker does something of its own: collectives concern it alone."""
+        """In this block collectives concern this worker alone, and wait for no other; without effect if False."""
         before, self._alone = self._alone, self._alone or alone
         try:
             yield
@@ -47,17 +47,17 @@ class Workers:
             self._alone = before
 
     def begin(self, round_: int) -> None:
-        """Name this round in the error about a lost worker."""
+        """Begin a round, which the error about a lost worker then names."""
         if isinstance(self._launcher, ForkedWorkers):
             self._launcher.where = f"round {round_}: "
 
     def check(self) -> None:
-        """Raise a LostWorkerError where a worker of this machine has ended."""
+        """Raise a LostWorkerError where a worker that was forked on this machine has ended."""
         if isinstance(self._launcher, ForkedWorkers):
             self._launcher.check()
 
     def gather(self, value: Value) -> list[Value]:
-        """The value of each worker, by rank; for small things."""
+        """The value of each worker, by rank; meant for small values."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -86,10 +86,10 @@ class Workers:
 
 
 def place(steps: Mapping[int, int], size: int, owners: Mapping[int, int]) -> list[list[int]]:
-    """The clients of each worker. The longest are placed first.
+    """Place clients on workers: the clients of each, by rank. Those with the most steps are placed first.
 
-    Each goes to the worker with the fewest steps so far, or to the owner of its memory as long as that has no more than
-    its share.
+    A client goes to the owner of its memory, as long as that worker has no more than its share of the steps; else to
+    the worker with the fewest steps so far.
 
     Args:
         steps: expected local steps of each client.

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.client import has_batch_norm
 from fl_lightning.errors import require
 from fl_lightning.models.encoders import Encoder
 from fl_lightning.models.projector import BaseProjector
@@ -54,7 +53,7 @@ class ImageClassifier(LightningModule):
         self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
-        self._needs_two = has_batch_norm(self)
+        self._needs_two = any(isinstance(part, nn.BatchNorm1d) for part in self.modules())
         self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class ImageClassifier(LightningModule):
         return self.classifier(z if self.projector is None else self.projector(z))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        # BatchNorm needs the variance over at least two examples: a last batch of one is skipped
+        # BatchNorm1d cannot normalise a batch of one example: a last one of that size is skipped
         if self._needs_two and len(batch[0]) < 2:
             return None
         return self._step(batch)

@@ -11,7 +11,7 @@ import torch
 
 
 def save(contents: Any, path: Path) -> None:
-    """Write tensors and plain values, and make the folder where it is missing."""
+    """Write tensors and plain values; a missing folder is made."""
     write_atomically(path, lambda partial: torch.save(contents, partial))
 
 

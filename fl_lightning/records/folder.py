@@ -33,7 +33,7 @@ class RunFolder:
         self.resumed = False
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
-        """Make a new version; or take up that of a checkpoint, with the rows of the rounds that are done."""
+        """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
         self.resumed = checkpoint is not None and in_place(checkpoint)
         if not self.writes:
             return
@@ -42,7 +42,7 @@ class RunFolder:
         self.loggers = [table, *self._other_loggers(self.path, len(history))]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
-        """Write a row."""
+        """Write the metrics of a round."""
         for logger in self.loggers:
             logger.log_metrics(dict(metrics), step=round_)
 

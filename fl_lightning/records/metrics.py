@@ -22,11 +22,11 @@ class Metrics:
         self._began = 0.0
 
     def begin(self, round_: int) -> None:
-        """A new row."""
+        """Begin the row of a round."""
         self.current, self._began = {"round": round_}, time.perf_counter()
 
     def end(self) -> None:
-        """Close the row."""
+        """Complete the row, and add it to the history."""
         self.current["time/log"] = self.current.get("time/log", 0.0) + self._carried
         self.current["time/round"] = time.perf_counter() - self._began
         self.history.append(self.current)
@@ -41,7 +41,7 @@ class Metrics:
         self.current = {**values, **self.current}
 
     def restore(self, history: list[dict[str, float]]) -> None:
-        """Continue after the rounds of a checkpoint."""
+        """Continue after the rounds of a checkpoint, whose rows are ``history``."""
         self.history = list(history)
 
     @contextmanager

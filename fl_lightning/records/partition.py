@@ -49,7 +49,7 @@ def client_rows(plan: Plan) -> list[tuple]:
 
 
 def table(rows: list[tuple]) -> str:
-    """The rows under their heads, the middle of a long table left out."""
+    """The rows under their heads, without the middle of a long table."""
     cut = len(rows) > SHOWN + 1
     shown = rows if not cut else [*rows[: SHOWN // 2], ("...",) + ("",) * (len(COLUMNS) - 1), *rows[-SHOWN // 2 :]]
     lines = [[str(cell) for cell in row] for row in [COLUMNS, *shown]]
@@ -59,7 +59,7 @@ def table(rows: list[tuple]) -> str:
 
 
 def write_csv(rows: list[tuple], path: Path) -> None:
-    """All rows."""
+    """Write a table of all rows under their heads."""
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
 
@@ -107,7 +107,7 @@ def means_of(datamodule: Any) -> list[Tensor]:
 
 
 def new_figure(clients: int) -> tuple[Figure, Any]:
-    """A figure as wide as so many columns need."""
+    """A figure, as wide as a column for each client needs, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(min(max(6, 0.45 * clients), 16), 4.5), layout="constrained")

@@ -23,7 +23,7 @@ class Update:
         others: values of the buffers and frozen parameters that travel, by name.
         weight: p_k, before it is normalised over the cohort.
         payload: what each method sends beside the weights, by the method's name.
-        logged: what was logged in this visit, by name.
+        logged: the values logged in this visit, by name.
         drift: Euclidean norm of the change of the trained parameters.
     """
 
@@ -35,7 +35,7 @@ class Update:
     drift: float
 
     def weighted(self) -> dict[str, Any]:
-        """All of it as values that can be added, by field."""
+        """The update as ``Weighted`` values, which can be added, by field."""
         return {
             "clients": Weighted.of(1.0),
             "drift": Weighted.of(self.drift, torch.tensor(float(self.weight), dtype=torch.float64)),
@@ -50,7 +50,7 @@ class Totals:
     """The sums over the updates of a cohort; memory does not grow with the cohort.
 
     Args:
-        device: where they are added; on Apple's GPUs, which have no float64, the CPU.
+        device: where they are added; in place of Apple's GPUs, which have no float64, the CPU.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -86,7 +86,7 @@ class Totals:
 
     @property
     def payload(self) -> dict[str, dict[str, Weighted]]:
-        """The sums of what the methods' clients sent, by the method's name."""
+        """The sums of what the clients sent for each method, by the method's name."""
         return self._field("payload")
 
     @property

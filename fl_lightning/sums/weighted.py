@@ -47,7 +47,7 @@ class Weighted:
 
     @classmethod
     def summed(cls, total: Tensor | float, weight: float) -> Weighted:
-        """A total of weight ``weight`` that was added up before."""
+        """A total that was already added up, of values whose weights add up to ``weight``."""
         value = torch.as_tensor(total, dtype=torch.float64)
         return cls(value, torch.tensor(float(weight), dtype=torch.float64, device=value.device))
 
@@ -77,7 +77,7 @@ class Sums:
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add what one client (or one batch) sends: ``Weighted`` values, or dictionaries of them, by name.
+        """Add what one client (or one batch) contributes: ``Weighted`` values, or dictionaries of them, by name.
 
         Raises:
             ArithmeticError: a value has another shape than before.
@@ -114,7 +114,7 @@ class Sums:
         return self._totals
 
     def means(self) -> dict[str, Tensor]:
-        """The mean by name, where no dictionary was nested."""
+        """The mean by name; for sums without nested dictionaries."""
         return means(self.totals)
 
     def _extend(self, layout: Layout) -> None:
