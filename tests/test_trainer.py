@@ -36,6 +36,18 @@ def test_after_fit_the_module_holds_the_global_model_and_is_as_it_came(run):
     assert not model.net[-1]._forward_hooks
 
 
+def test_a_refused_fit_leaves_the_module_as_it_came(run):
+    from fl_lightning.methods import SCAFFOLD, FedLC
+
+    model, fresh = small_model(), small_model()
+    with pytest.raises(UsageError, match="SCAFFOLD with the client optimizer's momentum"):
+        run([FedLC(), SCAFFOLD()], model=model)
+    assert "log" not in vars(model)
+    assert model._fabric is None
+    assert not any(part._forward_hooks for part in model.modules())
+    assert_same_bits(run(model=model)[0], run(model=fresh)[0])
+
+
 def test_the_same_run_twice_gives_the_same_bits_also_with_dropout(run):
     def once():
         torch.manual_seed(1)

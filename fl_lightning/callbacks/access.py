@@ -93,6 +93,11 @@ class RunAccess:
         return self.run.folder.resumed
 
     @property
+    def summary_writers(self) -> list[Any]:
+        """TensorBoard's writers among the loggers of this worker; none on those that do not write."""
+        return self.run.folder.summary_writers
+
+    @property
     def is_last_round(self) -> bool:
         """Whether the present round is the last, because of ``max_rounds`` or :attr:`should_stop`."""
         return self.should_stop or self.server.round + 1 >= self.max_rounds

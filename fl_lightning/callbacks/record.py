@@ -53,7 +53,7 @@ class RunRecord(Callback):
             "partition": plan.report(),
         }
         (trainer.run_dir / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
-        for writer in trainer.run.folder.summary_writers:
+        for writer in trainer.summary_writers:
             writer.add_custom_scalars(LAYOUT)
 
 

@@ -47,6 +47,7 @@ class Client(LightningModule):
         buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
             keeps them with each client.
         cache_references: run the reference models on each example once a visit, not once an epoch.
+        info: description of the first client, which methods may look at before any visit.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
@@ -56,6 +57,7 @@ class Client(LightningModule):
         epoch: the present pass over the client's data, from 0.
         num_steps: local steps taken in this visit so far.
         drift: Euclidean norm of :attr:`change`; set before ``on_client_end``.
+        lr: learning rate of the first parameter group in the last local step.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
     """
@@ -70,6 +72,7 @@ class Client(LightningModule):
         weighting: Weighting = "examples",
         buffers: Buffers = "average",
         cache_references: bool = False,
+        info: ClientInfo | None = None,
     ) -> None:
         super().__init__()
         self.module, self.methods, self.seed = module, methods, seed
@@ -82,11 +85,12 @@ class Client(LightningModule):
         self._transient = [part for part in module.buffers() if all(part is not value for value in self.live.values())]
         self._initial = [part.clone() for part in self._transient]
         self.received: State = {}
-        self.info = ClientInfo(0, 0, None)
+        self.info = info or ClientInfo(0, 0, None)
         self.weight = 1.0
         self.epoch = 0
         self.num_steps = 0
         self.drift = 0.0
+        self.lr = 0.0
         self._memories = memories if memories is not None else Memories()
         self._change: State | None = None
         self.tap_paths = dict(taps)
@@ -224,7 +228,7 @@ class Client(LightningModule):
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
         self.references.begin_batch(batch, batch_idx, rows)
-        self.logged.batch_size = count_examples(batch)
+        self.logged.begin_batch(count_examples(batch))
         loss = self.own_loss(batch, batch_idx)
         if loss is None:
             return None
@@ -245,6 +249,7 @@ class Client(LightningModule):
 
     def end_step(self, optimizer: Optimizer) -> None:
         """The optimizer has stepped: call the methods, and count the step."""
+        self.lr = optimizer.param_groups[0]["lr"]
         self.methods.on_after_optimizer_step(self, optimizer)
         self.num_steps += 1
 
@@ -271,11 +276,15 @@ class Client(LightningModule):
         copy_into(self.live, state)
 
     def release(self) -> None:
-        """Give the user's module back as it was: without hooks, and with its own ``log`` and ``forward``."""
+        """Give the user's module back as it was, and remove the files of clients on disk.
+
+        The module is then without hooks, and has its own ``log`` and ``forward`` again.
+        """
         self._taps.remove()
         module: Any = self.module
         for name in ("log", "log_dict", "forward"):
             module.__dict__.pop(name, None)
+        self._memories.close()
         module.fabric = None
 
     @property

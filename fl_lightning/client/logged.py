@@ -66,6 +66,10 @@ class Logged:
         self._terms: dict[str, None] = {}
         self._named_by_module: set[str] = set()
 
+    def begin_batch(self, size: int) -> None:
+        """A batch of ``size`` examples, the weight of what is logged without one."""
+        self.batch_size = size
+
     def clear(self) -> None:
         """Forget everything, for a new pass."""
         self._means, self._marks, self._metrics = {}, {}, {}

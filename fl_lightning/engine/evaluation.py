@@ -104,7 +104,7 @@ class Evaluator:
         step = bound_step(self.client.module, name, index)
         for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
-            self.client.logged.batch_size = count_examples(batch)
+            self.client.logged.begin_batch(count_examples(batch))
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, phase, index, batch_idx), self.loaders.fabric.autocast():
                 step(batch, batch_idx)

@@ -136,16 +136,13 @@ class ForkedWorkers(_Launcher):
     Args:
         environment: address and port at which the workers meet.
         number: number of workers.
-
-    Attributes:
-        where: how far the run has come, for the message about a lost worker.
     """
 
     is_interactive_compatible = True
 
     def __init__(self, environment: ClusterEnvironment, number: int) -> None:
         self.environment, self.number = environment, number
-        self.where = ""
+        self._where = ""
         self._children: dict[int, ForkProcess] = {}
         self._final_errors: dict[int, Any] = {}
         self._parent = os.getpid()
@@ -174,6 +171,10 @@ class ForkedWorkers(_Launcher):
             finally:
                 self._end()
 
+    def begin(self, where: str) -> None:
+        """Say how far the run has come, for the error about a lost worker."""
+        self._where = where
+
     def check(self) -> None:
         """Check that the other workers of this machine still run.
 
@@ -187,7 +188,7 @@ class ForkedWorkers(_Launcher):
                 errors = self._final_errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
-                raise LostWorkerError(f"{self.where}worker {rank} (process {child.pid}) {how}{what}")
+                raise LostWorkerError(f"{self._where}worker {rank} (process {child.pid}) {how}{what}")
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")

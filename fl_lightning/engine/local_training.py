@@ -33,13 +33,11 @@ class LocalTraining:
         client: the resident module.
         loaders: the clients' batches.
         workers: the workers; local training ends where one of them is lost.
+        stopwatch: takes the seconds of each phase.
         local_epochs: passes over the client's data in a visit.
         local_steps: local steps in a visit; takes the place of ``local_epochs``.
         gradient_clip_val: largest gradient norm, None for none.
         lr_factors: factor on the clients' learning rates, by round.
-
-    Attributes:
-        stopwatch: seconds by phase since the start of the round.
     """
 
     def __init__(
@@ -48,6 +46,7 @@ class LocalTraining:
         client: Client,
         loaders: Loaders,
         workers: Workers,
+        stopwatch: Stopwatch,
         local_epochs: int = 1,
         local_steps: int | None = None,
         gradient_clip_val: float | None = None,
@@ -56,7 +55,7 @@ class LocalTraining:
         self.fabric, self.client, self.loaders, self.workers = fabric, client, loaders, workers
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.gradient_clip_val, self.lr_factors = gradient_clip_val, lr_factors or []
-        self.stopwatch = Stopwatch()
+        self.stopwatch = stopwatch
         self._optimizers = OptimizerSource(client.module)
         self._precision = fabric.strategy.precision
         self._batches: dict[int, int] = {}

@@ -56,7 +56,7 @@ def cohort(run: Run, round_: int) -> list[int]:
 def train_cohort(run: Run, round_: int) -> Totals:
     """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
     totals, failures = Totals(run.fabric.device), Failures()
-    run.local_training.stopwatch.reset()
+    run.stopwatch.reset()
     for k in place_cohort(run):
         run.workers.check()
         try:
@@ -72,7 +72,7 @@ def train_cohort(run: Run, round_: int) -> Totals:
             run.call("on_client_end", client=run.client)
     share_outcome(run, failures)
     totals.all_reduce(run.workers)
-    run.local_training.stopwatch.lap("wait")
+    run.stopwatch.lap("wait")
     run.metrics.update(mean_seconds(run))
     return totals
 
@@ -88,7 +88,7 @@ def place_cohort(run: Run) -> list[int]:
     for worker, clients in enumerate(placed if run.workers.size > 1 else ()):
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
-    run.local_training.stopwatch.lap("place")
+    run.stopwatch.lap("place")
     return sorted(placed[run.workers.rank])
 
 
@@ -125,7 +125,7 @@ def tolerate(run: Run, failures: Failures) -> None:
 
 def mean_seconds(run: Run) -> dict[str, float]:
     """Seconds of each of :data:`VISIT_PHASES`, as means over the workers."""
-    workers = run.workers.gather(dict(run.local_training.stopwatch.seconds))
+    workers = run.workers.gather(dict(run.stopwatch.seconds))
     return {f"time/{p}": sum(w.get(p, 0.0) for w in workers) / len(workers) for p in VISIT_PHASES}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation import Evaluator, Representations
 from fl_lightning.engine.launch import build_fabric, devices_and_nodes, forks, keep_freed_memory, threads
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.engine.workers import Workers
 from fl_lightning.method import MethodList
@@ -52,6 +53,7 @@ class Run:
         evaluator: metrics of a model.
         representations: taps of a model.
         metrics: what is measured, a row for each round.
+        stopwatch: seconds of the visits in this round, by phase.
         folder: the files of the run.
     """
 
@@ -68,6 +70,7 @@ class Run:
     evaluator: Evaluator
     representations: Representations
     metrics: Metrics
+    stopwatch: Stopwatch
     folder: RunFolder
 
     @property
@@ -116,12 +119,8 @@ def _work(
     if not prepared:
         prepare(data, fabric)
     checks.check_data_fits(trainer, model, data, methods)
-    run = build(trainer, fabric, model, data, methods, taps)
-    try:
-        return command(run)
-    finally:
-        run.client.memories().close()
-        run.client.release()
+    with ExitStack() as cleanup:
+        return command(build(trainer, fabric, model, data, methods, taps, cleanup))
 
 
 def build(
@@ -131,14 +130,16 @@ def build(
     data: FederatedDataModule,
     methods: MethodList,
     taps: dict[str, str],
+    cleanup: ExitStack,
 ) -> Run:
-    """Make all parts of a run, each from those before it."""
+    """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
     seed, number = base_seed(), data.num_clients
-    workers = Workers(fabric)
+    workers, stopwatch = Workers(fabric), Stopwatch()
     channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
-    client = Client(model, methods, taps, memories, seed, trainer.weighting, trainer.buffers, trainer.cache_references)
-    client.info = data.info(0)
+    rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
+    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0))
+    cleanup.callback(client.release)
     methods.setup(client, configure_optimizer(model)[0])
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
@@ -146,14 +147,30 @@ def build(
     loaders = Loaders(fabric, data, seed, channels_last, trainer.limit_batches)
     lr_factors = checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
     length = (trainer.local_epochs, trainer.local_steps)
-    local_training = LocalTraining(fabric, client, loaders, workers, *length, trainer.gradient_clip_val, lr_factors)
+    how = (*length, trainer.gradient_clip_val, lr_factors)
+    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     representations = Representations(client, loaders, workers, trainer.taps)
     name = trainer.name or "+".join(methods.names) or "fedavg"
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
-    parts = (methods, client, server, loaders, local_training, evaluator, representations, Metrics(), folder)
-    return Run(trainer, seed, fabric, workers, data, *parts)
+    return Run(
+        trainer=trainer,
+        seed=seed,
+        fabric=fabric,
+        workers=workers,
+        data=data,
+        methods=methods,
+        client=client,
+        server=server,
+        loaders=loaders,
+        local_training=local_training,
+        evaluator=evaluator,
+        representations=representations,
+        metrics=Metrics(),
+        stopwatch=stopwatch,
+        folder=folder,
+    )
 
 
 def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrainer) -> bool:

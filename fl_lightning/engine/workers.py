@@ -49,7 +49,7 @@ class Workers:
     def begin(self, round_: int) -> None:
         """Begin a round, which the error about a lost worker then names."""
         if isinstance(self._launcher, ForkedWorkers):
-            self._launcher.where = f"round {round_}: "
+            self._launcher.begin(f"round {round_}: ")
 
     def check(self) -> None:
         """Raise a LostWorkerError where a worker that was forked on this machine has ended."""
