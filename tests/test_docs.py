@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning import methods, optim
+from fl_lightning.callbacks.access import RunAccess
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -68,3 +71,34 @@ def test_the_page_of_methods_is_up_to_date():
 def test_the_page_shows_no_mark_of_the_docstrings():
     made = (ROOT / "docs" / "methods.md").read_text()
     assert not re.findall(r":[a-z]+:`|``|\.\. math", made)
+
+
+def test_the_architecture_names_files_and_functions_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "fl_lightning"
+    named = re.findall(r"`((?:\w+/)?\w+\.py|\w+/)`", text)
+    known = {path.name for path in package.rglob("*.py")} | {f"{path.name}/" for path in package.iterdir()}
+    assert [name for name in named if name.split("/")[-1] not in known and name not in known] == []
+    code = "".join(path.read_text() for path in package.rglob("*.py"))
+    for name in re.findall(r"`(?:[A-Z]\w+\.)?([a-z_]+)`", text):
+        assert re.search(rf"(def |self\.|^    ){name}\b", code, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_callback_of_the_guide_logs_the_accuracy_of_each_class(tmp_path, workers):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_callback.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code, names)
+    trainer = small_trainer(tmp_path, callbacks=[names["ClassAccuracy"]()], max_rounds=1, devices=workers)
+    data = small_data(eval_batch_size=50)
+    trainer.fit(small_model(), data)
+    counts = torch.cat([y for _, y in data.test_dataloader()]).bincount()
+    found = [trainer.metrics[f"class/{c}/accuracy"] for c in range(10)]
+    whole = sum(float(n) * a for n, a in zip(counts, found, strict=True)) / len(data.test_dataloader().rows)
+    assert whole == pytest.approx(trainer.metrics["test/accuracy"])
+
+
+def test_the_guide_of_callbacks_names_what_there_is():
+    table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
+    for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
+        assert hasattr(RunAccess, name) or name in RunAccess.__doc__, name
