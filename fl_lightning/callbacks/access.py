@@ -186,8 +186,9 @@ class RunAccess:
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
 
-        What the client remembers and the state of the run stay as they are. All workers call this, and each does the
-        same steps; in ``on_client_end`` a worker is on its own.
+        What the client remembers and the state of the run stay as they are. Each worker does the steps by itself, so
+        that clients can be dealt out: ``range(trainer.global_rank, number, trainer.world_size)``. Where entries of the
+        state stay with the clients, though, all workers must call it for the same clients, since one alone has them.
 
         Args:
             client: its id.
@@ -204,5 +205,7 @@ class RunAccess:
         """The global model with the entries that stay with ``client``, wherever they lie, and those of ``state``."""
         run, number = self.run, self.data.num_clients
         require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
-        own = {} if client is None else next(filter(None, run.workers.gather(run.client.own_entries(client))), {})
+        own: State = {}
+        if client is not None and run.client.kept:
+            own = next(filter(None, run.workers.gather(run.client.own_entries(client))), {})
         return {**run.methods.evaluated_state(run.server), **own, **(state or {})}
