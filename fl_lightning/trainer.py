@@ -33,7 +33,7 @@ class FederatedTrainer(RunAccess):
     Arguments which Lightning's ``Trainer`` has keep their names and meaning.
 
     Args:
-        max_rounds: rounds to train, at least 0.
+        max_rounds: rounds to train, at least 0; a callback such as ``EarlyStopping`` may end the run earlier.
         local_epochs: passes over its data that a client makes in a round, at least 1.
         local_steps: local steps a client makes in a round, at least 1; takes the place of ``local_epochs``.
         participation: share of the clients in a round, in (0, 1].
@@ -153,8 +153,9 @@ class FederatedTrainer(RunAccess):
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients = on_client_error, min_clients
         progress = [ProgressBar()] if enable_progress_bar else []
-        # EarlyStopping comes first, so that the others know whether this round is the last
-        given = sorted(checks.as_list(callbacks), key=lambda one: not isinstance(one, EarlyStopping))
+        # EarlyStopping comes last, so that it can monitor what the others log
+        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, EarlyStopping))
+        checks.check_callbacks(given)
         self.callbacks: list[Any] = [*given, RunRecord(), *progress]
         super().__init__()
         self.fabric: Fabric = build_fabric(self)

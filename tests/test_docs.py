@@ -84,18 +84,29 @@ def test_the_architecture_names_files_and_functions_that_exist():
         assert re.search(rf"(def |self\.|^    ){name}\b", code, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_callback_of_the_guide_logs_the_accuracy_of_each_class(tmp_path, workers):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_callback.md").read_text(), re.DOTALL)
+@pytest.fixture(scope="module")
+def of_the_guide():
+    """The callbacks of the guide by name."""
     names = {}
-    exec(code, names)
-    trainer = small_trainer(tmp_path, callbacks=[names["ClassAccuracy"]()], max_rounds=1, devices=workers)
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_callback.md").read_text(), re.DOTALL):
+        exec(code, names)
+    return names
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, of_the_guide, workers):
+    kinds = ("ClassAccuracy", "Personal", "Similarity")
+    callbacks = [of_the_guide[name]() for name in kinds]
+    trainer = small_trainer(tmp_path, callbacks=callbacks, max_rounds=2, devices=workers)
     data = small_data(eval_batch_size=50)
     trainer.fit(small_model(), data)
     counts = torch.cat([y for _, y in data.test_dataloader()]).bincount()
-    found = [trainer.metrics[f"class/{c}/accuracy"] for c in range(10)]
-    whole = sum(float(n) * a for n, a in zip(counts, found, strict=True)) / len(data.test_dataloader().rows)
+    accuracies = [trainer.metrics[f"class/{c}/accuracy"] for c in range(10)]
+    whole = sum(float(n) * a for n, a in zip(counts, accuracies, strict=True)) / len(data.test_dataloader().rows)
     assert whole == pytest.approx(trainer.metrics["test/accuracy"])
+    assert trainer.metrics["personal/accuracy"] > trainer.metrics["test/accuracy"]
+    assert 0 < trainer.metrics["cka/round"] < 1
+    assert "personal/accuracy" not in trainer.history[0]
 
 
 def test_the_guide_of_callbacks_names_what_there_is():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.state import State
 from fl_lightning.sums import Sums
 
@@ -27,10 +27,12 @@ class RunAccess:
 
     Attributes:
         max_rounds: rounds of the run.
+        eval_every_n_rounds: rounds from one evaluation to the next.
         should_stop: set it to True, on any worker, and the run ends after the present round.
     """
 
     max_rounds: int
+    eval_every_n_rounds: int
 
     def __init__(self) -> None:
         self.should_stop = False
@@ -98,11 +100,6 @@ class RunAccess:
         return self.run.folder.summary_writers
 
     @property
-    def is_last_round(self) -> bool:
-        """Whether the present round is the last, because of ``max_rounds`` or :attr:`should_stop`."""
-        return self.should_stop or self.server.round + 1 >= self.max_rounds
-
-    @property
     def global_rank(self) -> int:
         """Rank of this worker, from 0."""
         return self.run.fabric.global_rank
@@ -113,8 +110,16 @@ class RunAccess:
         return self.run.fabric.world_size
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this round under ``name``."""
-        self.run.metrics.update({name: value})
+        """Log a value of this round under ``name``.
+
+        Raises:
+            UsageError: it is no number.
+        """
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"trainer.log: {name}={value!r}: give a number") from error
+        self.run.metrics.update({name: number})
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and show it in TensorBoard."""
@@ -147,7 +152,7 @@ class RunAccess:
         require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
         own_data = client is None or phase == "test"
         require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
-        evaluator, whole, before = self.run.evaluator, self._completed(state, client), self.client.state()
+        evaluator, whole, before = self.run.evaluator, self._shared(state, client), self.client.state()
         try:
             if client is None:
                 return evaluator.global_model(phase, whole, observed=False)
@@ -179,16 +184,16 @@ class RunAccess:
             ``(B,)``, None where it has none; taps by name, ``(B, ...)``.
         """
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
-        whole = self._completed(state, client)
+        whole = self._shared(state, client)
         # in the batch order of the round to come, not in the one in which the clients have just trained
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
 
-        What the client remembers and the state of the run stay as they are. Each worker does the steps by itself, so
-        that clients can be dealt out: ``range(trainer.global_rank, number, trainer.world_size)``. Where entries of the
-        state stay with the clients, though, all workers must call it for the same clients, since one alone has them.
+        What the client remembers and the state of the run stay as they are. A worker does this by itself, so that
+        clients can be dealt out: ``range(trainer.global_rank, number, trainer.world_size)``, or, where entries of the
+        state stay with the clients, those that this worker owns: ``trainer.client.memories()``.
 
         Args:
             client: its id.
@@ -196,16 +201,41 @@ class RunAccess:
             steps: local steps, at least 0.
 
         Raises:
-            UsageError: there is no such client, or ``steps`` is below 0.
+            UsageError: there is no such client, ``steps`` is below 0, the state is not one of the model, or another
+                worker owns what the client keeps.
         """
+        self._check(client, state)
         require(steps >= 0, "trainer.fine_tune: steps", steps, "give 0 or more")
-        return self.run.local_training.fine_tune(client, self.server.round, self._completed(state, client), steps)
+        owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
+        hint = f"worker {owner} owns what it keeps; fine-tune the clients in trainer.client.memories()"
+        require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
+        whole = self._completed(state, self.client.own_entries(client))
+        return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
-    def _completed(self, state: State | None, client: int | None) -> State:
-        """The global model with the entries that stay with ``client``, wherever they lie, and those of ``state``."""
-        run, number = self.run, self.data.num_clients
+    def agree_to_stop(self) -> bool:
+        """Whether any worker has set :attr:`should_stop`, which then all have; all workers call this."""
+        self.should_stop = any(self.gather(bool(self.should_stop)))
+        return self.should_stop
+
+    def _shared(self, state: State | None, client: int | None) -> State:
+        """The completed state on all workers, who all ask for it; what ``client`` keeps comes from its owner."""
+        self._check(client, state)
+        if client is None or not self.client.kept:
+            return self._completed(state, {})
+        asked = self.gather((client, self.client.own_entries(client)))
+        clients = sorted({k for k, _ in asked})
+        require(len(clients) == 1, "client", clients, "the workers ask for several clients; all must ask for the same")
+        return self._completed(state, next((own for _, own in asked if own), {}))
+
+    def _completed(self, state: State | None, own: State) -> State:
+        """The global model with a client's own entries and those of ``state`` in their place."""
+        return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
+
+    def _check(self, client: int | None, state: State | None) -> None:
+        """Refuse a client that there is not, and a state that is not one of the model."""
+        number, live = self.data.num_clients, self.client.live
         require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
-        own: State = {}
-        if client is not None and run.client.kept:
-            own = next(filter(None, run.workers.gather(run.client.own_entries(client))), {})
-        return {**run.methods.evaluated_state(run.server), **own, **(state or {})}
+        for name, value in (state or {}).items():
+            require(name in live, "state", name, f"the model has no such entry; it has {', '.join(live)}")
+            shape = tuple(live[name].shape)
+            require(tuple(value.shape) == shape, f"state: {name}", tuple(value.shape), f"give the shape {shape}")

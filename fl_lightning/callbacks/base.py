@@ -69,6 +69,12 @@ class Callback:
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         """The server has stepped, and the model was evaluated if that was due; ``trainer.log`` still counts."""
 
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        """The present round is the last, by ``max_rounds`` or ``should_stop``; ``trainer.log`` still counts.
+
+        All callbacks have had :meth:`on_round_end`, and the final model is evaluated.
+        """
+
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """The last round is done."""
 

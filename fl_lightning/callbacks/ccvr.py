@@ -112,9 +112,7 @@ class CCVR(Callback):
         hint = "the state does not travel as a whole, so there is no global model; take CCVR out"
         require(not kept, "CCVR with entries that stay with the clients", len(kept), hint)
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not trainer.is_last_round:
-            return
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
         began = time.perf_counter()
         state = clone(trainer.methods.evaluated_state(trainer.server))
         state |= self._calibrated(trainer, state, self._collect(trainer, state))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class EarlyStopping(Callback):
     """Ends the run after a round in which a metric has not improved for ``patience`` evaluations.
 
-    Arguments and rule are those of Lightning's ``EarlyStopping``. Rounds that do not log the metric, because nothing
-    was evaluated, do not count.
+    Arguments and rule are those of Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because
+    the other callbacks log first. Rounds that do not log the metric do not count.
 
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.
@@ -32,7 +32,7 @@ class EarlyStopping(Callback):
         patience: evaluations without improvement to tolerate, at least 0.
         verbose: report each improvement too, not only why the run ends.
         mode: whether the metric improves when it falls (``min``) or rises (``max``).
-        strict: raise if the metric is never logged; otherwise train to the last round.
+        strict: raise where the first round that is evaluated does not log the metric; else warn, and go on.
         check_finite: end the run when the metric is nan or infinite.
         stopping_threshold: end the run when the metric is better than this; None for none.
         divergence_threshold: end the run when the metric is worse than this; None for none.
@@ -67,12 +67,14 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self._rule.load_state_dict(self._initial)
+        self._seen = False
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         value = trainer.metrics.get(self.monitor)
         if value is None:
             self._refuse_unknown(trainer)
             return
+        self._seen = True
         stop, reason = self._rule._evaluate_stopping_criteria(torch.tensor(value))
         trainer.should_stop = trainer.should_stop or stop
         if reason and (stop or self.verbose):
@@ -87,6 +89,12 @@ class EarlyStopping(Callback):
             self._rule.load_state_dict({**state, "patience": self._rule.patience})
 
     def _refuse_unknown(self, trainer: FederatedTrainer) -> None:
-        tags = sorted(tag for tag in trainer.metrics if tag.startswith(("test/", "val/")))
-        hint = f"no round logs it; choose one of {', '.join(tags)}"
-        require(not (self.strict and tags), "EarlyStopping.monitor", self.monitor, hint)
+        """Refuse or warn, once, after the first round that is evaluated."""
+        evaluated = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
+        if self._seen or not evaluated:
+            return
+        tags = sorted(tag for tag in trainer.metrics if not tag.startswith(("time/", "placed/", "bytes/")))
+        hint = f"round {trainer.server.round} does not log it; choose one of {', '.join(tags)}"
+        require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
+        trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
+        self._seen = True

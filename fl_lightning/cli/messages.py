@@ -41,7 +41,9 @@ def shorten(message: str) -> str:
     option = re.search(r"class_path '([\w.]+)': Option '([^']+)' is not accepted", text)
     if option:
         path, name = option.groups()
-        return f"{key}: {path.rsplit('.', 1)[1]} has no {name!r}; it takes {', '.join(parameters(path))}"
+        return (
+            f"{key}: {path.rsplit('.', 1)[1]} has no {name!r}; it takes {', '.join(parameters(path)) or 'no arguments'}"
+        )
     unknown = re.search(r"Expected a dot import path string: ([^\s-]+)", text)
     if unknown:
         return f"{key}={unknown[1]!r}: no such class; give {known_for(key)}MODULE.CLASS of your own"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.errors import require
@@ -50,6 +52,31 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         require(fits(arguments[name]), f"trainer.{name}", arguments[name], hint)
     check_devices(*(arguments[name] for name in ("devices", "workers_per_device", "num_nodes")))
     check_compile(arguments["compile"])
+
+
+def check_callbacks(callbacks: list[Any]) -> None:
+    """Refuse callbacks whose hooks would not be called as their author means it.
+
+    Raises:
+        UsageError: no callback, a hook that does not exist, or a hook with an argument that it is not given.
+    """
+    hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
+        for name in (name for name in dir(callback) if name.startswith("on_")):
+            require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
+            known = list(signature(hooks[name]).parameters)[1:]
+            needed = [p.name for p in signature(getattr(callback, name)).parameters.values() if is_needed(p)]
+            wrong = [argument for argument in needed if argument not in known]
+            hint = f"its arguments are given by name: {', '.join(known)}"
+            require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
+
+
+def is_needed(parameter: Parameter) -> bool:
+    """Whether a call must give this parameter."""
+    collects = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not collects
 
 
 def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any, methods: MethodList) -> None:

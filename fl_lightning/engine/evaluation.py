@@ -143,6 +143,7 @@ class Representations:
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, taps: dict[str, str]) -> None:
         self.client, self.loaders, self.workers, self.extra = client, loaders, workers, taps
         self._copy: LightningModule | None = None
+        self._loaded: State | None = None
 
     @torch.no_grad()
     def observe(
@@ -150,17 +151,24 @@ class Representations:
     ) -> Iterator[Observed]:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         self._copy = self._copy or self.client.frozen_copy()
-        copy_into(tensors(self._copy), state)
         asked = dict.fromkeys(names, "trainer.representations")
         taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client)
             for index, seed, step, batch in batches:
+                self._load(state)
                 with ambient(self.loaders.seed, *seed), self.loaders.fabric.autocast():
-                    values = taps.run_until(names, partial(step, batch, index.batch))
+                    # a copy: the forward of another iterator would be recorded in the same dictionary
+                    values = dict(taps.run_until(names, partial(step, batch, index.batch)))
                 yield index, batch, targets_of(batch), values
         finally:
             taps.remove()
+
+    def _load(self, state: State) -> None:
+        """Load a state, unless it is there: several iterators may take turns."""
+        if self._copy is not None and self._loaded is not state:
+            copy_into(tensors(self._copy), state)
+            self._loaded = state
 
     def _train(self, client: int | None, round_: int) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
         """All training batches of this worker's share of the clients."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
-def play_round(run: Run, round_: int) -> None:
-    """One round: broadcast, train the cohort, aggregate, step the server, evaluate, log."""
+def play_round(run: Run, round_: int) -> bool:
+    """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
     run.server.begin_round(round_, cohort(run, round_))
     run.workers.begin(round_)
@@ -37,14 +37,25 @@ def play_round(run: Run, round_: int) -> None:
         totals = train_cohort(run, round_)
     with run.metrics.timed("server"):
         aggregate(run, totals)
-    if evaluation_is_due(run, round_):
-        with run.metrics.timed("evaluate"):
-            evaluate(run)
+    evaluated = evaluation_is_due(run, round_)
+    if evaluated:
+        evaluate(run)
     with run.metrics.timed("log"):
         run.call("on_round_end")
+    last = run.trainer.agree_to_stop() or round_ + 1 == run.trainer.max_rounds
+    if last:
+        end_last_round(run, evaluated)
     run.metrics.end()
     with run.metrics.timed_writing():
         run.folder.log(run.metrics.current, round_)
+    return last
+
+
+def end_last_round(run: Run, evaluated: bool) -> None:
+    """Evaluate the final model where a callback ended the run in a round without evaluation, and call the hook."""
+    if not evaluated:
+        evaluate(run)
+    run.call("on_last_round_end")
 
 
 def cohort(run: Run, round_: int) -> list[int]:
@@ -159,11 +170,12 @@ def evaluation_is_due(run: Run, round_: int) -> bool:
 def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, memories = run.methods.evaluated_state(run.server), run.client.memories()
-    for phase in PHASES:
-        if run.client.kept and memories.owners:
-            run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
-        else:
-            run.metrics.update(run.evaluator.global_model(phase, state))
+    with run.metrics.timed("evaluate"):
+        for phase in PHASES:
+            if run.client.kept and memories.owners:
+                run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
+            else:
+                run.metrics.update(run.evaluator.global_model(phase, state))
 
 
 def own_entries(run: Run) -> Iterator[tuple[int, State]]:
@@ -201,15 +213,14 @@ def fit(run: Run, ckpt_path: str | Path | None) -> None:
 
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
+    if first >= run.trainer.max_rounds > 0:
+        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
     for round_ in range(first, run.trainer.max_rounds):
-        play_round(run, round_)
-        stop = any(run.workers.gather(run.trainer.should_stop))
-        last = stop or round_ + 1 == run.trainer.max_rounds
-        due = last or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0
-        if due and folder is not None:
+        last = play_round(run, round_)
+        if (last or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0) and folder is not None:
             with run.metrics.timed_writing():
                 save_run(run, folder / "checkpoints")
-        if stop:
+        if last:
             return
 
 

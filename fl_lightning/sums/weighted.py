@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import foreach
+from fl_lightning.errors import UsageError
 from fl_lightning.sums.exact import ExactSum
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
     """The values of nested dictionaries by their paths.
 
     Raises:
-        TypeError: a value is neither ``Weighted`` nor a dictionary.
+        UsageError: a value is neither ``Weighted`` nor a dictionary.
     """
     entries: dict[Path, Weighted] = {}
     for name, value in values.items():
@@ -147,7 +148,8 @@ def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
         elif isinstance(value, Mapping):
             entries |= flatten(value, (*path, name))
         else:
-            raise TypeError(f"{'/'.join((*path, name))} is a {type(value).__name__}; send Weighted.of(value, weight)")
+            what = "/".join((*path, name))
+            raise UsageError(f"{what} is a {type(value).__name__}: give Weighted.of(value, weight)")
     return entries
 
 

@@ -30,7 +30,8 @@ class Asks(Callback):
         trainer.evaluate("test")
         trainer.evaluate("test", client=1)
         list(trainer.representations(None, ("representation", "logits"), "test"))
-        trainer.fine_tune(0, None, 1)
+        for k in trainer.client.memories() if trainer.client.kept else [0]:
+            trainer.fine_tune(k, None, 1)
         assert trainer.gather(trainer.global_rank) == list(range(trainer.world_size))
 
 
@@ -57,9 +58,8 @@ class Keeps(Callback):
     def __init__(self, ask):
         self.ask = ask
 
-    def on_round_end(self, trainer):
-        if trainer.is_last_round:
-            self.answer = [part for parts in trainer.gather(self.ask(trainer)) for part in parts]
+    def on_last_round_end(self, trainer):
+        self.answer = [part for parts in trainer.gather(self.ask(trainer)) for part in parts]
 
 
 def answers(tmp_path, ask, workers=(1, 2), **kwargs):
@@ -226,6 +226,99 @@ def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path, worker
     trainer.callbacks.pop(0)
     trainer.fit(plain_sgd_model(), small_data(train_size=200))
     assert len(trainer.history) == 5
+
+
+def test_a_run_that_is_ended_evaluates_its_final_model_and_then_has_its_last_round(tmp_path):
+    seen = []
+
+    class Stops(Callback):
+        def on_round_end(self, trainer):
+            seen.append(("end", "test/accuracy" in trainer.metrics))
+            trainer.should_stop = trainer.server.round == 1
+
+        def on_last_round_end(self, trainer):
+            seen.append(("last", "test/accuracy" in trainer.metrics))
+
+    trainer = fit(tmp_path, [Stops()], rounds=9, eval_every_n_rounds=4)
+    assert seen == [("end", False), ("end", False), ("last", True)]
+    assert trainer.history[-1]["test/accuracy"] > 0
+
+
+def test_two_iterators_at_once_keep_their_states_apart(tmp_path):
+    gaps = []
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            zeros = {name: torch.zeros_like(value) for name, value in trainer.server.state.items()}
+            pairs = zip(
+                trainer.representations(None, ("logits",)), trainer.representations(zeros, ("logits",)), strict=True
+            )
+            gaps.extend((float(a["logits"].abs().max()), float(b["logits"].abs().max())) for (*_, a), (*_, b) in pairs)
+
+    trainer = small_trainer(tmp_path, callbacks=[Watch()], max_rounds=1)
+    trainer.fit(small_model(), small_data(eval_batch_size=50))
+    assert len(gaps) > 1
+    assert all(first > 0 and second == 0 for first, second in gaps)
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
+def test_fine_tuning_can_be_dealt_out_over_the_workers(tmp_path, methods):
+    def ask(trainer):
+        mine = range(trainer.global_rank, 4, trainer.world_size)
+        clients = trainer.client.memories() if trainer.client.kept else mine
+        return [(k, sum(float(v.double().sum()) for v in trainer.fine_tune(k, None, 2).values())) for k in clients]
+
+    one, two = answers(tmp_path, ask, methods=methods())
+    assert sorted(one) == sorted(two)
+    assert len({value for _, value in one}) == 4
+
+
+def test_what_another_worker_owns_is_refused_by_name(tmp_path):
+    def ask(trainer):
+        theirs = [k for k, owner in trainer.client.memories().owners.items() if owner != trainer.global_rank]
+        with pytest.raises(UsageError, match=rf"client={theirs[0]}: worker . owns what it keeps"):
+            trainer.fine_tune(theirs[0], None, 1)
+        return []
+
+    answers(tmp_path, ask, (2,), methods=[FedBN()])
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"nothing": torch.ones(1)}, r"state='nothing': the model has no such entry"),
+        ({"classifier.bias": torch.ones(1)}, r"state: classifier.bias=\(1,\): give the shape \(10,\)"),
+    ],
+)
+def test_a_state_that_is_not_one_of_the_model_is_refused(tmp_path, state, message):
+    trainer = fit(tmp_path, rounds=1)
+    with pytest.raises(UsageError, match=message):
+        trainer.evaluate("test", state)
+
+
+@pytest.mark.parametrize("value", ["x", None, torch.ones(3)])
+def test_only_numbers_are_logged(tmp_path, value):
+    with pytest.raises(UsageError, match=r"trainer.log: mine=.*: give a number"):
+        fit(tmp_path, rounds=1).log("mine", value)
+
+
+def test_hooks_that_would_not_be_called_are_refused(tmp_path):
+    class Renamed(Callback):
+        def on_round_end(self, t):
+            pass
+
+    class Lightnings(Callback):
+        def on_train_epoch_end(self, trainer):
+            pass
+
+    cases = {
+        Renamed(): r"Renamed.on_round_end\(t\)': its arguments are given by name: trainer",
+        Lightnings(): r"Lightnings.on_train_epoch_end': no such hook; there are .*on_round_end",
+        object(): r"trainer.callbacks='object': give subclasses",
+    }
+    for callback, message in cases.items():
+        with pytest.raises(UsageError, match=message):
+            small_trainer(tmp_path, callbacks=[callback])
 
 
 def test_before_a_run_a_trainer_says_that_it_has_none(tmp_path):

@@ -66,6 +66,14 @@ def test_others_know_that_the_round_is_the_last_wherever_they_stand_in_the_list(
     assert len(trainer.history) == 4
 
 
+def test_what_others_log_at_the_end_of_a_round_can_be_monitored_wherever_they_stand(tmp_path):
+    class Late(Callback):
+        def on_round_end(self, trainer):
+            trainer.log("score", 1.0)
+
+    assert len(fit(tmp_path, stopping(), Late()).history) == 3
+
+
 def test_a_metric_that_is_nan_ends_the_run(tmp_path):
     class Nan(Callback):
         def on_evaluation_end(self, trainer, phase, client=None):
@@ -82,9 +90,10 @@ def test_thresholds_end_the_run(tmp_path, options, rounds):
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_strict(tmp_path):
-    with pytest.raises(UsageError, match=r"EarlyStopping.monitor='acc': .* choose one of test/accuracy, test/loss"):
+    with pytest.raises(UsageError, match=r"'acc': round 0 does not log it; .*test/accuracy, test/loss"):
         fit(tmp_path, EarlyStopping("acc"))
-    assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
+    with pytest.warns(UserWarning, match="EarlyStopping.monitor='acc': round 0 does not log it"):
+        assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "up"), ("patience", -1), ("min_delta", -0.1)])
