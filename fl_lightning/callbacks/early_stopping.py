@@ -93,8 +93,8 @@ class EarlyStopping(Callback):
         evaluated = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
         if self._seen or not evaluated:
             return
-        tags = sorted(tag for tag in trainer.metrics if not tag.startswith(("time/", "placed/", "bytes/")))
-        hint = f"round {trainer.server.round} does not log it; choose one of {', '.join(tags)}"
+        tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))
+        hint = f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
         require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
         trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
         self._seen = True

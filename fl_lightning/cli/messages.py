@@ -28,26 +28,56 @@ WRONG = re.compile(
     re.VERBOSE,
 )
 CLASS_REPR = re.compile(r"<class '|'>")
+# what a parser says of an argument or a class, and the line that takes its place
+OPTION = re.compile(r"class_path '([\w.]+)': Option '([^']+)' is not accepted")
+REQUIRED = re.compile(r"class_path '([\w.]+)': the following arguments are required: (\w+)")
+NO_CLASS = (
+    re.compile(r"class_path '(?P<value>[\w.]+)': (?P<why>No module named '[\w.]+')"),
+    re.compile(r"class_path '(?P<value>[\w.]+)': (?P<why>module '[\w.]+' has no attribute '\w+')"),
+    re.compile(r"does not correspond to (?P<why>a subclass of \w+).*Given value: (?P<value>[\w.]+)"),
+    re.compile(r"Expected (?P<why>a dot import path) string: (?P<value>[^\s-]+)"),
+)
 
 
 def shorten(message: str) -> str:
     """The key, the value and the hint in a parser's message, where its form is known; else the message on one line."""
     text = " ".join(message.split())
-    wrong = list(WRONG.finditer(text))
-    if wrong:
-        path, name, plain, first, choice, last = wrong[-1].groups()
-        return f"{path.rsplit('.', 1)[1]}.{name}={first or last!r}: give {wanted(plain or choice)}"
     key = ".".join(re.findall(r'Parser key "([^"]+)"', text))
-    option = re.search(r"class_path '([\w.]+)': Option '([^']+)' is not accepted", text)
+    line = of_value(text) or of_argument(text, key) or of_class(text, key)
+    return line or text.replace("unrecognized arguments:", "no such key (--help lists them):")
+
+
+def of_value(text: str) -> str | None:
+    """The line about a value that does not fit its type; None where the message is not about one."""
+    wrong = list(WRONG.finditer(text))
+    if not wrong:
+        return None
+    path, name, plain, first, choice, last = wrong[-1].groups()
+    return f"{short(path)}.{name}={first or last!r}: give {wanted(plain or choice)}"
+
+
+def of_argument(text: str, key: str) -> str | None:
+    """The line about an unknown or a missing argument of a class; None where the message is not about one."""
+    option, required = OPTION.search(text), REQUIRED.search(text)
     if option:
-        path, name = option.groups()
-        return (
-            f"{key}: {path.rsplit('.', 1)[1]} has no {name!r}; it takes {', '.join(parameters(path)) or 'no arguments'}"
-        )
-    unknown = re.search(r"Expected a dot import path string: ([^\s-]+)", text)
-    if unknown:
-        return f"{key}={unknown[1]!r}: no such class; give {known_for(key)}MODULE.CLASS of your own"
-    return text.replace("unrecognized arguments:", "no such key (--help lists them):")
+        names = ", ".join(parameters(option[1])) or "no arguments"
+        return f"{key}: {short(option[1])} has no {option[2]!r}; it takes {names}"
+    return f"{short(required[1])}.{required[2]}: it is required; give a value" if required else None
+
+
+def of_class(text: str, key: str) -> str | None:
+    """The line about a class that cannot be imported or has the wrong base; None where the message is not about one."""
+    for pattern in NO_CLASS:
+        match = pattern.search(text)
+        if match:
+            why = match["why"].replace("a subclass", "it is no subclass").replace("a dot import path", "no such class")
+            return f"{key}={match['value']!r}: {why}; give {known_for(key)}MODULE.CLASS of your own"
+    return None
+
+
+def short(path: str) -> str:
+    """The name of a class without its module."""
+    return path.rsplit(".", 1)[-1]
 
 
 def wanted(kind: str) -> str:

@@ -45,3 +45,30 @@ def test_the_inner_message_is_told_with_key_value_and_hint():
 
 def test_what_is_not_known_stays_on_one_line():
     assert shorten("first\n  second") == "first second"
+
+
+@pytest.mark.parametrize(
+    ("inner", "line"),
+    [
+        (
+            "Problem with given class_path 'fl_lightning.callbacks.EarlyStopping': "
+            "the following arguments are required: monitor - Not a valid",
+            "EarlyStopping.monitor: it is required; give a value",
+        ),
+        (
+            "Problem with given class_path 'mine.Nope': No module named 'mine' - Expected a",
+            "callbacks='mine.Nope': No module named 'mine'; give one of CCVR",
+        ),
+        (
+            "Problem with given class_path 'mine.Nope': module 'mine' has no attribute 'Nope' - Expected a",
+            "callbacks='mine.Nope': module 'mine' has no attribute 'Nope'; give one of CCVR",
+        ),
+        (
+            "Import path does not correspond to a subclass of Callback - Expected a Given value: lightning.Callback",
+            "callbacks='lightning.Callback': it is no subclass of Callback; give one of CCVR",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_built_is_one_line_with_a_hint(inner, line):
+    text = f'Parser key "callbacks": Does not validate against any of the Union subtypes Errors: - {inner}'
+    assert shorten(text).startswith(line)
