@@ -154,9 +154,7 @@ class RunAccess:
         require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
         evaluator, whole, before = self.run.evaluator, self._shared(state, client), self.client.state()
         try:
-            if client is None:
-                return evaluator.global_model(phase, whole, observed=False)
-            return evaluator.on_own_data(phase, whole, client)
+            return evaluator.one_model(phase, whole, observed=False, data_of=client)
         finally:
             self.client.load(before)
 

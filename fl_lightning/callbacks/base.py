@@ -89,23 +89,22 @@ class Callback:
         """The run is over, or has failed."""
 
 
-def states(callbacks: list[Any]) -> dict[str, dict[str, Any]]:
+def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
     """The state of each :class:`Callback`, by its name in a checkpoint; callbacks of other kinds have none."""
     return {name: callback.state_dict() for name, callback in named(callbacks).items()}
 
 
-def load_states(callbacks: list[Any], state: dict[str, dict[str, Any]]) -> None:
+def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> None:
     """Restore what :func:`states` gave; a callback that was not there gets an empty state."""
     for name, callback in named(callbacks).items():
         callback.load_state_dict(state.get(name, {}))
 
 
-def named(callbacks: list[Any]) -> dict[str, Callback]:
-    """Each :class:`Callback` by class name, with a number from the second of a class on."""
+def named(callbacks: list[Callback]) -> dict[str, Callback]:
+    """Each callback by class name, with a number from the second of a class on."""
     by_name: dict[str, Callback] = {}
     for callback in callbacks:
         kind = type(callback).__name__
         number = sum(name.split(".")[0] == kind for name in by_name)
-        if isinstance(callback, Callback):
-            by_name[f"{kind}.{number}" if number else kind] = callback
+        by_name[f"{kind}.{number}" if number else kind] = callback
     return by_name

@@ -90,7 +90,8 @@ class EarlyStopping(Callback):
 
     def _refuse_unknown(self, trainer: FederatedTrainer) -> None:
         """Refuse or warn, once, after the first round that is evaluated."""
-        evaluated = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
+        done = trainer.server.round + 1
+        evaluated = done % trainer.eval_every_n_rounds == 0 or done == trainer.max_rounds
         if self._seen or not evaluated:
             return
         tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))

@@ -103,6 +103,7 @@ class Memories(Mapping[int, Memory]):
                 workers.send(self._pack(k), there[k])
             elif workers.rank == there[k]:
                 self._unpack(k, workers.receive(self.owners[k]))
+            self.owners[k] = there[k]
 
     # ------------------------------------------------------------------ checkpoints
     def write(self, folder: Path, done: int, workers: Workers) -> None:

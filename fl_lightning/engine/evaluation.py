@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +39,19 @@ class Evaluator:
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
 
-    def global_model(self, phase: str, state: State, observed: bool = True) -> dict[str, float]:
-        """Metrics of ``state`` by tag; none without data. Callbacks see each batch if ``observed``."""
+    def one_model(
+        self, phase: str, state: State, observed: bool = True, data_of: int | None = None
+    ) -> dict[str, float]:
+        """Metrics of ``state`` by tag; none without data.
+
+        Args:
+            phase: ``val`` or ``test``.
+            state: the state.
+            observed: whether callbacks see each batch.
+            data_of: id of the client on whose own test data it is evaluated; None for the data of all.
+        """
         self.client.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase), observed)
+        return self._evaluate(phase, self.loaders.evaluation(phase, data_of), observed)
 
     def own_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
@@ -63,11 +72,6 @@ class Evaluator:
                 sums.add({tag: Weighted.of(value) for tag, value in metrics.items()})
         sums.all_reduce(self.workers)
         return {tag: float(mean) for tag, mean in sums.means().items()}
-
-    def on_own_data(self, phase: str, state: State, k: int) -> dict[str, float]:
-        """Metrics of ``state`` on the test data of client ``k``, or on all validation data; callbacks do not see it."""
-        self.client.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, k), False)
 
     def has_data(self, phase: str) -> bool:
         """Whether there is data of this phase."""
@@ -142,15 +146,17 @@ class Representations:
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, taps: dict[str, str]) -> None:
         self.client, self.loaders, self.workers, self.extra = client, loaders, workers, taps
-        self._copy: LightningModule | None = None
         self._loaded: State | None = None
+
+    @cached_property
+    def _copy(self) -> LightningModule:
+        return self.client.frozen_copy()
 
     @torch.no_grad()
     def observe(
         self, state: State, names: tuple[str, ...], data: str, client: int | None, round_: int
     ) -> Iterator[Observed]:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
-        self._copy = self._copy or self.client.frozen_copy()
         asked = dict.fromkeys(names, "trainer.representations")
         taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
         try:
@@ -166,7 +172,7 @@ class Representations:
 
     def _load(self, state: State) -> None:
         """Load a state, unless it is there: several iterators may take turns."""
-        if self._copy is not None and self._loaded is not state:
+        if self._loaded is not state:
             copy_into(tensors(self._copy), state)
             self._loaded = state
 
@@ -187,13 +193,13 @@ class Representations:
                 yield BatchIndex(client, index), ("test", number, index), step, batch
 
 
-def step_name(module: LightningModule | None, phase: str) -> str | None:
+def step_name(module: LightningModule, phase: str) -> str | None:
     """The name of the step that evaluates ``phase``: for test, the validation step stands in; None without either."""
     names = ("validation_step",) if phase == "val" else ("test_step", "validation_step")
     return next((name for name in names if is_overridden(name, module)), None)
 
 
-def bound_step(module: LightningModule | None, name: str, dataloader_idx: int = 0) -> Callable[[Any, int], Any]:
+def bound_step(module: LightningModule, name: str, dataloader_idx: int = 0) -> Callable[[Any, int], Any]:
     """A step of the module as a function of a batch and its index, whichever of Lightning's arguments it declares."""
     step = getattr(module, name)
     extra = (

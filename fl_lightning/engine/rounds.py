@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.checkpointing import load_model, restore_callbacks, restore_run, save_run
 from fl_lightning.engine.evaluation import PHASES
@@ -162,7 +161,7 @@ def log_traffic(run: Run, totals: Totals) -> None:
 
 def evaluation_is_due(run: Run, round_: int) -> bool:
     """Whether the global model is evaluated after a round: the last one always is."""
-    wanted = any(callback.wants_evaluation(round_) for callback in run.callbacks if isinstance(callback, Callback))
+    wanted = any(callback.wants_evaluation(round_) for callback in run.callbacks)
     trainer = run.trainer
     return wanted or (round_ + 1) % trainer.eval_every_n_rounds == 0 or round_ + 1 == trainer.max_rounds
 
@@ -175,7 +174,7 @@ def evaluate(run: Run) -> None:
             if run.client.kept and memories.owners:
                 run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
             else:
-                run.metrics.update(run.evaluator.global_model(phase, state))
+                run.metrics.update(run.evaluator.one_model(phase, state))
 
 
 def own_entries(run: Run) -> Iterator[tuple[int, State]]:
@@ -230,7 +229,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None) -> dict[st
     own = {} if ckpt_path is None else load_model(run.client.module, Path(ckpt_path))
     state = run.client.state()
     if not own:
-        return run.evaluator.global_model(phase, state, observed=False)
+        return run.evaluator.one_model(phase, state, observed=False)
     mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
     return run.evaluator.own_models(phase, state, mine, observed=False)
 

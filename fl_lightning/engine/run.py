@@ -12,6 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -74,7 +75,7 @@ class Run:
     folder: RunFolder
 
     @property
-    def callbacks(self) -> list[Any]:
+    def callbacks(self) -> list[Callback]:
         """The observers of the run."""
         return self.trainer.callbacks
 
@@ -199,5 +200,5 @@ def wanted_taps(trainer: FederatedTrainer, methods: MethodList) -> dict[str, str
     """The taps that methods and callbacks ask for, each with the name of the class that asks."""
     wanted = methods.wanted_taps()
     for callback in trainer.callbacks:
-        wanted |= {tap: type(callback).__name__ for tap in getattr(callback, "requires", ())}
+        wanted |= {tap: type(callback).__name__ for tap in callback.requires}
     return wanted

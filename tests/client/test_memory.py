@@ -58,6 +58,7 @@ def test_a_memory_that_is_sent_is_gone_here_and_complete_there(tmp_path):
         return memories
 
     here, there = together(2, follow)
+    assert here.owners == there.owners == {4: 1, 6: 0}
     assert (list(here), list(there)) == ([6], [4])
     assert there[4]["method"]["pool"][0].tolist() == [1.0, 1.0]
     # the new owner writes it with the next checkpoint
