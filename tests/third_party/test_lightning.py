@@ -65,8 +65,7 @@ class TestLightningLSTM(Text):
     """It carries its hidden state from batch to batch in an attribute."""
 
     taps: ClassVar = {"representation": "model.drop"}
-    rounds = 2
-    options: ClassVar = {"gradient_clip_val": 0.25}
+    options: ClassVar = {"gradient_clip_val": 0.02}
 
     def module(self):
         module = lstm.LightningLSTM(vocab_size=9)
