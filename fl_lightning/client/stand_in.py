@@ -115,6 +115,19 @@ class StandIn:
         setting: what is the same for the whole run.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_silent",
+        "clock",
+        "evaluated_batches",
+        "logged",
+        "lr_scheduler_configs",
+        "optimizers",
+        "setting",
+        "state",
+        "strategy",
+        "train_dataloader",
+    )
     # what is constant: a client trains in one process, and the engine evaluates and saves
     world_size = num_nodes = num_devices = 1
     global_rank = local_rank = node_rank = 0
@@ -123,8 +136,6 @@ class StandIn:
     min_epochs = min_steps = max_time = None
     check_val_every_n_epoch = 1
     enable_validation = True
-    __slots__ = ("__weakref__", "_silent", "clock", "evaluated_batches", "logged", "lr_scheduler_configs", "optimizers")
-    __slots__ += ("setting", "state", "strategy", "train_dataloader")
 
     def __init__(self, clock: Clock | None = None, setting: Setting | None = None) -> None:
         self.clock, self.setting = clock or Clock(), setting or Setting()

@@ -144,7 +144,7 @@ def build(
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
     stand_in = StandIn(clock(trainer, data), setting(trainer, fabric, data, folder))
-    data.trainer = stand_in
+    data.trainer = stand_in  # type: ignore[assignment]
     cleanup.callback(stand_in.detach, model)
     set_up_module(model, stand_in, seed, stage)
     channels_last = place_module(model, fabric, trainer)
