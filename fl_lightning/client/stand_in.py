@@ -91,7 +91,7 @@ class SilentLogger(Logger):
         """An object that takes any call."""
         if not self._warned:
             warnings.warn(
-                "self.logger in training: a client's visit writes nothing to a logger; use self.log, or write a callback",
+                "self.logger in training: a client's visit writes to no logger; use self.log, or write a callback",
                 stacklevel=2,
             )
         self._warned = True

@@ -135,7 +135,7 @@ class LocalTraining:
         optimizer, schedulers = self._optimizers.fresh()
         scale_learning_rates(optimizer, factor)
         self.schedules.begin_visit(optimizer, schedulers)
-        self.monitored.apply(optimizer)
+        schedulers = self.monitored.apply(optimizer, schedulers)
         if self._scaler is not None:
             self._scaler.load_state_dict(self._scaler_state)
         self._closes = self._own_step or needs_closure(optimizer)

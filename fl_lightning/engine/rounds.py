@@ -202,6 +202,7 @@ def fit(run: Run, ckpt_path: str | Path | None) -> None:
     try:
         run.client.call("on_fit_start")
         run.client.begin_run()
+        warn_of_modes(run)
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
@@ -236,6 +237,13 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None) -> dict[st
         return run.evaluator.one_model(phase, state, observed=False)
     mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
     return run.evaluator.own_models(phase, state, mine, observed=False)
+
+
+def warn_of_modes(run: Run) -> None:
+    """Warn, as Lightning does, of submodules that are in evaluation mode and stay there."""
+    number = sum(not part.training for part in run.client.module.modules())
+    if number:
+        run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
 
 
 def warn_of_kept_entries(run: Run) -> None:
