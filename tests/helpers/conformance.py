@@ -127,13 +127,13 @@ def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", callbacks
     return trainer
 
 
-def by_rounds(model, data, rounds=2, epochs=2, precision="64-true", methods=(), folder=None, **options):
+def by_rounds(model, data, rounds=2, epochs=2, precision="64-true", methods=(), folder=None, ckpt_path=None, **options):
     """Train by rounds; returns the trainer."""
     given = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "precision": precision}
     length = {"max_rounds": rounds, "local_epochs": epochs, "checkpoint_every_n_rounds": rounds}
     with tempfile.TemporaryDirectory() as own:
         trainer = FederatedTrainer(**{**given, **length, "default_root_dir": folder or own, **options})
-        trainer.fit(model, data, list(methods))
+        trainer.fit(model, data, list(methods), ckpt_path=ckpt_path)
     return trainer
 
 
