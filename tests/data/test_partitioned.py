@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.data import Dirichlet
-from fl_lightning.data.partitioned import labels_of
+from fl_lightning.data.labels import labels_of
 from fl_lightning.errors import UsageError
 
 X, Y = torch.randn(90, 3), torch.arange(90) % 3
