@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
 from fl_lightning.data.augmentation import Augmentation
 
@@ -109,9 +110,10 @@ class PlainLoader:
 
     def seed(self, seed: int) -> None:
         """Seed the ``generator`` of the wrapped loader and of its samplers, where they have one."""
-        for owner in self._owners():
-            if owner.generator is not None:
-                owner.generator.manual_seed(seed)
+        for part in self._parts():
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
         """One pass over the wrapped loader; the rows are None."""
@@ -124,16 +126,16 @@ class PlainLoader:
 
         A loader that shuffles gives the same order in every pass, so that the workers agree on it.
         """
-        for owner in self._owners():
-            owner.generator = torch.Generator() if owner.generator is None else owner.generator
+        for part in self._parts():
+            if isinstance(part, (DataLoader, Sampler)) and getattr(part, "generator", 0) is None:
+                part.generator = torch.Generator()  # type: ignore[union-attr]
         self.seed(0)
         return itertools.islice(enumerate(self.loader), rank, limit, size)
 
-    def _owners(self) -> list[Any]:
-        """The loader and its samplers, those of them that have a ``generator``."""
+    def _parts(self) -> tuple[Any, ...]:
+        """The loader and its samplers, or None for those that it does not have."""
         batches = getattr(self.loader, "batch_sampler", None)
-        parts = (self.loader, getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None))
-        return [part for part in parts if hasattr(part, "generator")]
+        return self.loader, getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None)
 
 
 class Batches:
