@@ -16,7 +16,7 @@ from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.data.samplers import DividedLoader
 from fl_lightning.errors import require
-from fl_lightning.seeding import base_seed
+from fl_lightning.seeding import ambient, base_seed
 
 # the stages in which a run uses the user's data module
 STAGES = ("fit", "test")
@@ -67,11 +67,16 @@ class Partitioned(FederatedDataModule):
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set up the user's data module for fit and test, and partition its training set."""
+        """Set up the user's data module for fit and test, and partition its training set.
+
+        In each of the two, what the data module draws from the global generators, such as a random split, depends on
+        the base seed only.
+        """
         if self._ready_for == base_seed():
             return
         for name in STAGES:
-            self.datamodule.setup(name)
+            with ambient(base_seed(), "setup"):
+                self.datamodule.setup(name)
         self._divided = DividedLoader(self._training_loader(), self._kind)
         plan = self._plan(labels_of(self._divided.dataset))
         self._divided.check_parts(plan.parts)
@@ -91,7 +96,7 @@ class Partitioned(FederatedDataModule):
         return ClientInfo(k, len(rows), None if counts is None else torch.from_numpy(counts), self.plan.domain(k))
 
     def idle_clients(self) -> list[int]:
-        return [k for k, rows in enumerate(self.plan.parts) if len(rows) and not self._divided.steps(rows)]
+        return [k for k, rows in enumerate(self.plan.parts) if self._divided.is_idle(rows)]
 
     def train_dataloader(self, k: int = 0) -> DataLoader:
         return self._divided.on(self.plan.parts[k])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from fl_lightning import Partitioned
 from fl_lightning.data import (
@@ -290,3 +290,19 @@ def test_the_trainer_is_that_of_the_users_data_module():
     assert data.trainer is theirs.trainer is first and data.prepare_data_per_node is False
     data.trainer = second
     assert theirs.trainer is second
+
+
+def test_a_random_split_of_setup_is_the_same_in_every_process_and_stage():
+    class Split(Theirs):
+        def setup(self, stage):
+            train, test = random_split(TensorDataset(X, Y), [60, 30])
+            self.splits = [*getattr(self, "splits", []), train.indices]
+            self.dataset, self.held_out = train, test
+
+    def splits():
+        torch.rand(1)
+        data = ready(Partitioned(Split(), num_clients=3))
+        return data.datamodule.splits, data.plan.labels.tolist()
+
+    (first, labels), (again, same_labels) = splits(), splits()
+    assert first[0] == first[1] == again[0] and labels == same_labels
