@@ -19,7 +19,14 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine import checks
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation import Evaluator, Representations
-from fl_lightning.engine.launch import build_fabric, devices_and_nodes, forks, keep_freed_memory, threads
+from fl_lightning.engine.launch import (
+    build_fabric,
+    devices_and_nodes,
+    forks,
+    keep_freed_memory,
+    refuse_default_group,
+    threads,
+)
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import configure_optimizer
@@ -98,8 +105,9 @@ def launch(
     prepared = forks(trainer)
     if prepared:
         # before the workers are forked, so that they share the data
-        prepare(data, trainer.fabric)
+        prepare(data)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
+    refuse_default_group(fabric.world_size)
     work = partial(_work, trainer, model, data, methods, taps, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
         return fabric.launch(work)
@@ -117,10 +125,12 @@ def _work(
 ) -> Result:
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
-    if not prepared:
-        prepare(data, fabric)
-    checks.check_data_fits(trainer, model, data, methods)
     with ExitStack() as cleanup:
+        workers = Workers(fabric)
+        cleanup.callback(workers.close)
+        if not prepared:
+            prepare(data, workers)
+        checks.check_data_fits(trainer, model, data, methods)
         return command(build(trainer, fabric, model, data, methods, taps, cleanup))
 
 
@@ -188,11 +198,15 @@ def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrain
     return channels_last
 
 
-def prepare(data: Any, fabric: Fabric) -> None:
-    """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait."""
-    if fabric.local_rank == 0:
+def prepare(data: Any, workers: Workers | None = None) -> None:
+    """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait.
+
+    None stands for a process that has not started its workers yet.
+    """
+    if workers is None or workers.local_rank == 0:
         data.prepare_data()
-    fabric.barrier()
+    if workers is not None:
+        workers.barrier()
     data.setup("fit")
 
 
