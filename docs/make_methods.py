@@ -103,7 +103,8 @@ def entry(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
     about = inspect.getdoc(sys.modules[kind.__module__]) or ""
     own = {"equation": equation(about), "arguments": arguments(kind)}
-    return part | own | {"cites": markdown(about.split("\n\n")[0]), "summary": summary(kind)}
+    cites = f"{name}: {facts['cites']}." if "cites" in facts else markdown(about.split("\n\n")[0])
+    return part | own | {"cites": cites, "summary": summary(kind)}
 
 
 def make() -> str:

@@ -91,6 +91,7 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    methods.check_data(data)
     same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
     hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
     require(same, "trainer.cache_references", trainer.cache_references, hint)

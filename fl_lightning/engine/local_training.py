@@ -17,7 +17,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers
 from fl_lightning.engine.workers import Workers
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 from fl_lightning.sums import Update
@@ -77,7 +77,7 @@ class LocalTraining:
         except (UsageError, LostWorkerError):
             raise
         except Exception as error:
-            raise ClientError(f"client {k}, round {round_}: {error}") from error
+            raise ClientError(f"client {k}, round {round_}: {text_of(error)}") from error
         finally:
             self.client.memories().settle(k)
             self.stopwatch.lap("collect")
@@ -155,6 +155,7 @@ class LocalTraining:
         self.stopwatch.lap("forward_backward")
         client.begin_step(optimizer)
         self._clip()
+        client.methods.on_after_clipping(client, optimizer)
         module.on_before_optimizer_step(optimizer)
         self.stopwatch.lap("correct")
         self.fabric.strategy.optimizer_step(optimizer)
