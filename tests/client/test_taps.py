@@ -202,7 +202,7 @@ def test_a_part_that_there_is_not_is_refused(kind, field, message):
 
 
 def test_a_colon_without_a_field_is_refused():
-    with pytest.raises(UsageError, match="trainer.taps: z='inner:': name a field after the colon"):
+    with pytest.raises(UsageError, match=r"trainer.taps: z='inner:': name a field after the colon"):
         resolve_taps(wrapped(Pair), {"z": "inner:"}, {"z": "FedUV"})
 
 

@@ -125,7 +125,15 @@ LOSSES = {
         for mode in ("binary", "frequency")
     },
 }
-OTHERS = {"as_rows", "class_sums", "covariance_spectrum", "effective_rank", "eigenvalues", "singular_values", "stable_rank"}
+OTHERS = {
+    "as_rows",
+    "class_sums",
+    "covariance_spectrum",
+    "effective_rank",
+    "eigenvalues",
+    "singular_values",
+    "stable_rank",
+}
 
 
 def test_every_function_is_among_the_losses_or_has_properties_of_its_own():

@@ -107,7 +107,7 @@ def test_one_layer_is_enough_for_fedcka(run, layers):
     model.taps = {"early.0": "body"}
     _, trainer = run([FedCKA(layers=layers)], model=model)
     assert trainer.metrics["train/fedcka"] > 0
-    with pytest.raises(UsageError, match=r"FedCKA needs the tap 'early.1', which is not bound in Net; add trainer.taps"):
+    with pytest.raises(UsageError, match=r"FedCKA needs the tap 'early.1', which is not bound in Net; add"):
         run([FedCKA()], model=model)
 
 
