@@ -39,6 +39,7 @@ def play_round(run: Run, round_: int) -> bool:
     evaluated = evaluation_is_due(run, round_)
     if evaluated:
         evaluate(run)
+    run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     last = run.trainer.agree_to_stop() or round_ + 1 == run.trainer.max_rounds
@@ -199,10 +200,13 @@ def fit(run: Run, ckpt_path: str | Path | None) -> None:
     warn_of_kept_entries(run)
     status = "failed"
     try:
+        run.client.call("on_fit_start")
+        run.client.begin_run()
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
+        run.client.call("on_fit_end")
         status = "success"
     finally:
         run.call("teardown")

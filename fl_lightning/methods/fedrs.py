@@ -47,6 +47,10 @@ class FedRS(Method):
         require(0 <= alpha <= 1, "FedRS.alpha", alpha, "give a number in [0, 1]")
         self.alpha, self.mode, self.use_bias = alpha, mode, use_bias
 
+    @property
+    def corrects_gradients(self) -> bool:
+        return not self.use_bias
+
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         path = client.tap_paths["logits"]
         head = client.module.get_submodule(path)
