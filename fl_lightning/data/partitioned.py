@@ -56,7 +56,7 @@ class Partitioned(FederatedDataModule):
         return DataLoader(
             Subset(loader.dataset, rows),
             batch_size=loader.batch_size,
-            shuffle=len(rows) > 0,
+            shuffle=False,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             drop_last=loader.drop_last,
