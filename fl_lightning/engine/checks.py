@@ -100,6 +100,7 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    methods.check_data(data)
     warn_of_idle_clients(trainer, data)
     if trainer.cache_references:
         check_transfer_hooks(model, data)
