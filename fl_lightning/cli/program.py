@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # imported for their short names in a config
@@ -22,6 +21,7 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.messages import shorten
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -82,8 +82,8 @@ class FederatedCLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI takes only a Trainer of Lightning's own here
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+        parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
+        parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitioners import IID, Partitioner
 from fl_lightning.errors import UsageError, require
+from fl_lightning.namespaces import LightningDataModule, is_overridden
 from fl_lightning.seeding import base_seed
 
 
@@ -69,6 +68,9 @@ class Partitioned(FederatedDataModule):
     def test_dataloader(self) -> Any:
         return self._loaders("test_dataloader")
 
+    def predict_dataloader(self) -> Any:
+        return self._loaders("predict_dataloader")
+
     def _plan(self, labels: np.ndarray | None) -> Any:
         if labels is not None:
             hint = f"labels must count from 0, its smallest is {labels.min(initial=0)}"
@@ -83,7 +85,7 @@ class Partitioned(FederatedDataModule):
         return self.partition(np.zeros(number, np.int64), 0, labelled=False)
 
     def _loaders(self, name: str) -> Any:
-        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule, LightningDataModule) else []
+        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule) else []
 
 
 def labels_of(dataset: Dataset) -> np.ndarray | None:

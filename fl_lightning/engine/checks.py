@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
+from fl_lightning.namespaces import is_overridden
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
