@@ -13,11 +13,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import is_overridden
+from fl_lightning.namespaces import is_callback, is_overridden
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -58,11 +59,14 @@ def check_callbacks(callbacks: list[Any]) -> None:
     """Refuse callbacks whose hooks would not be called as their author means it.
 
     Raises:
-        UsageError: no callback, a hook that does not exist, or a hook with an argument that it is not given.
+        UsageError: no callback, one of Lightning's own trainer, a hook that does not exist, or a hook with an argument
+            that it is not given.
     """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     for callback in callbacks:
         kind = type(callback).__name__
+        hint = f"it is a callback of Lightning's own trainer; {replacement(type(callback))}"
+        require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
@@ -105,12 +109,26 @@ def check_module(model: LightningModule) -> None:
     """Refuse a module that local training cannot run.
 
     Raises:
-        UsageError: no ``training_step`` or ``configure_optimizers``, or manual optimization.
+        UsageError: no ``training_step`` or ``configure_optimizers``, manual optimization, or callbacks of its own.
     """
     kind = type(model).__name__
     for name in ("training_step", "configure_optimizers"):
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
+    check_own_callbacks(model)
+
+
+def check_own_callbacks(model: LightningModule) -> None:
+    """Refuse the callbacks that a module brings: those of a run are arguments of its trainer.
+
+    Raises:
+        UsageError: ``configure_callbacks`` returns any.
+    """
+    given = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
+    theirs = {type(one).__name__: replacement(type(one)) for one in given if is_callback(one)}
+    hint = "; ".join(f"{name}: {what}" for name, what in theirs.items()) or "give them as trainer.callbacks"
+    names = [type(one).__name__ for one in given]
+    require(not given, f"model: {type(model).__name__}.configure_callbacks()", names, hint)
 
 
 def check_data(datamodule: Any) -> None:
