@@ -6,10 +6,10 @@ An object of one is no instance of the classes of the other, so what is asked of
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING
 
-import lightning.pytorch
 from lightning.pytorch.utilities import model_helpers
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class _OfBoth(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, classes(cls.__name__))
 
-    def __subclasses__(cls) -> list[type]:  # type: ignore[override]
+    def __subclasses__(cls) -> list[type]:
         # where a parser looks up short names
-        return [child for one in classes(cls.__name__) for child in one.__subclasses__()]
+        return [*itertools.chain.from_iterable(one.__subclasses__() for one in classes(cls.__name__))]
 
 
 if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from helpers.runs import assert_same_bits, small_trainer
-from helpers.theirs import Labelled, Theirs, TheirData
+from helpers.theirs import Labelled, TheirData, Theirs
 from lightning.pytorch import LightningDataModule as OfLightning
 from torch import nn
 from torch.utils.data import DataLoader

@@ -69,6 +69,8 @@ class Partitioned(FederatedDataModule):
         return self._loaders("test_dataloader")
 
     def predict_dataloader(self) -> Any:
+        if is_overridden("predict_dataloader", self.datamodule):
+            self.datamodule.setup("predict")  # no other command needs it
         return self._loaders("predict_dataloader")
 
     def _plan(self, labels: np.ndarray | None) -> Any:

@@ -15,6 +15,15 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _of_value(value) for key, value in config.items()}
 
 
+def of_class(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a class in a config, in the form from which ``load_from_checkpoint`` builds an object.
+
+    It is that of LightningCLI: with the class path, and the function that resolves the classes of the arguments.
+    """
+    built = {"_class_path": entry["class_path"], "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
+
+
 def of_objects(model: Any, trainer: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of a run without a config.
 

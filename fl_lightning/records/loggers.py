@@ -34,8 +34,8 @@ def compare_hyperparams(logger: Any, params: Mapping[str, Any], metrics: Mapping
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:
     """Give a figure of Matplotlib to a logger that takes images; nothing to one that does not."""
     writer = experiment(logger)
-    if hasattr(writer, "add_figure"):  # TensorBoard; the figure stays open for the other loggers
-        writer.add_figure(name, figure, round_, close=False)
+    if hasattr(writer, "add_figure"):  # TensorBoard
+        writer.add_figure(name, figure, round_)
     elif hasattr(logger, "log_image"):  # Weights & Biases
         logger.log_image(key=name, images=[figure], step=round_)
     elif hasattr(writer, "log_figure") and hasattr(logger, "run_id"):  # MLflow
