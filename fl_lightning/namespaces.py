@@ -32,9 +32,13 @@ def is_callback(value: object) -> bool:
 
 
 def is_overridden(hook: str, instance: object) -> bool:
-    """Whether the class of a module, data module or callback overrides a hook of Lightning's class."""
+    """Whether the class of a module, data module or callback overrides a hook of Lightning's class.
+
+    An object of another class has the hooks that it defines.
+    """
     parents = (parent for kind in KINDS for parent in classes(kind) if isinstance(instance, parent))
-    return model_helpers.is_overridden(hook, instance, next(parents, None))
+    parent = next(parents, None)
+    return hasattr(instance, hook) if parent is None else model_helpers.is_overridden(hook, instance, parent)
 
 
 class _OfBoth(type):

@@ -54,7 +54,13 @@ class FederatedTrainer(RunAccess):
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
             ``{representation: encoder, logits: head}``.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
-        gradient_clip_val: largest norm of a local gradient; None does not clip.
+        client_schedulers: what becomes of the schedulers that the module itself returns, which see each visit as a part of
+            one fit: they ``continue`` where they would be if the client had trained in every round so far, or
+            ``restart`` at every visit. One that watches a metric is stepped once a round, on the round's metrics; with
+            ``restart`` within the visit.
+        gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.
+        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``.
+        accumulate_grad_batches: batches of a local step, at least 1; the last step of an epoch may have fewer.
         accelerator: as in Fabric: auto, cpu, gpu, ...
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
@@ -117,7 +123,10 @@ class FederatedTrainer(RunAccess):
         eval_every_n_rounds: int = 1,
         taps: dict[str, str] | None = None,
         client_lr_scheduler: LRSchedulerCallable | None = None,
+        client_schedulers: Literal["continue", "restart"] = "continue",
         gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        accumulate_grad_batches: int = 1,
         accelerator: str = "auto",
         devices: int | str | list[int] = 1,
         workers_per_device: int = 1,
@@ -150,7 +159,9 @@ class FederatedTrainer(RunAccess):
         self.participation, self.cohort_size = participation, cohort_size
         self.sampler = sampler or UniformSampler()
         self.server_optimizer, self.server_optimizer_scope = server_optimizer, server_optimizer_scope
-        self.client_lr_scheduler, self.gradient_clip_val = client_lr_scheduler, gradient_clip_val
+        self.client_lr_scheduler, self.client_schedulers = client_lr_scheduler, client_schedulers
+        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
+        self.accumulate_grad_batches = accumulate_grad_batches
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
@@ -198,7 +209,7 @@ class FederatedTrainer(RunAccess):
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = False
         self.weights = None if weights is None else Path(weights)
-        self._launch(partial(rounds.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method)
+        self._launch(partial(rounds.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method, "fit")
 
     def validate(
         self,
@@ -219,7 +230,7 @@ class FederatedTrainer(RunAccess):
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method)
+        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "validate")
 
     def test(
         self,
@@ -240,7 +251,7 @@ class FederatedTrainer(RunAccess):
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method)
+        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "test")
 
     def predict(
         self,
@@ -268,7 +279,7 @@ class FederatedTrainer(RunAccess):
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"ckpt_path": ckpt_path, "weights": self.weights}
         how["output"] = None if output is None else Path(output)
-        return self._launch(partial(rounds.predict_once, **how), model, datamodule, method)
+        return self._launch(partial(rounds.predict_once, **how), model, datamodule, method, "predict")
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
@@ -289,7 +300,7 @@ class FederatedTrainer(RunAccess):
         return folder
 
     def _launch(
-        self, command: Callable[[Run], Result], model: LightningModule, datamodule: Any, method: Methods
+        self, command: Callable[[Run], Result], model: LightningModule, datamodule: Any, method: Methods, stage: str
     ) -> Result:
         def work(run: Run) -> Result:
             # in each worker, so that its copy of the callbacks finds its parts of the run
@@ -297,4 +308,4 @@ class FederatedTrainer(RunAccess):
             run.call("setup")
             return command(run)
 
-        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work)
+        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)

@@ -35,6 +35,7 @@ def contents(run: Run) -> dict[str, Any]:
         "methods": run.methods.state_dict(),
         "module": entries_of_module(run),
         "datamodule": state_of_data(run.data),
+        "client_schedulers": run.local_training.monitored.state_dict(),
         "callbacks": states(run.callbacks),
         "history": run.metrics.history,
         **identity(run),
@@ -61,11 +62,12 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
     try:
         run.server.load_state_dict(checkpoint["server"])
         run.methods.load_state_dict(checkpoint["methods"])
+        run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
     run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))
     run.metrics.restore(checkpoint["history"])
-    call_on_load(run.client.module, checkpoint)
+    call_on_load(run.client, checkpoint)
     restore_data(run.data, checkpoint.get("datamodule", {}))
     return checkpoint
 

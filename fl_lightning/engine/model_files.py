@@ -20,6 +20,7 @@ from fl_lightning.state import State, clone, copy_into, tensors
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
+    from fl_lightning.client import Client
     from fl_lightning.engine.run import Run
 
 ON_SAVE = "model: on_save_checkpoint: checkpoint key"
@@ -40,8 +41,7 @@ def save_model(run: Run, path: Path) -> None:
     if left_out:
         run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
     checkpoint = lightning_checkpoint(run)
-    if is_overridden("on_save_checkpoint", run.client.module):
-        run.client.module.on_save_checkpoint(checkpoint)
+    run.client.call("on_save_checkpoint", checkpoint)
     require_storable(checkpoint, ON_SAVE)
     save(on_cpu(checkpoint), path)
 
@@ -49,7 +49,7 @@ def save_model(run: Run, path: Path) -> None:
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
     """The global model in the form of Lightning's checkpoints; it is loaded into the resident module."""
     module, trainer = run.client.module, run.trainer
-    run.client.load(run.methods.evaluated_state(run.server))
+    run.client.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
     hparams = {name: value for name, value in hyperparameters(run).items() if is_storable(value)}
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
@@ -58,7 +58,6 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
         "global_step": rounds,
         "pytorch-lightning_version": lightning.pytorch.__version__,
         "state_dict": module.state_dict(),
-        "loops": {},
         **({"hyper_parameters": hparams, **named} if hparams else {}),
         **state_of_data(run.data),
     }
@@ -75,11 +74,11 @@ def entries_of_module(run: Run) -> dict[str, Any]:
     Raises:
         UsageError: it adds something that is not of tensors and plain values.
     """
-    if not is_overridden("on_save_checkpoint", run.client.module):
+    if "on_save_checkpoint" not in run.client.hooks:
         return {}
     checkpoint = lightning_checkpoint(run)
     known = set(checkpoint)
-    run.client.module.on_save_checkpoint(checkpoint)
+    run.client.call("on_save_checkpoint", checkpoint)
     added = {key: value for key, value in checkpoint.items() if key not in known}
     require_storable(added, ON_SAVE)
     return on_cpu(added)
@@ -132,14 +131,14 @@ def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {"state_dict": clone(contents["state_dict"]), **contents.get("module", {})}
 
 
-def call_on_load(module: LightningModule, contents: Mapping[str, Any]) -> dict[str, Any]:
+def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint.
 
     It is not called for a checkpoint of a run that was written before ``on_save_checkpoint`` was called.
     """
     checkpoint = as_lightnings(contents)
-    if is_overridden("on_load_checkpoint", module) and ("server" not in contents or "module" in contents):
-        module.on_load_checkpoint(checkpoint)
+    if "server" not in contents or "module" in contents:
+        client.call("on_load_checkpoint", checkpoint)
     return checkpoint
 
 
@@ -150,7 +149,7 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
         UsageError: there is no such file, or it is a checkpoint of another model.
     """
     contents = read(path)
-    load_state(run.client.module, call_on_load(run.client.module, contents)["state_dict"], "ckpt_path", path)
+    load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
     memories = {k: load(file) for k, file in client_files(path, contents).items()}
     return {k: memory["state"] for k, memory in memories.items() if "state" in memory}
 
@@ -162,7 +161,7 @@ def load_weights(run: Run, path: Path) -> None:
         UsageError: there is no such file, or its weights are those of another model.
     """
     contents = read_weights(path)
-    checkpoint = call_on_load(run.client.module, contents) if "state_dict" in contents else {"state_dict": contents}
+    checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
     load_state(run.client.module, checkpoint["state_dict"], "weights", path)
     run.server.assign(run.client.state())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ from fl_lightning.records.plain import on_cpu
 from fl_lightning.seeding import ambient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lightning.pytorch import LightningModule
 
     from fl_lightning.engine.run import Run
@@ -38,11 +35,15 @@ def predict(run: Run) -> list[Any]:
     """
     loaders = loaders_of(run)
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
-    with run.workers.alone(not can_share(run.client.module)), predicting(run):
+    with run.client.evaluating("predict"), run.workers.alone(not can_share(run.client.module)):
+        with ambient(run.seed, "predict"):
+            run.client.call("on_predict_start")
+            run.client.call("on_predict_epoch_start")
         outputs = [_share(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
-        call(run.client.module, "on_predict_epoch_end")
-        call(run.client.module, "on_predict_end")
+        run.client.call("on_predict_epoch_end")
+        run.client.call("on_predict_end")
         ordered = [interleaved(run.workers.gather(one)) for one in outputs]
+    run.client.logged.clear()
     return ordered if len(ordered) > 1 else ordered[0]
 
 
@@ -71,34 +72,9 @@ def can_share(module: LightningModule) -> bool:
     return not accumulates and not any(is_overridden(hook, module) for hook in OF_ALL_BATCHES)
 
 
-def call(module: LightningModule, hook: str, *args: Any) -> None:
-    """Call a hook that the module overrides."""
-    if is_overridden(hook, module):
-        getattr(module, hook)(*args)
-
-
-@contextmanager
-def predicting(run: Run) -> Iterator[None]:
-    """The module in eval mode, or as its ``on_predict_model_eval`` wants it, in this block; then as it was."""
-    module = run.client.module
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        with ambient(run.seed, "predict"):
-            # Lightning's own hook asks its own trainer
-            module.on_predict_model_eval() if is_overridden("on_predict_model_eval", module) else module.eval()
-            call(module, "on_predict_start")
-            call(module, "on_predict_epoch_start")
-        yield
-    finally:
-        run.client.logged.clear()
-        for part, mode in modes:
-            part.training = mode
-
-
 def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]:
     """The outputs of this worker's batches of one loader."""
-    module, outputs = run.client.module, []
-    step = bound_step(module, "predict_step", index)
+    step, outputs = bound_step(run.client.module, "predict_step", index), []
     which = (index,) if number > 1 else ()
     # a loader that shuffles draws the same order on every worker
     with ambient(run.seed, "predict", index):
@@ -106,8 +82,8 @@ def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]
             run.workers.check()
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(run.seed, "predict", index, batch_idx), run.fabric.autocast():
-                call(module, "on_predict_batch_start", batch, batch_idx, *which)
+                run.client.call("on_predict_batch_start", batch, batch_idx, *which)
                 output = step(batch, batch_idx)
-                call(module, "on_predict_batch_end", output, batch, batch_idx, *which)
+                run.client.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs

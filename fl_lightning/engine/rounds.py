@@ -44,6 +44,7 @@ def play_round(run: Run, round_: int) -> bool:
     evaluated = evaluation_is_due(run, round_)
     if evaluated:
         evaluate(run)
+    run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     last = run.trainer.agree_to_stop() or round_ + 1 == run.trainer.max_rounds
@@ -208,10 +209,13 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
     status, params = "failed", hyperparameters(run)
     try:
         run.folder.log_hyperparams(params)
+        run.client.call("on_fit_start")
+        run.client.begin_run()
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
+        run.client.call("on_fit_end")
         if folder is not None:
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
@@ -258,7 +262,9 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     """
     if ckpt_path is None and weights is not None:
         load_weights(run, weights)
-    return {} if ckpt_path is None else load_model(run, Path(ckpt_path))
+    own = {} if ckpt_path is None else load_model(run, Path(ckpt_path))
+    run.client.begin_run()  # on_load_checkpoint may have set attributes
+    return own
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
