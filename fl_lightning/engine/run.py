@@ -18,6 +18,7 @@ from fl_lightning.client.clock import Clock
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation import Evaluator, Representations
@@ -219,7 +220,7 @@ def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFol
         gradient_clip_algorithm=trainer.gradient_clip_algorithm,
         precision=str(fabric.strategy.precision.precision),
         device=fabric.device,
-        datamodule=getattr(data, "datamodule", data),
+        datamodule=own_module_of(data),
         loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
         logs=bool(trainer.logger),
         default_root_dir=str(trainer.default_root_dir),
