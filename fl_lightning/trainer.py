@@ -52,8 +52,8 @@ class FederatedTrainer(RunAccess):
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
             ``{representation: encoder, logits: head}``.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
-        client_schedulers: what becomes of the schedulers that the module itself returns, which see each visit as a part of
-            one fit: they ``continue`` where they would be if the client had trained in every round so far, or
+        client_schedulers: what becomes of the schedulers that the module itself returns. They ``continue``, since a
+            visit is a part of one fit, where they would be if the client had trained in every round so far; or they
             ``restart`` at every visit. One that watches a metric is stepped once a round, on the round's metrics; with
             ``restart`` within the visit.
         gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.

@@ -29,7 +29,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.method import Method, MethodList, Step
-from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
+from fl_lightning.state import State, clone, copy_into, difference, norm, num_bytes, select, tensors
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import flatten
 
@@ -205,18 +205,26 @@ class Client(LightningModule):
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         self._taps.remove()
+        now = Transient(self.module)
+        self._transient.restore()  # the copy is not that of a client in the middle of its visit
         try:
             frozen = frozen_copy(self.module, [self, self.stand_in])
             self.stand_in.attach(frozen)
             return frozen
         finally:
+            now.restore()
             self._taps = self._hooked_taps()
 
     # ------------------------------------------------------------------ what the engine uses
     @cached_property
     def sent_others(self) -> list[str]:
-        """Names of the buffers and frozen parameters that travel."""
-        return [name for name in self.others if self.methods.exchanges(name) and self.buffer_policy == "average"]
+        """Names of the buffers that travel."""
+        return [name for name in self.others if name not in set(self.frozen) and self._travels(name)]
+
+    @cached_property
+    def sent_frozen(self) -> list[str]:
+        """Names of the frozen parameters that travel once a client changes them."""
+        return [name for name in self.frozen if self._travels(name)]
 
     @cached_property
     def kept(self) -> list[str]:
@@ -321,8 +329,10 @@ class Client(LightningModule):
         payload = self.methods.on_client_end(self)
         delta = self.methods.transform_client_update(self, select(self.change, self.sent))
         check_finite(delta, payload)
-        others = select(self.live, self.sent_others)
-        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift)
+        others, frozen = select(self.live, self.sent_others), self._changed_frozen()
+        numbers = sum(value.total.numel() for value in flatten(payload).values())
+        size = num_bytes(select(self.live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
+        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift, frozen, size)
 
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
@@ -399,6 +409,19 @@ class Client(LightningModule):
     def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
+
+    def _travels(self, other: str) -> bool:
+        return self.methods.exchanges(other) and self.buffer_policy == "average"
+
+    def _changed_frozen(self) -> State:
+        """The change of the frozen parameters that this visit has changed: most often none."""
+        changed = [name for name in self.sent_frozen if not torch.equal(self.live[name], self.received[name])]
+        return difference(select(self.live, changed), self.received)
+
+    @cached_property
+    def _bytes_of_number(self) -> int:
+        """Bytes of a number in what methods send: it is added in float64, but sent in the parameters' type."""
+        return next((self.live[name].element_size() for name in self.trainable), 4)
 
     def _weight(self) -> float:
         given = self.methods.client_weight(self)

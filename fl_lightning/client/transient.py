@@ -1,4 +1,4 @@
-"""What a module has outside of its state dict: it begins each visit and each evaluation as it was when the run began."""
+"""What a module has outside of its state dict begins each visit and each evaluation as it was when the run began."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ class Saved:
         entries.update(self._same)
         for name, value in self._copies.items():
             present = entries.get(name)
-            if is_same_kind(value, present):
+            if isinstance(present, Tensor) and is_same_kind(value, present):
                 with torch.no_grad():
                     present.detach().copy_(value.detach())  # in place, since others may refer to it
             else:
                 entries[name] = copied(value, self._registered)
 
 
-def is_same_kind(saved: Any, present: Any) -> bool:
-    """Whether both are tensors into which each other's values can be copied."""
-    if not (isinstance(saved, Tensor) and isinstance(present, Tensor)):
+def is_same_kind(saved: Any, present: Tensor) -> bool:
+    """Whether the values of a saved tensor can be copied into the present one."""
+    if not isinstance(saved, Tensor):
         return False
     same = saved.shape == present.shape and saved.dtype == present.dtype and saved.device == present.device
     return same and present.is_leaf and not present.is_inference() and saved.requires_grad == present.requires_grad

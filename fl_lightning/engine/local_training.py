@@ -58,8 +58,8 @@ class LocalTraining:
         self._clock, self._setting = client.stand_in.clock, client.stand_in.setting
         self._optimizers = OptimizerSource(client.module)
         self._precision = fabric.strategy.precision
-        scaler = getattr(self._precision, "scaler", None)
-        self._scaler_state = None if scaler is None else scaler.state_dict()
+        self._scaler = getattr(self._precision, "scaler", None)
+        self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
         self._own_step = "optimizer_step" in client.hooks
         self._batches: dict[int, int] = {}
         self._has_gradients = False
@@ -135,9 +135,9 @@ class LocalTraining:
         optimizer, schedulers = self._optimizers.fresh()
         scale_learning_rates(optimizer, factor)
         self.schedules.begin_visit(optimizer, schedulers)
-        self.monitored.apply(optimizer)
-        if self._scaler_state is not None:
-            self._precision.scaler.load_state_dict(self._scaler_state)  # type: ignore[union-attr]
+        schedulers = self.monitored.apply(optimizer, schedulers)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._scaler_state)
         self._closes = self._own_step or needs_closure(optimizer)
         self.client.stand_in.begin_visit(optimizer, schedulers, loader)
         return optimizer, schedulers
@@ -207,7 +207,7 @@ class LocalTraining:
             self._prepare(optimizer)
             return loss
 
-        if self._scaler_state is None:
+        if self._scaler is None:
             result = optimizer.step(closure=prepared, **kwargs)
         else:
             result = prepared()
@@ -240,8 +240,7 @@ class LocalTraining:
         call, self._has_gradients = self.client.call, True
         call("on_before_backward", loss)
         if "backward" in self.client.hooks:
-            scaler = getattr(self._precision, "scaler", None)
-            call("backward", loss if scaler is None else scaler.scale(loss))
+            call("backward", loss if self._scaler is None else self._scaler.scale(loss))
         else:
             self.fabric.backward(loss)
         call("on_after_backward")
@@ -261,7 +260,7 @@ class LocalTraining:
         if "configure_gradient_clipping" in self.client.hooks:
             how = {"gradient_clip_val": value, "gradient_clip_algorithm": algorithm}
             self.client.call("configure_gradient_clipping", optimizer, **how)
-        elif value is not None:
+        elif value is not None and algorithm is not None:
             stand_in.precision_plugin.clip_gradients(optimizer, value, algorithm)
 
 

@@ -102,7 +102,7 @@ def launch(
     prepared = forks(trainer)
     if prepared:
         # before the workers are forked, so that they share the data
-        prepare(data, trainer.fabric)
+        prepare(data, model, trainer.fabric)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     work = partial(_work, trainer, model, data, methods, stage, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
@@ -122,7 +122,7 @@ def _work(
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
     if not prepared:
-        prepare(data, fabric)
+        prepare(data, model, fabric)
     checks.check_data_fits(trainer, model, data, methods)
     with ExitStack() as cleanup:
         return command(build(trainer, fabric, model, data, methods, stage, cleanup))
@@ -144,7 +144,7 @@ def build(
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
     stand_in = StandIn(clock(trainer, data), setting(trainer, fabric, data, folder))
-    data.trainer = stand_in
+    data.trainer = stand_in  # type: ignore[assignment]
     cleanup.callback(stand_in.detach, model)
     set_up_module(model, stand_in, seed, stage)
     channels_last = place_module(model, fabric, trainer)
@@ -153,6 +153,8 @@ def build(
     rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)
+    cleanup.callback(data.teardown, stage)
+    cleanup.callback(model.teardown, stage)
     check_optimizer(trainer, client, data)
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
@@ -250,10 +252,11 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
 
 
-def prepare(data: Any, fabric: Fabric) -> None:
+def prepare(data: Any, model: LightningModule, fabric: Fabric) -> None:
     """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait."""
     if fabric.local_rank == 0:
         data.prepare_data()
+        model.prepare_data()
     fabric.barrier()
     data.setup("fit")
 
