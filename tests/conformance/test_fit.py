@@ -185,7 +185,8 @@ def test_an_own_optimizer_step_that_only_runs_the_closure_of_some_batches(precis
 def test_an_own_optimizer_step_may_step_the_bare_optimizer():
     class Model(Net):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-            note(float(optimizer_closure()))
+            loss = optimizer_closure()
+            note(loss.item(), loss.requires_grad)
             optimizer.optimizer.step()
 
     assert_same_notes(conform(Model))
