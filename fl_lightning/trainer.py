@@ -237,7 +237,7 @@ class FederatedTrainer(RunAccess):
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
 
         The folder holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
-        distribution of the mean pixel of each client's examples.
+        distribution of the mean pixel of each client's images, as they are stored, before augmentation.
 
         Args:
             model: the model of the config, which has no part in it.

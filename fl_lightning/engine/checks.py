@@ -9,12 +9,14 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
+from fl_lightning.data.partitioned import transfer_hooks_of
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
@@ -43,6 +45,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+# clients that a warning lists
+SHOWN = 10
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -94,6 +100,9 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    warn_of_idle_clients(trainer, data)
+    if trainer.cache_references:
+        check_transfer_hooks(model, data)
     same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
     hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
     require(same, "trainer.cache_references", trainer.cache_references, hint)
@@ -148,6 +157,28 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     known = not needing or datamodule.info(0).label_counts is not None
     hint = "the clients' label counts are not known; give a training set with integer labels"
     require(known, "method", ", ".join(needing), hint)
+
+
+def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
+    """Warn of clients that train nothing because they have no full batch."""
+    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    if idle:
+        some = ", ".join(map(str, idle[:SHOWN])) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
+        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        trainer.warn(f"data: {len(idle)} of {data.num_clients} clients ({some}) have {text}")
+
+
+def check_transfer_hooks(model: LightningModule, data: Any) -> None:
+    """Refuse hooks that may change a batch on its way to the device where references are cached.
+
+    Raises:
+        UsageError: the module or the data module overrides such a hook; the error names it.
+    """
+    module = transfer_hooks_of(data)
+    for owner, parent in ((model, LightningModule), (module, LightningDataModule)):
+        own = [name for name in TRANSFER_HOOKS if is_overridden(name, owner, parent)]
+        hint = f"{', '.join(own)} of {type(owner).__name__} may change an example from epoch to epoch; set it to false"
+        require(not own, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
