@@ -4,10 +4,10 @@ import math
 import warnings
 from typing import ClassVar
 
+import lightning.pytorch
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import Callback as LightningCallback
 from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
@@ -25,8 +25,8 @@ METHODS = {
 }
 
 
-class Sets(LightningDataModule):
-    """Loaders of given data sets, in the plainest form.
+class Loaders:
+    """The hooks of a data module of given data sets, for either namespace of Lightning.
 
     Args:
         train: training data.
@@ -48,6 +48,10 @@ class Sets(LightningDataModule):
     test_dataloader = val_dataloader
 
 
+class Sets(Loaders, LightningDataModule):
+    """A data module of given data sets."""
+
+
 class Published:
     """The tests of one module. A subclass gives the module and its data, and says what is known of it.
 
@@ -56,7 +60,9 @@ class Published:
         partitioner: deals the training data out.
         logged: metrics that the module logs and the run must have.
         unmoved: trained parameters that get no gradient.
-        fit: the ``Trainer`` of the module's namespace; None is that of ``lightning.pytorch``.
+        namespace: of the module: ``lightning.pytorch``, or ``pytorch_lightning``.
+        precision: in which one client is compared with Lightning's fit.
+        tolerance: of that comparison, absolute and relative.
         options: further arguments of the trainer.
     """
 
@@ -65,7 +71,8 @@ class Published:
     logged: ClassVar[tuple[str, ...]] = ()
     unmoved: ClassVar[frozenset[str]] = frozenset()
     rounds, epochs, clients = 3, 1, 3
-    tolerance = 1e-5
+    namespace = lightning.pytorch
+    precision, tolerance = "64-true", 1e-8
     options: ClassVar[dict] = {}
 
     def module(self):
@@ -121,53 +128,50 @@ class Published:
     def test_one_client_is_lightnings_fit(self, tmp_path):
         ours, theirs = (self.deterministic(self.seeded(self.module)) for _ in range(2))
         data = Partitioned(in_order(self.seeded(self.data)), Pooled(), 1)
-        _, _, state = self.run(tmp_path, "fedavg", ours, data)
-        expected = self.lightnings(theirs)
+        trainer, _, state = self.run(tmp_path, "fedavg", ours, data, precision=self.precision)
+        reference = self.lightnings(theirs)
+        expected = tensors(theirs)
         assert state.keys() == expected.keys()
         for name in state:
-            torch.testing.assert_close(
-                state[name],
-                expected[name],
-                rtol=self.tolerance,
-                atol=self.tolerance,
-                msg=lambda text, name=name: f"{name}: {text}",
-            )
+            self.assert_close(name, state[name], expected[name])
+        for name in {"val_loss", *self.logged} & reference.callback_metrics.keys():
+            # of training, Lightning has the last step's value there, and a round the mean over its steps
+            if name.startswith("val"):
+                value = torch.tensor(trainer.metrics[name], dtype=torch.float64)
+                self.assert_close(name, value, reference.callback_metrics[name].double())
+
+    def assert_close(self, name, actual, expected):
+        given = {"rtol": self.tolerance, "atol": self.tolerance, "msg": lambda text: f"{name}: {text}"}
+        torch.testing.assert_close(actual, expected, **given)
 
     def lightnings(self, model):
-        """The state after Lightning's own fit, whose optimizer forgets where a round of ours begins."""
-        from lightning.pytorch import Trainer
-
-        options = {name: value for name, value in self.options.items() if name.startswith("gradient_clip")}
+        """Lightning's own fit; its optimizer forgets what it knew where a round of ours begins."""
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = self.trainer_class(Trainer)(
+        trainer = self.namespace.Trainer(
             max_epochs=self.rounds * self.epochs,
             check_val_every_n_epoch=self.epochs,
             num_sanity_val_steps=0,
             accelerator="cpu",
-            callbacks=[self.callback_class(LightningCallback)(self.epochs)],
+            precision=self.precision,
+            callbacks=[forgetting(self.namespace, self.epochs)],
             **quiet,
-            **options,
+            **self.options,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer.fit(model, in_order(self.seeded(self.data)))
-        return clone(tensors(model))
+        return trainer
 
-    def trainer_class(self, default):
-        return default
 
-    def callback_class(self, base):
-        class Forgetting(base):
-            """Clears the optimizer's state at the start of each round."""
+def forgetting(namespace, every):
+    """A callback that clears the optimizer's state every so many epochs."""
 
-            def __init__(self, every):
-                self.every = every
+    class Forgetting(namespace.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch % every == 0:
+                trainer.optimizers[0].state.clear()
 
-            def on_train_epoch_start(self, trainer, pl_module):
-                if trainer.current_epoch % self.every == 0:
-                    trainer.optimizers[0].state.clear()
-
-        return Forgetting
+    return Forgetting()
 
 
 def in_order(datamodule):

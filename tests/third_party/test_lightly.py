@@ -4,14 +4,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from helpers.published import Published, Sets
+from helpers.published import Loaders, Published
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from fl_lightning.data import Dirichlet
 
 pytest.importorskip("lightly")
-namespace = pytest.importorskip("pytorch_lightning")
+pytorch_lightning = pytest.importorskip("pytorch_lightning")
 from lightly.loss import NTXentLoss  # noqa: E402
 from lightly.models.modules import SimCLRProjectionHead  # noqa: E402
 from lightly.utils.benchmarking import LinearClassifier  # noqa: E402
@@ -45,7 +45,7 @@ def backbone():
     return nn.Sequential(*layers)
 
 
-class SimCLR(namespace.LightningModule):
+class SimCLR(pytorch_lightning.LightningModule):
     def __init__(self, memory=0):
         super().__init__()
         self.backbone = backbone()
@@ -65,12 +65,12 @@ class SimCLR(namespace.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.06)
 
 
-class Lightly(Published):
-    def trainer_class(self, default):
-        return namespace.Trainer
+class TheirSets(Loaders, pytorch_lightning.LightningDataModule):
+    """A data module of the namespace pytorch_lightning."""
 
-    def callback_class(self, base):
-        return super().callback_class(namespace.Callback)
+
+class Lightly(Published):
+    namespace = pytorch_lightning
 
 
 class TestSimCLR(Lightly):
@@ -83,11 +83,13 @@ class TestSimCLR(Lightly):
         return SimCLR()
 
     def data(self):
-        return Sets(Views(60, 0), drop_last=True)
+        return TheirSets(Views(60, 0), drop_last=True)
 
 
 class TestMemoryBank(TestSimCLR):
-    """The criterion rebinds buffers in its first step: its bank, empty before."""
+    """The criterion rebinds its buffers in its first step: the bank, empty until then."""
+
+    test_one_client_is_lightnings_fit = None  # the bank begins with random numbers
 
     def module(self):
         return SimCLR(memory=(32, 8))
@@ -97,10 +99,11 @@ class TestLinearClassifier(Lightly):
     taps: ClassVar = {"representation": "model", "logits": "classification_head"}
     partitioner = Dirichlet(1.0, min_size=8)
     logged = ("train_loss", "train_top1", "val_loss", "val_top1")
+    unmoved = frozenset({"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias"})  # in no optimizer
 
     def module(self):
         model = backbone()
         return LinearClassifier(model, 8, lr=5.0, feature_dim=8, num_classes=3, topk=(1, 2))
 
     def data(self):
-        return Sets(TensorDataset(*images(60, 0)), TensorDataset(*images(18, 1)), drop_last=True)
+        return TheirSets(TensorDataset(*images(60, 0)), TensorDataset(*images(18, 1)), drop_last=True)

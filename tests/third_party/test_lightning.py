@@ -37,7 +37,7 @@ class TestDemoModel(Published):
 def text(folder):
     """A tiny text in place of WikiText2, where the demos look for it."""
     words = list("abcdefgh")
-    lines = [" ".join(words[(i * j) % len(words)] for j in range(12)) for i in range(40)]
+    lines = [" ".join(words[(i * j) % len(words)] for j in range(12)) for i in range(20)]
     (folder / "data").mkdir(exist_ok=True)
     (folder / "data" / "wikitext-2.txt").write_text("\n".join(lines))
 
