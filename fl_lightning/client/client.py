@@ -14,12 +14,11 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning import foreach
+from fl_lightning import foreach, namespaces
 from fl_lightning.client.logged import Logged, tagged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
@@ -362,6 +361,11 @@ class Client(LightningModule):
         self._state_buffers.bind()
         copy_into(self.live, state)
 
+    def load_afresh(self, state: State) -> None:
+        """Load a state, and bring back what is in no state as it was when the run began."""
+        self.load(state)
+        self._transient.restore()
+
     @contextmanager
     def evaluating(self, stage: str) -> Iterator[None]:
         """In this block the module evaluates: ``stage`` is ``validate``, ``test`` or ``predict``.
@@ -388,7 +392,7 @@ class Client(LightningModule):
         self._state_buffers.bind()
         self._transient.restore()
         for part in self.module.modules():
-            for name in ("log", "log_dict", "forward") if isinstance(part, LightningModule) else ():
+            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
                 part.__dict__.pop(name, None)
         self.stand_in.detach(self.module)
         self._memories.close()
@@ -419,7 +423,7 @@ class Client(LightningModule):
         self.stand_in.attach(self.module)
         self.stand_in.strategy._lightning_module = self.module
         for part in self.module.modules():
-            if isinstance(part, LightningModule):
+            if isinstance(part, namespaces.LightningModule):
                 replaced: Any = part
                 replaced.log, replaced.log_dict = self.log, self._log_dict
 
@@ -468,7 +472,7 @@ STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip th
 def overridden_hooks(module: LightningModule) -> frozenset[str]:
     """Names of Lightning's public functions that a module overrides."""
     names = [name for name, value in vars_of(LightningModule).items() if callable(value)]
-    return frozenset(name for name in names if is_overridden(name, module, LightningModule))
+    return frozenset(name for name in names if namespaces.is_overridden(name, module))
 
 
 def vars_of(kind: type) -> dict[str, Any]:
