@@ -96,7 +96,8 @@ class Taps:
 
     def clear(self) -> None:
         """Forget what was recorded, so that nothing of one batch is taken for another's."""
-        self.values = Values(self.paths)
+        if self.values:
+            self.values = Values(self.paths)
 
     def run_until(self, names: Collection[str], forward: Callable[[], object]) -> dict[str, Tensor]:
         """Run ``forward`` and leave it as soon as all of ``names`` are recorded.
