@@ -48,13 +48,15 @@ def test_where_processes_can_be_forked(monkeypatch):
     assert not launch.can_fork()
 
 
-def test_a_command_or_a_prompt_cannot_be_run_anew(monkeypatch, tmp_path):
-    assert launch.can_run_anew()
+def test_a_command_or_a_prompt_cannot_be_run_anew(monkeypatch):
     main = type(sys)("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     for argument, fits in (("-c", False), ("", False), (__file__, True)):
         monkeypatch.setattr(sys, "argv", [argument])
         assert launch.can_run_anew() == fits
+    main.__spec__ = launch.__spec__
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    assert launch.can_run_anew()
     monkeypatch.setattr(launch, "_IS_INTERACTIVE", True)
     assert not launch.can_run_anew()
 
@@ -73,7 +75,8 @@ def test_auto_of_several_threads_is_one_worker_in_a_notebook(tmp_path, notebook,
     assert "1 worker, which is this process (trainer.threads_per_worker=2, and a forked process has one thr" in said()
 
 
-def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said):
+def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said, monkeypatch):
+    monkeypatch.setattr(launch, "can_run_anew", lambda: True)
     trainer = small_trainer(tmp_path, devices=2)
     assert not launch.forks(trainer)
     fabric = launch.build_fabric(trainer, *launch.devices_and_nodes(trainer, small_data()))
