@@ -66,7 +66,9 @@ class FederatedTrainer(RunAccess):
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
             the same, bit for bit, for any number of workers of equal ``threads_per_worker``. Under torchrun and SLURM
-            the number of processes they start replaces this argument.
+            the number of processes they start replaces this argument. Workers train different clients, so a module, its
+            metrics and its libraries see one process, as if ``torch.distributed`` were not initialized. Where processes
+            cannot be forked (macOS, Windows), ``auto`` is one worker, and several run the program anew.
         workers_per_device: workers that share a GPU; on a CPU, workers are counted by ``devices``.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.

@@ -130,9 +130,7 @@ def _work(
 ) -> Result:
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
-    with ExitStack() as cleanup:
-        workers = Workers(fabric)
-        cleanup.callback(workers.close)
+    with Workers(fabric) as workers, ExitStack() as cleanup:
         if not prepared:
             prepare(data, model, workers)
         checks.check_data_fits(trainer, model, data, methods)
