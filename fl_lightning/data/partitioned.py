@@ -110,7 +110,7 @@ class Partitioned(FederatedDataModule):
     def predict_dataloader(self) -> Any:
         return self._loaders("predict_dataloader")
 
-    # hooks of the user's data module; `transfer_hooks_of` says which module to ask whether it has them
+    # the hooks of the user's data module; whether it has them is to be asked of `datamodule`
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
 
@@ -159,11 +159,6 @@ class Partitioned(FederatedDataModule):
 
     def _loaders(self, name: str) -> Any:
         return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule, LightningDataModule) else []
-
-
-def transfer_hooks_of(data: Any) -> Any:
-    """The data module whose transfer hooks the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
-    return data.datamodule if isinstance(data, Partitioned) else data
 
 
 def numbered(domains: np.ndarray | None) -> tuple[np.ndarray | None, list[str]]:

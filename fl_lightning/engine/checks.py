@@ -9,15 +9,15 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
-from fl_lightning.data.partitioned import transfer_hooks_of
 from fl_lightning.engine.compiled import check_compile
+from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
 
@@ -39,11 +39,13 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value"), "give norm or value"),
+    "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
+    "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
 
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # clients that a warning lists
 SHOWN = 10
 
@@ -171,11 +173,11 @@ def check_transfer_hooks(model: LightningModule, data: Any) -> None:
     Raises:
         UsageError: the module or the data module overrides such a hook; the error names it.
     """
-    module = transfer_hooks_of(data)
-    for owner, parent in ((model, LightningModule), (module, LightningDataModule)):
-        own = [name for name in TRANSFER_HOOKS if is_overridden(name, owner, parent)]
-        hint = f"{', '.join(own)} of {type(owner).__name__} may change an example from epoch to epoch; set it to false"
-        require(not own, "trainer.cache_references", True, hint)
+    for name in TRANSFER_HOOKS:
+        hook = transfer_hook(name, model, data)
+        owner = type(getattr(hook, "__self__", model)).__name__
+        hint = f"{name} of {owner} may change an example from epoch to epoch; set it to false"
+        require(hook is None, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

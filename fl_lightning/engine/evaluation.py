@@ -24,6 +24,7 @@ from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
 
 PHASES = ("val", "test")
+STAGES = {"val": "validate", "test": "test"}
 
 
 class Evaluator:
@@ -86,11 +87,10 @@ class Evaluator:
         if not loaders or name is None:
             return {}
         stage = "validation" if name == "validation_step" else "test"
-        module.eval()
         self.client.logged.clear()
         sums = Sums()
         # a module that adds something up over the batches by itself must see all of them, so every worker runs all
-        with self.workers.alone(not can_share(module, stage)):
+        with self.client.evaluating(STAGES[phase]), self.workers.alone(not can_share(module, stage)):
             with ambient(self.loaders.seed, phase):
                 getattr(module, f"on_{stage}_epoch_start")()
                 for index, loader in enumerate(loaders):
