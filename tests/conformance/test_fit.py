@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "SGD": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
     "Adam": lambda parameters: Adam(parameters, lr=0.05),
     "AdamW": lambda parameters: AdamW(parameters, lr=0.05, weight_decay=0.1, amsgrad=True),
-    "LBFGS": lambda parameters: LBFGS(parameters, lr=0.1, max_iter=3, history_size=4),
+    "LBFGS": lambda parameters: LBFGS(parameters, lr=0.05, max_iter=3, history_size=3),
 }
 
 
@@ -185,7 +185,8 @@ def test_an_own_optimizer_step_that_only_runs_the_closure_of_some_batches(precis
 def test_an_own_optimizer_step_may_step_the_bare_optimizer():
     class Model(Net):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-            note(float(optimizer_closure()))
+            loss = optimizer_closure()
+            note(loss.item(), loss.requires_grad)
             optimizer.optimizer.step()
 
     assert_same_notes(conform(Model))
@@ -243,7 +244,7 @@ def test_hooks_that_change_the_weights():
                 parameter.clamp_(-0.4, 0.4)
 
     pair = conform(Model)
-    assert pair.model.net[0].weight.abs().max() == pytest.approx(0.4)
+    assert pair.model.net[0].weight.abs().max().item() == pytest.approx(0.4)
 
 
 # ---------------------------------------------------------------------- what training_step and batch hooks return

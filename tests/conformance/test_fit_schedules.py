@@ -225,7 +225,7 @@ def test_restart_of_a_schedule_over_the_epochs_of_a_visit():
     assert [rates[0] for rates in visits.values()] == [0.1, 0.1, 0.1]
     model = Scheduled("CosineAnnealingLR", "epoch", total=3)
     visits, _ = rates_by_rounds(clients(Rows()), model, rounds=3, epochs=1)
-    assert [rates[0] for rates in visits.values()] == pytest.approx([0.1, 0.075, 0.025])
+    assert [rates[0] for rates in visits.values()] == pytest.approx([0.1, 0.0775, 0.0325])
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
@@ -326,7 +326,7 @@ class Plateau(Net):
         self.monitor, self.options = monitor, options
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.net[0].weight.norm())
+        self.log("val_loss", 1.0 + self.current_epoch)
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -373,7 +373,7 @@ def test_it_steps_after_rounds_that_evaluated_only():
     metrics = [metric_of(row) for row in trainer.history]
     assert [metric is None for metric in metrics] == [True, False, True, False, False]
     assert rates == expected_rates(metrics)
-    assert len(set(rates)) > 1
+    assert rates[-1] < rates[0]
 
 
 def test_it_is_the_same_on_two_workers_and_after_a_resume(tmp_path):

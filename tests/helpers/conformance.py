@@ -4,6 +4,7 @@ import logging
 import tempfile
 import warnings
 from dataclasses import dataclass
+from inspect import signature
 
 import pytest
 import torch
@@ -18,6 +19,61 @@ from fl_lightning.data.partitioners import Partitioner, Pooled
 PRECISIONS = ("64-true", "32-true")
 TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5}
 both_precisions = pytest.mark.parametrize("precision", PRECISIONS)
+
+# what ``self.trainer`` has with the values of Lightning's Trainer
+SAME = (
+    "accumulate_grad_batches",
+    "barebones",
+    "check_val_every_n_epoch",
+    "current_epoch",
+    "estimated_stepping_batches",
+    "evaluating",
+    "fast_dev_run",
+    "global_rank",
+    "global_step",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
+    "interrupted",
+    "is_global_zero",
+    "local_rank",
+    "log_dir",
+    "logger",
+    "loggers",
+    "lr_scheduler_configs",
+    "max_epochs",
+    "max_steps",
+    "node_rank",
+    "num_devices",
+    "num_nodes",
+    "num_training_batches",
+    "precision",
+    "predicting",
+    "progress_bar_callback",
+    "sanity_checking",
+    "should_stop",
+    "testing",
+    "training",
+    "validating",
+    "world_size",
+)
+# what it has with values of its own
+OTHERS = (
+    "callback_metrics",
+    "callbacks",
+    "datamodule",
+    "default_root_dir",
+    "lightning_module",
+    "logged_metrics",
+    "model",
+    "num_test_batches",
+    "num_val_batches",
+    "optimizers",
+    "precision_plugin",
+    "progress_bar_metrics",
+    "state",
+    "strategy",
+    "train_dataloader",
+)
 
 # what the modules of a test have noted in the present run
 _noted = []
@@ -52,9 +108,9 @@ class Net(LightningModule):
 class Rows(LightningDataModule):
     """Random rows in a fixed order; 14 of them are three full batches and a last one of two rows."""
 
-    def __init__(self, number=14, batch_size=4, held_out=()):
+    def __init__(self, number=14, batch_size=4, held_out=(), tested=()):
         super().__init__()
-        self.number, self.batch_size, self.held_out = number, batch_size, held_out
+        self.number, self.batch_size, self.held_out, self.tested = number, batch_size, held_out, tested
         self.num_outputs = 3
 
     def loader(self, number, seed=0):
@@ -70,7 +126,7 @@ class Rows(LightningDataModule):
         return [self.loader(number, 1 + index) for index, number in enumerate(self.held_out)]
 
     def test_dataloader(self):
-        return self.val_dataloader()
+        return [self.loader(number, 8 + index) for index, number in enumerate(self.tested)]
 
 
 class Sizes(Partitioner):
@@ -190,3 +246,35 @@ def assert_close(states, expected, tolerance):
         gap = (states[name].double() - value.double()).abs().max().item() if value.numel() else 0.0
         close = gap <= tolerance * max(1.0, float(value.double().abs().max()) if value.numel() else 0.0)
         assert close, f"{name}: {gap}"
+
+
+def kind(value):
+    """What an argument is, without its value."""
+    if hasattr(value, "param_groups"):
+        return "optimizer"
+    if isinstance(value, str):
+        return "str"
+    if isinstance(value, dict):
+        return sorted(value)
+    if isinstance(value, torch.device):
+        return "device"
+    return "closure" if callable(value) and not isinstance(value, torch.nn.Module) else type(value).__name__
+
+
+def recording(base, names):
+    """A subclass of ``base`` that overrides all hooks ``names``, notes each call, and does what ``base`` does."""
+    subclass = type(f"Recording{base.__name__}", (base,), {})
+
+    def hook(name):
+        def call(self, *args, **kwargs):
+            given = signature(getattr(base, name)).bind(self, *args, **kwargs)
+            given.apply_defaults()
+            note(name, tuple((key, kind(value)) for key, value in given.arguments.items() if key != "self"))
+            return getattr(super(subclass, self), name)(*args, **kwargs)
+
+        call.__signature__ = signature(getattr(base, name))
+        return call
+
+    for name in names:
+        setattr(subclass, name, hook(name))
+    return subclass
