@@ -139,6 +139,7 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     checkpoint = as_lightnings(contents)
     if "server" not in contents or "module" in contents:
         client.call("on_load_checkpoint", checkpoint)
+        client.begin_run()  # visits begin with the attributes that it set
     return checkpoint
 
 

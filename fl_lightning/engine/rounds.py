@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ def cohort(run: Run, round_: int) -> list[int]:
 def train_cohort(run: Run, round_: int) -> Totals:
     """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
     totals, failures = Totals(run.fabric.device), Failures()
+    rates: dict[int, float] = {}
     run.stopwatch.reset()
     for k in place_cohort(run):
         run.workers.check()
@@ -84,9 +86,11 @@ def train_cohort(run: Run, round_: int) -> Totals:
             if run.trainer.on_client_error == "raise":
                 break
             continue
+        if run.client.num_steps:
+            rates[k] = run.client.lr
         with run.workers.alone():
             run.call("on_client_end", client=run.client)
-    share_outcome(run, failures)
+    share_outcome(run, failures, rates)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
     run.metrics.update(mean_seconds(run))
@@ -108,17 +112,23 @@ def place_cohort(run: Run) -> list[int]:
     return sorted(placed[run.workers.rank])
 
 
-def share_outcome(run: Run, failures: Failures) -> None:
+def share_outcome(run: Run, failures: Failures, rates: dict[int, float]) -> None:
     """Share with the other workers which clients failed, what was measured and whose memories lie here.
+
+    The mean of the clients' last learning rates, ``rates``, is logged as ``lr``.
 
     Raises:
         ClientError: a client failed and must not be skipped, or too few clients are left.
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
-    outcomes = run.workers.gather((failures.messages, run.metrics.current, owned))
+    outcomes = run.workers.gather((failures.messages, run.metrics.current, rates, owned))
     run.client.memories().note_owners([owned for *_, owned in outcomes])
-    for messages, metrics, _ in outcomes:
+    every_rate = [rate for *_, found, _ in outcomes for rate in found.values()]
+    if every_rate:
+        # rounded once, so that it does not depend on the order
+        run.metrics.update({"lr": math.fsum(every_rate) / len(every_rate)})
+    for messages, metrics, *_ in outcomes:
         failures.take(messages)
         run.metrics.fill(metrics)
     if len(failures):
@@ -262,9 +272,7 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     """
     if ckpt_path is None and weights is not None:
         load_weights(run, weights)
-    own = {} if ckpt_path is None else load_model(run, Path(ckpt_path))
-    run.client.begin_run()  # on_load_checkpoint may have set attributes
-    return own
+    return {} if ckpt_path is None else load_model(run, Path(ckpt_path))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
