@@ -10,7 +10,7 @@ import lightning.pytorch
 from torch import Tensor
 
 from fl_lightning.errors import UsageError
-from fl_lightning.namespaces import is_overridden
+from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.checkpoint import client_files, read, read_weights
 from fl_lightning.records.files import load, save
 from fl_lightning.records.hyperparameters import of_class
@@ -65,7 +65,8 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 def hyperparameters(run: Run) -> dict[str, Any]:
     """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
-    return of_class(run.trainer.config["model"]) if run.trainer.config else dict(run.client.module.hparams)
+    module, config = run.client.module, run.trainer.config
+    return of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:

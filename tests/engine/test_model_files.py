@@ -178,6 +178,28 @@ def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):
     assert model.seen is None
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_lightning_is_tested_and_begun_with(tmp_path):
+    class Plain(Net):
+        def __init__(self):
+            super().__init__(8)
+            self.hparams.clear()  # a class among them cannot be read with weights_only
+
+    theirs = lightning_trainer(tmp_path)
+    theirs.fit_loop.max_epochs = 1
+    trained = Plain()
+    theirs.fit(trained, Data())
+    theirs.save_checkpoint(tmp_path / "theirs.ckpt")
+    (expected,) = theirs.test(trained, Data(), verbose=False)
+    data = Partitioned(Data(), num_clients=3)
+    as_it_is = small_trainer(tmp_path).test(trained, data)
+    for how in ({"ckpt_path": tmp_path / "theirs.ckpt"}, {"weights": tmp_path / "theirs.ckpt"}):
+        assert small_trainer(tmp_path).test(Plain(), data, **how) == as_it_is
+    assert as_it_is["test/hits"] == pytest.approx(expected["hits"])
+    _, model = fit(tmp_path, Plain(), weights=tmp_path / "theirs.ckpt", max_rounds=0)
+    assert_same_bits(model.state_dict(), trained.state_dict())
+
+
 # ---------------------------------------------------------------------- given weights
 FORMS = {
     "state dict": lambda contents, path: torch.save(contents["state_dict"], path),
