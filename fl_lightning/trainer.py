@@ -52,14 +52,15 @@ class FederatedTrainer(RunAccess):
         eval_every_n_rounds: rounds from one evaluation of the global model to the next; the last round is always
             evaluated.
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
-            ``{representation: encoder, logits: head}``.
+            ``{representation: encoder, logits: head}``. Of an output that is no tensor a colon and a field or an index
+            follow: ``bert:pooler_output``, ``layer:0``. Of a submodule called several times, it is the last output.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
-        client_schedulers: what becomes of the schedulers that the module itself returns, which see each visit as a part of
-            one fit: they ``continue`` where they would be if the client had trained in every round so far, or
+        client_schedulers: what becomes of the schedulers that the module itself returns. They ``continue``, since a
+            visit is a part of one fit, where they would be if the client had trained in every round so far; or they
             ``restart`` at every visit. One that watches a metric is stepped once a round, on the round's metrics; with
             ``restart`` within the visit.
         gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.
-        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``.
+        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``; None is ``norm``.
         accumulate_grad_batches: batches of a local step, at least 1; the last step of an epoch may have fewer.
         accelerator: as in Fabric: auto, cpu, gpu, ...
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
@@ -125,7 +126,7 @@ class FederatedTrainer(RunAccess):
         client_lr_scheduler: LRSchedulerCallable | None = None,
         client_schedulers: Literal["continue", "restart"] = "continue",
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
         accelerator: str = "auto",
         devices: int | str | list[int] = 1,
@@ -285,7 +286,7 @@ class FederatedTrainer(RunAccess):
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
 
         The folder holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
-        distribution of the mean pixel of each client's examples.
+        distribution of the mean pixel of each client's images, as they are stored, before augmentation.
 
         Args:
             model: the model of the config, which has no part in it.

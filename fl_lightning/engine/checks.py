@@ -14,8 +14,10 @@ from lightning.pytorch.cli import LRSchedulerCallable
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.refused import replacement
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
+from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import is_callback, is_overridden
@@ -38,12 +40,15 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value"), "give norm or value"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
+
+# clients that a warning lists
+SHOWN = 10
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -98,6 +103,10 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    methods.check_data(data)
+    warn_of_idle_clients(trainer, data)
+    if trainer.cache_references:
+        check_transfer_hooks(model, data)
     same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
     hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
     require(same, "trainer.cache_references", trainer.cache_references, hint)
@@ -117,6 +126,8 @@ def check_module(model: LightningModule) -> None:
     kind = type(model).__name__
     for name in ("training_step", "configure_optimizers"):
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
+    hint = "Lightning has replaced it by configure_model; rename it"
+    require(not is_overridden("configure_sharded_model", model), "model", f"{kind}.configure_sharded_model", hint)
     require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
     check_own_callbacks(model)
 
@@ -166,6 +177,27 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     known = not needing or datamodule.info(0).label_counts is not None
     hint = "the clients' label counts are not known; give a training set with integer labels"
     require(known, "method", ", ".join(needing), hint)
+
+
+def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
+    """Warn of clients that train nothing because they have no full batch."""
+    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    if idle:
+        some = ", ".join(map(str, idle[:SHOWN])) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
+        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        trainer.warn(f"data: {len(idle)} of {data.num_clients} clients ({some}) have {text}")
+
+
+def check_transfer_hooks(model: LightningModule, data: Any) -> None:
+    """Refuse hooks that may change a batch on its way to the device where references are cached.
+
+    Raises:
+        UsageError: the module or the data module overrides such a hook; the error names it.
+    """
+    hooks = [hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, model, data)) is not None]
+    own = ", ".join(hook.__qualname__ for hook in hooks)
+    hint = f"{own} may change an example from epoch to epoch; set it to false"
+    require(not hooks, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

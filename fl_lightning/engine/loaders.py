@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, LightningModule, is_overridden
 from fl_lightning.seeding import address
@@ -95,9 +96,9 @@ class Loaders:
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:
     """The hook of this name of the data module or else of the module, None where neither overrides it."""
-    user_data = getattr(data, "datamodule", data)
-    if isinstance(user_data, LightningDataModule) and is_overridden(name, user_data):
-        return getattr(user_data, name)
+    own = own_module_of(data)
+    if isinstance(own, LightningDataModule) and is_overridden(name, own):
+        return getattr(own, name)
     overridden = module is not None and is_overridden(name, module)
     return getattr(module, name) if overridden else None
 

@@ -52,8 +52,8 @@ class Schedules:
         now, batches = self._clock.round, self._clock.batches
         position = self._positions.pop(batches, None)
         done = self._load(position, optimizer, configs) if position and position.rounds <= now else 0
-        for self._clock.round in range(done, now):
-            self._pass_round(configs)
+        for round_ in range(done, now):
+            self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
         self._positions[batches] = Position(now, states, copy.deepcopy(group_options(optimizer)))
@@ -89,11 +89,12 @@ class Schedules:
         set_group_options(optimizer, copy.deepcopy(position.options))
         return position.rounds
 
-    def _pass_round(self, configs: Configs) -> None:
-        """Step the schedulers through one round."""
+    def _pass_round(self, configs: Configs, round_: int) -> None:
+        """Step the schedulers through one round, with the clock set to it, since the module's hook may read it."""
         clock = self._clock
-        clock.step = 0
-        for clock.epoch, length in enumerate(clock.passes):
+        clock.round, clock.step = round_, 0
+        for epoch, length in enumerate(clock.passes):
+            clock.epoch = epoch
             for index in range(length):
                 stepped = clock.is_step(index, length)
                 clock.step += stepped
@@ -123,11 +124,13 @@ class MonitoredSchedule:
             if metric is not None:
                 self._schedules.step(self.config, metric)
 
-    def apply(self, optimizer: Optimizer) -> None:
-        """Set the rates of a client's optimizer."""
-        if self.config is not None:
-            for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
-                group["lr"] = ours["lr"]
+    def apply(self, optimizer: Optimizer, configs: Configs) -> Configs:
+        """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
+        if self.config is None:
+            return configs
+        for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            group["lr"] = ours["lr"]
+        return [self.config]
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates."""
