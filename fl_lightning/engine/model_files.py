@@ -129,7 +129,7 @@ def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as the module's own hook expects it, from one of a run or of Lightning."""
     if "server" not in contents:
         return dict(contents)
-    return {"state_dict": clone(contents["state_dict"]), **contents.get("module", {})}
+    return {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
 
 
 def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
