@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch
 from torch import Tensor
 
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import UsageError
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.checkpoint import client_files, read, read_weights
@@ -100,29 +101,23 @@ def check_storable(run: Run) -> None:
         return
 
 
-def data_modules(data: Any) -> list[Any]:
-    """The data module of a run and, where it is ``Partitioned``, the user's inside."""
-    return [data, *([data.datamodule] if hasattr(data, "datamodule") else [])]
-
-
 def state_of_data(data: Any) -> dict[str, Any]:
-    """The state of the data modules by class name, of those that have one.
+    """The state of the user's data module by its class name; nothing where it has none.
 
     Raises:
-        UsageError: a state is not of tensors and plain values.
+        UsageError: the state is not of tensors and plain values.
     """
-    overriding = [one for one in data_modules(data) if is_overridden("state_dict", one)]
-    states = {type(one).__qualname__: one.state_dict() for one in overriding}
-    for name, state in states.items():
-        require_storable(state, f"data: {name}.state_dict()")
-    return {name: state for name, state in states.items() if state}
+    own = own_module_of(data)
+    state = own.state_dict() if is_overridden("state_dict", own) else {}
+    require_storable(state, f"data: {type(own).__qualname__}.state_dict()")
+    return {type(own).__qualname__: state} if state else {}
 
 
 def restore_data(data: Any, states: Mapping[str, Any]) -> None:
     """Restore what :func:`state_of_data` gave."""
-    for one in data_modules(data):
-        if type(one).__qualname__ in states:
-            one.load_state_dict(states[type(one).__qualname__])
+    own = own_module_of(data)
+    if type(own).__qualname__ in states:
+        own.load_state_dict(states[type(own).__qualname__])
 
 
 def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
