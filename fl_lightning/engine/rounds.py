@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine import prediction
 from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
-from fl_lightning.engine.evaluation import PHASES
+from fl_lightning.engine.evaluation import PHASES, step_name
 from fl_lightning.engine.failures import Failures
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.workers import place
@@ -227,7 +227,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
         run.client.call("on_fit_end")
-        if folder is not None:
+        if folder is not None and run.client.sent:
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
         status = "success"
@@ -279,6 +279,8 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
     """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
+    module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
+    require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
     if not own:
@@ -313,6 +315,5 @@ def warn_of_kept_entries(run: Run) -> None:
     """Warn where entries of the state do not travel: there is no one global model, and metrics mean something else."""
     if run.client.kept:
         some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
-        run.trainer.warn(
-            f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        )
+        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+        run.trainer.warn(stay if run.client.sent else f"{stay}, and there is no model.ckpt")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import UsageError
+from fl_lightning.methods import Local
 from fl_lightning.models import MLP, ImageClassifier, Projector
 
 
@@ -115,6 +116,13 @@ def test_the_model_file_is_whole_at_the_end_only_and_tied_weights_are_in_it(tmp_
     fresh = Tied()
     small_trainer(tmp_path).test(fresh, Partitioned(Data(), num_clients=3), file(tmp_path, "last.ckpt"))
     assert_same_bits(fresh.state_dict(), saved["state_dict"])
+
+
+def test_a_run_without_a_global_model_has_no_model_file_and_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="stay with each client: .*, and there is no model.ckpt"):
+        fit(tmp_path, plain_sgd_model(), small_data(train_size=100), methods=[Local()], max_rounds=1)
+    assert not file(tmp_path).exists()
+    assert file(tmp_path, "last.ckpt").exists()
 
 
 def test_hyperparameters_that_are_no_plain_values_are_left_out_with_a_warning(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -66,6 +66,12 @@ class Data(TheirData):
         assert self.ready
         loaders = [DataLoader(self.items[: 70 + 10 * i], batch_size=16) for i in range(self.loaders)]
         return loaders if self.loaders > 1 else loaders[0]
+
+    @classmethod
+    def test_items(cls):
+        data = cls()
+        data.setup("test")
+        return data.items[240:]
 
 
 class Several(Data):
@@ -189,3 +195,35 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
     small_trainer(tmp_path, name="run", max_rounds=1).fit(model, data, [FedBN()])
     with pytest.raises(UsageError, match="entries of the state stay with each of its 3 clients"):
         small_trainer(tmp_path).predict(model, data, tmp_path / "run/version_0/checkpoints/last.ckpt")
+
+
+class Bare(LightningModule):
+    """A module that cannot be trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(6, 3)
+
+    def forward(self, batch):
+        return self.net(batch["x"])
+
+
+def test_a_module_without_training_is_evaluated_and_predicted_with_but_not_fitted(tmp_path):
+    class Tested(Bare):
+        def test_step(self, batch):
+            self.log("mean", self(batch).mean())
+
+    data = Partitioned(Data(), num_clients=3)
+    model = made(Tested)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    whole = torch.stack([row["x"] for row in Data.test_items()])
+    assert small_trainer(tmp_path).test(model, data)["test/mean"] == pytest.approx(model.net(whole).mean().item())
+    assert len(small_trainer(tmp_path).predict(model, data)) == 5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(UsageError, match="it has no training_step"):
+        small_trainer(tmp_path).fit(model, data)
+    with pytest.raises(UsageError, match="model='Bare': it has no test_step or validation_step; define one"):
+        small_trainer(tmp_path).test(made(Bare), data)
+    manual = made(Tested)
+    manual.automatic_optimization = False
+    assert "test/mean" in small_trainer(tmp_path).test(manual, data)
