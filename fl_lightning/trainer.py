@@ -229,7 +229,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
@@ -250,7 +250,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
@@ -275,7 +275,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in a prediction.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
         """
