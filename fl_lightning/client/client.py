@@ -102,6 +102,7 @@ class Client(LightningModule):
         check_state(module, self.live)
         self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
         self._parameters_of_module = list(module.parameters())
+        self._released = False
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
@@ -378,6 +379,8 @@ class Client(LightningModule):
         name = {"validate": "validation"}.get(stage, stage)
         self._transient.restore()
         self.stand_in.clock.end_of_round(self._first_batches)
+        if self._released:
+            self._install()
         with self.stand_in.stage(RunningStage(stage)):
             getattr(self.module, f"on_{name}_model_eval")()
             try:
@@ -385,6 +388,8 @@ class Client(LightningModule):
             finally:
                 self.call(f"on_{name}_model_train")
                 self._transient.restore_modes()
+                if self._released:
+                    self._uninstall()
 
     def release(self) -> None:
         """Give the user's module back as it was, and remove the files of clients on disk.
@@ -394,10 +399,8 @@ class Client(LightningModule):
         self._taps.remove()
         self._state_buffers.bind()
         self._transient.restore()
-        for part in self.module.modules():
-            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
-                part.__dict__.pop(name, None)
-        self.stand_in.detach(self.module)
+        self._uninstall()
+        self._released = True
         self._memories.close()
 
     @property
@@ -429,6 +432,12 @@ class Client(LightningModule):
             if isinstance(part, namespaces.LightningModule):
                 replaced: Any = part
                 replaced.log, replaced.log_dict = self.log, self._log_dict
+
+    def _uninstall(self) -> None:
+        self.stand_in.detach(self.module)
+        for part in self.module.modules():
+            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
+                part.__dict__.pop(name, None)
 
     def _hooked_taps(self) -> Taps:
         return Taps(self.module, self._bindings, self._transform_logits)
