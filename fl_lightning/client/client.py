@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning import foreach
+from fl_lightning.client.batch import targets_of
+from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import Logged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
@@ -77,7 +79,7 @@ class Client(LightningModule):
         super().__init__()
         self.module, self.methods, self.seed = module, methods, seed
         self.weighting, self.buffer_policy = weighting, buffers
-        self.logged = Logged()
+        self.logged = Logged(module)
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
@@ -98,7 +100,7 @@ class Client(LightningModule):
         self.references = References(self.tap_paths, self._takes_index, cache_references)
         self._taps = self._hooked_taps()
         replaced: Any = module
-        replaced.log, replaced.log_dict = self.log, self._log_dict
+        replaced.log, replaced.log_dict = self.logged.log, self.logged.log_dict
 
     # ------------------------------------------------------------------ what methods use
     @cached_property
@@ -155,17 +157,17 @@ class Client(LightningModule):
         return [name for name in self.trainable if name.startswith(f"{self.tap_paths[tap]}.")]
 
     def log(self, name: str, value: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> None:
-        """Log a value of this visit as ``train/<name>``, the weighted mean over the visit and over the clients.
+        """Log a value of this visit as ``train/<name>``, by default the weighted mean over the visit and the clients.
 
         Args:
             name: the tag.
             value: a number or a scalar tensor.
-            *args: accepted, as by Lightning's ``log``, and ignored.
+            *args: those of Lightning's ``log``, as are ``kwargs``; see :class:`~fl_lightning.client.logged.Logged`.
             weight: its weight; None is the number of examples of the present batch.
-            **kwargs: accepted, as by Lightning's ``log``; all but ``batch_size``, another name for the weight, are
-                ignored.
+            **kwargs: ``reduce_fx`` and others; ``batch_size`` is another name for the weight.
         """
-        self.logged.add(name, value, kwargs.get("batch_size") if weight is None else weight)
+        given = kwargs.pop("batch_size", None) if weight is None else weight
+        self.logged.add(name, value, given, **dict(zip(Arguments._fields, args, strict=False)), **kwargs)
 
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
@@ -208,7 +210,7 @@ class Client(LightningModule):
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
         self.info, self.received = info, {**received, **self.own_entries(info.id)}
         self.epoch, self.num_steps, self._change = 0, 0, None
-        self.logged.clear()
+        self.logged.clear(info.num_examples)
         self.references.start()
         copy_into(self.live, self.received)
         for part, initial in zip(self._transient, self._initial, strict=True):
@@ -216,11 +218,13 @@ class Client(LightningModule):
         self.module.train()
         self.methods.on_client_start(self)
 
-    def begin_epoch(self, epoch: int, watched: bool = False) -> None:
-        """Begin a pass over the client's data; ``watched`` if a scheduler needs the means of this pass."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin a pass over the client's data."""
         self.epoch = epoch
-        if watched:
-            self.logged.mark()
+
+    def end_epoch(self) -> None:
+        """End a pass, after the module's hook: reduce what was logged in it, which schedulers then watch."""
+        self.logged.end_epoch()
 
     def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -228,7 +232,7 @@ class Client(LightningModule):
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
         self.references.begin_batch(batch, batch_idx, rows)
-        self.logged.begin_batch(count_examples(batch))
+        self.logged.begin_batch(batch)
         loss = self.own_loss(batch, batch_idx)
         if loss is None:
             return None
@@ -307,10 +311,6 @@ class Client(LightningModule):
     def _transform_logits(self, logits: Tensor) -> Tensor:
         return self.methods.transform_logits(self, logits) if self.module.training else logits
 
-    def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        for name, value in dictionary.items():
-            self.log(name, value, *args, **kwargs)
-
     def _weight(self) -> float:
         given = self.methods.client_weight(self)
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
@@ -336,20 +336,3 @@ def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) ->
     for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):
             raise ClientError(f"what it sends as {name} is nan or infinite")
-
-
-def count_examples(batch: Any) -> int:
-    """The number of examples of a batch: the length of its first tensor, 1 where it has none."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((count_examples(part) for part in parts), 1)
-
-
-def targets_of(batch: Any) -> Tensor | None:
-    """The labels of a batch: the second entry of a pair, or the entry with a usual name of labels."""
-    if isinstance(batch, Mapping):
-        return next((batch[key] for key in ("target", "targets", "label", "labels", "y") if key in batch), None)
-    if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[1], Tensor):
-        return batch[1]
-    return None

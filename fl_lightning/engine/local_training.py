@@ -123,16 +123,16 @@ class LocalTraining:
     def _train(self, loader: ClientLoader, lr_factor: float) -> None:
         module = self.client.module
         optimizer, schedulers = self._optimizers.fresh(lr_factor)
-        watched = any(config.reduce_on_plateau for config in schedulers)
         module.on_train_start()
         self.stopwatch.lap("load")
         for epoch, batches in enumerate(self._passes(loader, self._visit_length(loader))):
-            self.client.begin_epoch(epoch, watched)
+            self.client.begin_epoch(epoch)
             module.on_train_epoch_start()
             for index, (rows, batch) in enumerate(batches):
                 if self._step(batch, index, rows, optimizer):
                     self._step_schedulers(schedulers, "step", self.client.num_steps)
             module.on_train_epoch_end()
+            self.client.end_epoch()
             self._step_schedulers(schedulers, "epoch", epoch + 1)
         module.on_train_end()
 

@@ -145,7 +145,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     delta = run.methods.transform_update(run.server, totals.delta, payload)
     run.server.step(delta, totals.others)
     run.methods.on_round_end(run.server, payload)
-    run.metrics.update({tagged("train", name): float(mean) for name, mean in totals.logged.items()})
+    run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
     log_traffic(run, totals)
 
