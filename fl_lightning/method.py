@@ -98,6 +98,12 @@ class Method:
         r"""Coefficient :math:`\mu` of the proximal term :math:`\mu / 2 \lVert y - w^t \rVert^2` it adds, 0 for none."""
         return 0.0
 
+    @property
+    def corrects_gradients(self) -> bool:
+        """Whether it acts around the optimizer's step, which an optimizer such as LBFGS does not allow."""
+        hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
+        return any(getattr(type(self), hook, None) is not getattr(Method, hook, None) for hook in hooks)
+
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
 

@@ -37,6 +37,7 @@ class Server:
         parameters: the entries of it that the optimizer moves, in float64.
         round: t, from 0.
         cohort: ids of the clients of this round.
+        moved: names of the entries beside :attr:`parameters` that have changed since the start of the run.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Server:
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.round = 0
         self.cohort: list[int] = []
+        self.moved: set[str] = set()
         trained = set(trainable)
         moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
         self.parameters = {name: nn.Parameter(self.state[name].double()) for name in moved}
@@ -85,6 +87,7 @@ class Server:
             self._round(name)
         for name in others.keys() - delta.keys():
             self.state[name].copy_(others[name])
+        self.moved |= others.keys()
 
     @torch.no_grad()
     def _round(self, name: str) -> None:
@@ -95,7 +98,7 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
-        return {"state": self.state, "optimizer": optimizer, "round": self.round}
+        return {"state": self.state, "optimizer": optimizer, "round": self.round, "moved": sorted(self.moved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave.
@@ -108,4 +111,4 @@ class Server:
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-        self.round = state["round"]
+        self.round, self.moved = state["round"], set(state.get("moved", ()))

@@ -52,7 +52,13 @@ class FederatedTrainer(RunAccess):
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
             ``{representation: encoder, logits: head}``.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
-        gradient_clip_val: largest norm of a local gradient; None does not clip.
+        client_schedulers: what becomes of the schedulers that the module itself returns. They ``continue``, since a
+            visit is a part of one fit, where they would be if the client had trained in every round so far; or they
+            ``restart`` at every visit. One that watches a metric is stepped once a round, on the round's metrics; with
+            ``restart`` within the visit.
+        gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.
+        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``.
+        accumulate_grad_batches: batches of a local step, at least 1; the last step of an epoch may have fewer.
         accelerator: as in Fabric: auto, cpu, gpu, ...
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
@@ -112,7 +118,10 @@ class FederatedTrainer(RunAccess):
         eval_every_n_rounds: int = 1,
         taps: dict[str, str] | None = None,
         client_lr_scheduler: LRSchedulerCallable | None = None,
+        client_schedulers: Literal["continue", "restart"] = "continue",
         gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        accumulate_grad_batches: int = 1,
         accelerator: str = "auto",
         devices: int | str | list[int] = 1,
         workers_per_device: int = 1,
@@ -142,7 +151,9 @@ class FederatedTrainer(RunAccess):
         self.participation, self.cohort_size = participation, cohort_size
         self.sampler = sampler or UniformSampler()
         self.server_optimizer, self.server_optimizer_scope = server_optimizer, server_optimizer_scope
-        self.client_lr_scheduler, self.gradient_clip_val = client_lr_scheduler, gradient_clip_val
+        self.client_lr_scheduler, self.client_schedulers = client_lr_scheduler, client_schedulers
+        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
+        self.accumulate_grad_batches = accumulate_grad_batches
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
@@ -184,7 +195,7 @@ class FederatedTrainer(RunAccess):
             ClientError: a client failed in a round.
         """
         self.should_stop = False
-        self._launch(partial(rounds.fit, ckpt_path=ckpt_path), model, datamodule, method)
+        self._launch(partial(rounds.fit, ckpt_path=ckpt_path), model, datamodule, method, "fit")
 
     def validate(
         self,
@@ -201,7 +212,8 @@ class FederatedTrainer(RunAccess):
             ckpt_path: checkpoint of a run, whose global model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._launch(partial(rounds.evaluate_once, phase="val", ckpt_path=ckpt_path), model, datamodule, method)
+        command = partial(rounds.evaluate_once, phase="val", ckpt_path=ckpt_path)
+        return self._launch(command, model, datamodule, method, "validate")
 
     def test(
         self,
@@ -218,7 +230,8 @@ class FederatedTrainer(RunAccess):
             ckpt_path: checkpoint of a run, whose global model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
         """
-        return self._launch(partial(rounds.evaluate_once, phase="test", ckpt_path=ckpt_path), model, datamodule, method)
+        command = partial(rounds.evaluate_once, phase="test", ckpt_path=ckpt_path)
+        return self._launch(command, model, datamodule, method, "test")
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
@@ -239,7 +252,7 @@ class FederatedTrainer(RunAccess):
         return folder
 
     def _launch(
-        self, command: Callable[[Run], Result], model: LightningModule, datamodule: Any, method: Methods
+        self, command: Callable[[Run], Result], model: LightningModule, datamodule: Any, method: Methods, stage: str
     ) -> Result:
         def work(run: Run) -> Result:
             # in each worker, so that its copy of the callbacks finds its parts of the run
@@ -247,4 +260,4 @@ class FederatedTrainer(RunAccess):
             run.call("setup")
             return command(run)
 
-        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work)
+        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)

@@ -90,7 +90,7 @@ def step_lr(optimizer):
     ],
 )
 def test_the_modules_own_scheduler_works_within_a_visit_and_starts_anew(run, configure):
-    assert rates(run, configure, local_epochs=3) == [0.1, 0.01, 0.001] * 2
+    assert rates(run, configure, local_epochs=3, client_schedulers="restart") == [0.1, 0.01, 0.001] * 2
 
 
 def test_a_plateau_scheduler_watches_what_is_logged(run):
@@ -99,7 +99,8 @@ def test_a_plateau_scheduler_watches_what_is_logged(run):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, threshold_mode="abs")
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
 
-    assert rates(run, configure, local_epochs=3, max_rounds=1) == [0.1, 0.1, 0.01]
+    how = {"local_epochs": 3, "max_rounds": 1, "client_schedulers": "restart"}
+    assert rates(run, configure, **how) == [0.1, 0.1, 0.01]
 
 
 def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
@@ -109,9 +110,8 @@ def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
     assert rates(run, lambda o: o, max_rounds=3, local_epochs=2, client_lr_scheduler=halve) == [
         *(0.1, 0.1, 0.05, 0.05, 0.025, 0.025)
     ]
-    assert rates(run, lambda o: [[o], [step_lr(o)]], max_rounds=2, local_epochs=2, client_lr_scheduler=halve) == [
-        *(0.1, 0.01, 0.05, 0.005)
-    ]
+    with pytest.raises(UsageError, match=r"client_lr_scheduler=.*keep one of them"):
+        rates(run, lambda o: [[o], [step_lr(o)]], client_lr_scheduler=halve)
 
 
 def test_a_fresh_optimizer_every_visit_lets_no_momentum_leak(run):

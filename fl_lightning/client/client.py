@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning import foreach
@@ -20,12 +24,14 @@ from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import Logged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
+from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps
+from fl_lightning.client.transient import StateBuffers, Transient, check_state
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.method import Method, MethodList, Step
-from fl_lightning.state import State, clone, copy_into, difference, norm, select, tensors
+from fl_lightning.state import State, clone, copy_into, difference, norm, num_bytes, select, tensors
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import flatten
 
@@ -50,6 +56,10 @@ class Client(LightningModule):
             keeps them with each client.
         cache_references: run the reference models on each example once a visit, not once an epoch.
         info: description of the first client, which methods may look at before any visit.
+        stand_in: what ``self.trainer`` is in the module; None is one of a single epoch.
+
+    Raises:
+        UsageError: the module's state dict cannot be averaged.
 
     Attributes:
         received: the state the visit began with, by name: the global state w^t that the server sent, and the client's
@@ -62,6 +72,9 @@ class Client(LightningModule):
         lr: learning rate of the first parameter group in the last local step.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
+        frozen: names of the frozen parameters.
+        hooks: names of Lightning's hooks and steps that the module overrides.
+        outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
     """
 
     def __init__(
@@ -75,17 +88,22 @@ class Client(LightningModule):
         buffers: Buffers = "average",
         cache_references: bool = False,
         info: ClientInfo | None = None,
+        stand_in: StandIn | None = None,
     ) -> None:
         super().__init__()
         self.module, self.methods, self.seed = module, methods, seed
+        self.stand_in = stand_in or StandIn()
+        self.hooks = overridden_hooks(module)
         self.weighting, self.buffer_policy = weighting, buffers
         self.logged = Logged(module)
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
-        # buffers that are in no state dict: they are reset, so that nothing carries over from one client to the next
-        self._transient = [part for part in module.buffers() if all(part is not value for value in self.live.values())]
-        self._initial = [part.clone() for part in self._transient]
+        self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
+        check_state(module, self.live)
+        self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
+        self._first_batches = self.stand_in.clock.batches
+        self.outputs: dict[str, Any] = {}
         self.received: State = {}
         self.info = info or ClientInfo(0, 0, None)
         self.weight = 1.0
@@ -99,8 +117,7 @@ class Client(LightningModule):
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.references = References(self.tap_paths, self._takes_index, cache_references)
         self._taps = self._hooked_taps()
-        replaced: Any = module
-        replaced.log, replaced.log_dict = self.logged.log, self.logged.log_dict
+        self._install()
 
     # ------------------------------------------------------------------ what methods use
     @cached_property
@@ -117,6 +134,7 @@ class Client(LightningModule):
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
+        self._state_buffers.settle()
         return clone(self.live)
 
     def memory(self, method: Method) -> dict[str, Any]:
@@ -189,16 +207,26 @@ class Client(LightningModule):
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         self._taps.remove()
+        now = Transient(self.module)
+        self._transient.restore()  # the copy is not that of a client in the middle of its visit
         try:
-            return frozen_copy(self.module, [self, self.module.fabric])
+            frozen = frozen_copy(self.module, [self, self.stand_in])
+            self.stand_in.attach(frozen)
+            return frozen
         finally:
+            now.restore()
             self._taps = self._hooked_taps()
 
     # ------------------------------------------------------------------ what the engine uses
     @cached_property
     def sent_others(self) -> list[str]:
-        """Names of the buffers and frozen parameters that travel."""
-        return [name for name in self.others if self.methods.exchanges(name) and self.buffer_policy == "average"]
+        """Names of the buffers that travel."""
+        return [name for name in self.others if name not in set(self.frozen) and self._travels(name)]
+
+    @cached_property
+    def sent_frozen(self) -> list[str]:
+        """Names of the frozen parameters that travel once a client changes them."""
+        return [name for name in self.frozen if self._travels(name)]
 
     @cached_property
     def kept(self) -> list[str]:
@@ -206,25 +234,55 @@ class Client(LightningModule):
         local = set(self.others) if self.buffer_policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
 
+    def begin_run(self) -> None:
+        """Take the module as it is now for what each visit begins with: modes, attributes, non-persistent buffers."""
+        self._transient = Transient(self.module)
+
+    def call(self, hook: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a hook of the user's module, where it overrides it."""
+        if hook not in self.hooks:
+            return None
+        attributes = vars(self.module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook
+        try:
+            return getattr(self.module, hook)(*args, **kwargs)
+        finally:
+            attributes["_current_fx_name"] = before
+
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
         self.info, self.received = info, {**received, **self.own_entries(info.id)}
         self.epoch, self.num_steps, self._change = 0, 0, None
         self.logged.clear(info.num_examples)
         self.references.start()
-        copy_into(self.live, self.received)
-        for part, initial in zip(self._transient, self._initial, strict=True):
-            part.copy_(initial)
-        self.module.train()
+        self.load(self.received)
+        self._transient.restore()
         self.methods.on_client_start(self)
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin a pass over the client's data."""
-        self.epoch = epoch
+        self.epoch = self.stand_in.clock.epoch = epoch
 
     def end_epoch(self) -> None:
         """End a pass, after the module's hook: reduce what was logged in it, which schedulers then watch."""
         self.logged.end_epoch()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """In this block the module trains by its own loss, without the methods, and nothing of the visit changes."""
+        before = {name: getattr(self, name) for name in ("methods", "logged", "num_steps", "lr", "epoch", "outputs")}
+        now, clock = Transient(self.module), copy.copy(self.stand_in.clock)
+        self.methods = MethodList([])
+        self._log_into(Logged(self.module))
+        self._transient.restore()
+        try:
+            with self.taps.paused(), self.stand_in.stage(RunningStage.TRAINING):
+                yield
+        finally:
+            now.restore()
+            vars(self.stand_in.clock).update(vars(clock))
+            vars(self).update(before)
+            self._log_into(before["logged"])
 
     def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -244,8 +302,14 @@ class Client(LightningModule):
 
     def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of the user's module."""
+        vars(self.module)["_current_fx_name"] = "training_step"
         output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
-        return output["loss"] if isinstance(output, Mapping) else output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor) and output is not None:
+            raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
+        if "on_train_batch_end" in self.hooks:
+            self.outputs = self._outputs(output, loss)
+        return loss
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Let the methods correct the gradients, before they are clipped."""
@@ -263,8 +327,9 @@ class Client(LightningModule):
         Raises:
             ClientError: a loss term, the result or something that the client sends is nan or infinite.
         """
-        self._taps.values = {}
+        self._taps.values, self.outputs = {}, {}
         self.references.end_batch()
+        self._state_buffers.settle()
         self._check_finite()
         if self.kept:
             self._memories.visited(self.info.id)["state"] = clone(select(self.live, self.kept))
@@ -272,12 +337,32 @@ class Client(LightningModule):
         payload = self.methods.on_client_end(self)
         delta = self.methods.transform_client_update(self, select(self.change, self.sent))
         check_finite(delta, payload)
-        others = select(self.live, self.sent_others)
-        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift)
+        others, frozen = select(self.live, self.sent_others), self._changed_frozen()
+        numbers = sum(value.total.numel() for value in flatten(payload).values())
+        size = num_bytes(select(self.live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
+        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift, frozen, size)
 
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
+        self._state_buffers.bind()
         copy_into(self.live, state)
+
+    @contextmanager
+    def evaluating(self, stage: str) -> Iterator[None]:
+        """In this block the module evaluates: ``stage`` is ``validate``, ``test`` or ``predict``.
+
+        It begins with the attributes and buffers of the start of the run, and ends with the modes of then.
+        """
+        name = {"validate": "validation"}.get(stage, stage)
+        self._transient.restore()
+        self.stand_in.clock.end_of_round(self._first_batches)
+        with self.stand_in.stage(RunningStage(stage)):
+            getattr(self.module, f"on_{name}_model_eval")()
+            try:
+                yield
+            finally:
+                self.call(f"on_{name}_model_train")
+                self._transient.restore_modes()
 
     def release(self) -> None:
         """Give the user's module back as it was, and remove the files of clients on disk.
@@ -285,11 +370,13 @@ class Client(LightningModule):
         The module is then without hooks, and has its own ``log`` and ``forward`` again.
         """
         self._taps.remove()
-        module: Any = self.module
-        for name in ("log", "log_dict", "forward"):
-            module.__dict__.pop(name, None)
+        self._state_buffers.bind()
+        self._transient.restore()
+        for part in self.module.modules():
+            for name in ("log", "log_dict", "forward") if isinstance(part, LightningModule) else ():
+                part.__dict__.pop(name, None)
+        self.stand_in.detach(self.module)
         self._memories.close()
-        module.fabric = None
 
     @property
     def taps(self) -> Taps:
@@ -305,11 +392,44 @@ class Client(LightningModule):
         return self._memories
 
     # ------------------------------------------------------------------ inside
+    def _outputs(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
+        if loss is None:
+            return {}
+        # the loss as Lightning gives it, of which as many as there are batches in a step add up to their mean
+        detached = loss.detach() / self.stand_in.clock.accumulate
+        return {"loss": detached} | {k: v for k, v in (output if loss is not output else {}).items() if k != "loss"}
+
+    def _install(self) -> None:
+        """Let the module, and the LightningModules within it, log here and find the stand-in as their trainer."""
+        self.stand_in.attach(self.module)
+        self.stand_in.strategy._lightning_module = self.module
+        self._log_into(self.logged)
+
+    def _log_into(self, logged: Logged) -> None:
+        self.logged, self.stand_in.logged = logged, logged.callback_metrics
+        for part in self.module.modules():
+            if isinstance(part, LightningModule):
+                replaced: Any = part
+                replaced.log, replaced.log_dict = logged.log, logged.log_dict
+
     def _hooked_taps(self) -> Taps:
         return Taps(self.module, self.tap_paths, self._transform_logits)
 
     def _transform_logits(self, logits: Tensor) -> Tensor:
         return self.methods.transform_logits(self, logits) if self.module.training else logits
+
+    def _travels(self, other: str) -> bool:
+        return self.methods.exchanges(other) and self.buffer_policy == "average"
+
+    def _changed_frozen(self) -> State:
+        """The change of the frozen parameters that this visit has changed: most often none."""
+        changed = [name for name in self.sent_frozen if not torch.equal(self.live[name], self.received[name])]
+        return difference(select(self.live, changed), self.received)
+
+    @cached_property
+    def _bytes_of_number(self) -> int:
+        """Bytes of a number in what methods send: it is added in float64, but sent in the parameters' type."""
+        return next((self.live[name].element_size() for name in self.trainable), 4)
 
     def _weight(self) -> float:
         given = self.methods.client_weight(self)
@@ -324,6 +444,24 @@ class Client(LightningModule):
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
+
+
+# what a training_step may return
+STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip the batch"
+
+
+def overridden_hooks(module: LightningModule) -> frozenset[str]:
+    """Names of Lightning's public functions that a module overrides."""
+    names = [name for name, value in vars_of(LightningModule).items() if callable(value)]
+    return frozenset(name for name in names if is_overridden(name, module, LightningModule))
+
+
+def vars_of(kind: type) -> dict[str, Any]:
+    """The public members that a class has of itself or of Lightning's mixins."""
+    members: dict[str, Any] = {}
+    for base in (one for one in kind.__mro__ if one.__module__.startswith(("lightning", "pytorch_lightning"))):
+        members = {**{name: value for name, value in vars(base).items() if name[0] != "_"}, **members}
+    return members
 
 
 def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.client.taps import Taps
+from fl_lightning.client.transient import Transient
 from fl_lightning.data.loaders import Rows
 from fl_lightning.state import copy_into, tensors
 
@@ -33,6 +34,7 @@ class References:
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, caching: bool = False) -> None:
         self.tap_paths, self._takes_index, self._caching = dict(tap_paths), takes_index, caching
         self._models: dict[str, tuple[LightningModule, Taps]] = {}
+        self._transient: dict[str, Transient] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._caches: dict[str, Cache] = {}
@@ -63,9 +65,11 @@ class References:
     def add(self, name: str, model: LightningModule) -> None:
         """Register a frozen copy of the module under ``name``."""
         self._models[name] = (model, Taps(model, self.tap_paths))
+        self._transient[name] = Transient(model)
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
+        self._transient[name].restore()
         copy_into(tensors(self._models[name][0]), state)
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 

@@ -35,6 +35,7 @@ def contents(run: Run) -> dict[str, Any]:
         "state_dict": run.methods.evaluated_state(run.server),
         "server": run.server.state_dict(),
         "methods": run.methods.state_dict(),
+        "client_schedulers": run.local_training.monitored.state_dict(),
         "callbacks": states(run.callbacks),
         "history": run.metrics.history,
         **identity(run),
@@ -61,6 +62,7 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
     try:
         run.server.load_state_dict(checkpoint["server"])
         run.methods.load_state_dict(checkpoint["methods"])
+        run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
     run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))

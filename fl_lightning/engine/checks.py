@@ -37,6 +37,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value"), "give norm or value"),
+    "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
+    "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import signature
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
 from fl_lightning.errors import require
 from fl_lightning.seeding import address
+
+# in the order in which they are called
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class Loaders:
@@ -23,6 +29,7 @@ class Loaders:
         fabric: device and precision.
         data: the clients' data.
         seed: base seed of all addressed streams.
+        module: the user's module, whose transfer hooks are called; None has none.
         channels_last: memory format of images.
         limit: most batches of a visit or of a pass over evaluation data; None for no limit.
     """
@@ -32,12 +39,14 @@ class Loaders:
         fabric: Fabric,
         data: FederatedDataModule,
         seed: int,
+        module: LightningModule | None = None,
         channels_last: bool = False,
         limit: int | None = None,
     ) -> None:
         self.fabric, self.data, self.seed = fabric, data, seed
         self.channels_last, self.limit = channels_last, limit
         self._precision = fabric.strategy.precision
+        self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
 
@@ -62,18 +71,55 @@ class Loaders:
             hint = "its test_dataloader takes no client, so no client has test data of its own"
             require(takes_client, "data", type(self.data).__name__, hint)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
-        return [as_client_loader(one) for one in (loaders if isinstance(loaders, (list, tuple)) else [loaders])]
+        return [as_client_loader(one) for one in flattened(loaders)]
 
-    def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
+    def share(self, loader: ClientLoader, rank: int, size: int, dataloader_idx: int = 0) -> Iterator[tuple[int, Any]]:
         """The batches of worker ``rank`` of ``size``, on the device, each with its index in the pass."""
         shared = loader.share(rank, size, self.limit, self.channels_last)
-        return ((index, self.to_device(batch)) for index, batch in shared)
+        return ((index, self.to_device(batch, dataloader_idx)) for index, batch in shared)
 
-    def to_device(self, batch: Any) -> Any:
-        """A batch on the device, in the precision's type and memory format."""
-        if not self._as_is:
+    def length(self, loader: ClientLoader) -> int:
+        """The number of batches in a pass over evaluation data."""
+        return len(loader) if self.limit is None else min(len(loader), self.limit)
+
+    def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
+        if self._hooks:
+            batch = self._transferred(self._precision.convert_input(batch), dataloader_idx)
+        elif not self._as_is:
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
+
+    def _transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
+        if before is not None:
+            batch = before(batch, dataloader_idx)
+        device = self.fabric.device
+        batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
+        return batch if after is None else after(batch, dataloader_idx)
+
+
+def flattened(loaders: Any) -> list[Any]:
+    """The loaders in a collection of them, in the order in which Lightning evaluates on them.
+
+    Raises:
+        UsageError: a ``CombinedLoader`` whose mode is not ``sequential``.
+    """
+    if loaders is None:
+        return []
+    mode = getattr(loaders, "_mode", "sequential") if hasattr(loaders, "flattened") else "sequential"
+    require(mode == "sequential", "CombinedLoader.mode", mode, "evaluation data is read with mode sequential")
+    combined = loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders, "sequential")
+    return list(combined.flattened)
+
+
+def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:
+    """The hook of this name of the data module or else of the module, None where neither overrides it."""
+    user_data = getattr(data, "datamodule", data)
+    if isinstance(user_data, LightningDataModule) and is_overridden(name, user_data, LightningDataModule):
+        return getattr(user_data, name)
+    overridden = module is not None and is_overridden(name, module, LightningModule)
+    return getattr(module, name) if overridden else None
 
 
 def channels_last(batch: Any) -> Any:

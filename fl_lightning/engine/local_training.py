@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.trainer.states import RunningStage
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import ClientLoader, Rows
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.optimizers import OptimizerSource, Schedulers
+from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
+from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.seeding import ambient
@@ -26,7 +29,7 @@ Batch = tuple[Rows | None, Any]
 
 
 class LocalTraining:
-    """Trains one client after another on the resident :class:`Client`.
+    """Trains one client after another on the resident :class:`Client`, in the order of Lightning's training loop.
 
     Args:
         fabric: device and precision.
@@ -34,9 +37,7 @@ class LocalTraining:
         loaders: the clients' batches.
         workers: the workers; local training ends where one of them is lost.
         stopwatch: takes the seconds of each phase.
-        local_epochs: passes over the client's data in a visit.
-        local_steps: local steps in a visit; takes the place of ``local_epochs``.
-        gradient_clip_val: largest gradient norm, None for none.
+        client_schedulers: whether the module's schedulers ``continue`` from visit to visit or ``restart``.
         lr_factors: factor on the clients' learning rates, by round.
     """
 
@@ -47,18 +48,22 @@ class LocalTraining:
         loaders: Loaders,
         workers: Workers,
         stopwatch: Stopwatch,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        gradient_clip_val: float | None = None,
+        client_schedulers: Mode = "continue",
         lr_factors: list[float] | None = None,
     ) -> None:
         self.fabric, self.client, self.loaders, self.workers = fabric, client, loaders, workers
-        self.local_epochs, self.local_steps = local_epochs, local_steps
-        self.gradient_clip_val, self.lr_factors = gradient_clip_val, lr_factors or []
-        self.stopwatch = stopwatch
+        self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
+        self.schedules = Schedules(client, client_schedulers)
+        self.monitored = MonitoredSchedule(self.schedules)
+        self._clock, self._setting = client.stand_in.clock, client.stand_in.setting
         self._optimizers = OptimizerSource(client.module)
         self._precision = fabric.strategy.precision
+        self._scaler = getattr(self._precision, "scaler", None)
+        self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
+        self._own_step = "optimizer_step" in client.hooks
         self._batches: dict[int, int] = {}
+        self._has_gradients = False
+        client.stand_in.strategy.do_step, client.stand_in.strategy.do_backward = self._closure_step, fabric.backward
 
     def visit(self, k: int, round_: int, received: State) -> Update:
         """Train client ``k`` in round ``round_`` from ``received``, and return what it sends.
@@ -70,9 +75,11 @@ class LocalTraining:
         """
         self.stopwatch.start()
         try:
-            with ambient(self.loaders.seed, "train", round_, k):
+            with ambient(self.loaders.seed, "train", round_, k), self.client.stand_in.stage(RunningStage.TRAINING):
+                loader = self.loaders.train(k, round_)
+                self._set_clock(round_, len(loader))
                 self.client.start(self.loaders.data.info(k), received)
-                self._train(self.loaders.train(k, round_), self.lr_factors[round_])
+                self._train(loader, self.lr_factors[round_])
                 return self.client.finish()
         except (UsageError, LostWorkerError):
             raise
@@ -82,108 +89,181 @@ class LocalTraining:
             self.client.memories().settle(k)
             self.stopwatch.lap("collect")
 
-    def steps(self, k: int) -> int:
-        """Expected local steps of client ``k``."""
-        if self.local_steps is not None:
-            return self.local_steps
+    def batches(self, k: int) -> int:
+        """Batches in a pass over the data of client ``k``."""
         if k not in self._batches:
             self._batches[k] = len(self.loaders.data.train_dataloader(k))
-        return self._batches[k] * self.local_epochs
+        return self._batches[k]
+
+    def steps(self, k: int) -> int:
+        """Expected local steps of client ``k``."""
+        return self._clock.local_steps or self.batches(k) * self._clock.local_epochs
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.
 
         What the client remembers and what is loaded in the resident module stay as they are.
         """
-        client, before = self.client, self.client.state()
-        with ambient(self.loaders.seed, "fine_tune", round_, k), client.taps.paused():
-            client.load(state)
-            client.module.train()
-            optimizer, _ = self._optimizers.fresh(1.0)
-            passes = self._passes(self.loaders.train(k, round_, "fine_tune"), steps)
-            for index, (_, batch) in itertools.chain.from_iterable(map(enumerate, passes)):
-                with self.fabric.autocast():
-                    loss = client.own_loss(batch, index)
-                if loss is not None:
-                    self._backward(loss, optimizer)
-                    self._clip()
-                    self.fabric.strategy.optimizer_step(optimizer)
-            tuned = client.state()
-        client.load(before)
-        client.logged.clear()
-        return tuned
+        client, before, watch = self.client, self.client.state(), self.stopwatch
+        self.stopwatch = Stopwatch()
+        try:
+            with ambient(self.loaders.seed, "fine_tune", round_, k), client.apart():
+                client.load(state)
+                loader = self.loaders.train(k, round_, "fine_tune")
+                self._set_clock(round_, len(loader))
+                optimizer, _ = self._optimizer(1.0, loader)
+                self._clock.local_steps = steps
+                self._take_steps(loader, optimizer)
+                return client.state()
+        finally:
+            self.stopwatch = watch
+            client.load(before)
 
-    def _passes(self, loader: ClientLoader, steps: int) -> Iterator[Iterator[Batch]]:
-        """As many passes over the client's data as ``steps`` batches take; the last one may be cut short."""
-        batches = len(loader)
-        while steps > 0 and batches > 0:
-            yield itertools.islice(self.loaders.batches(loader), steps)
-            steps -= batches
+    def _set_clock(self, round_: int, batches: int) -> None:
+        clock = self._clock
+        clock.round, clock.epoch, clock.step, clock.batches = round_, 0, 0, batches
+
+    def _take_steps(self, loader: ClientLoader, optimizer: Optimizer) -> None:
+        """The steps that the clock has for a visit, without the module's hooks around epochs and batches."""
+        for length in self._clock.passes:
+            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+                step = self._step if self._clock.is_step(index, length) else self._gradients
+                step(batch, index, rows, optimizer)
+
+    def _optimizer(self, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
+        """The optimizer and the schedulers of a visit, as they are when it begins."""
+        optimizer, schedulers = self._optimizers.fresh()
+        scale_learning_rates(optimizer, factor)
+        self.schedules.begin_visit(optimizer, schedulers)
+        self.monitored.apply(optimizer)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._scaler_state)
+        self._closes = self._own_step or needs_closure(optimizer)
+        self.client.stand_in.begin_visit(optimizer, schedulers, loader)
+        return optimizer, schedulers
 
     def _train(self, loader: ClientLoader, lr_factor: float) -> None:
-        module = self.client.module
-        optimizer, schedulers = self._optimizers.fresh(lr_factor)
-        module.on_train_start()
+        client, clock = self.client, self._clock
+        optimizer, schedulers = self._optimizer(lr_factor, loader)
+        client.call("on_train_start")
         self.stopwatch.lap("load")
-        for epoch, batches in enumerate(self._passes(loader, self._visit_length(loader))):
-            self.client.begin_epoch(epoch)
-            module.on_train_epoch_start()
-            for index, (rows, batch) in enumerate(batches):
-                if self._step(batch, index, rows, optimizer):
-                    self._step_schedulers(schedulers, "step", self.client.num_steps)
-            module.on_train_epoch_end()
-            self.client.end_epoch()
-            self._step_schedulers(schedulers, "epoch", epoch + 1)
-        module.on_train_end()
+        for epoch, length in enumerate(clock.passes):
+            client.begin_epoch(epoch)
+            client.call("on_train_epoch_start")
+            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+                if not self._batch(batch, index, rows, length, optimizer, schedulers):
+                    break
+            client.call("on_train_epoch_end")
+            client.end_epoch()
+            if self.schedules.mode == "restart":
+                self.schedules.after_epoch(schedulers)
+        client.call("on_train_end")
 
-    def _visit_length(self, loader: ClientLoader) -> int:
-        """How many batches a visit takes."""
-        steps = len(loader) * self.local_epochs if self.local_steps is None else self.local_steps
-        return steps if self.loaders.limit is None else min(steps, self.loaders.limit)
+    def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
+        return itertools.islice(self.loaders.batches(loader), length)
 
-    def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> bool:
-        """One local step; False where the module skipped the batch."""
-        client, module = self.client, self.client.module
+    def _batch(
+        self, batch: Any, index: int, rows: Rows | None, length: int, optimizer: Optimizer, schedulers: Schedulers
+    ) -> bool:
+        """One batch; False where the module ends the epoch."""
+        client, clock = self.client, self._clock
         self.workers.check()
         self.stopwatch.lap("data")
-        module.on_train_batch_start(batch, index)
+        client.logged.begin_batch(batch)
+        goes_on = client.call("on_train_batch_start", batch, index) != -1
+        steps = clock.is_step(index, length) or not goes_on
+        if goes_on:
+            step = self._step if steps else self._gradients
+            step(batch, index, rows, optimizer)
+            clock.step += steps
+        self.schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
+        if goes_on:
+            client.call("on_train_batch_end", client.outputs, batch, index)
+        self.stopwatch.lap("step")
+        return goes_on
+
+    def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
+        """One local step, on this batch and those since the last one."""
+        if self._closes:
+            self._call_step(torch.enable_grad()(partial(self._gradients, batch, index, rows, optimizer)), index)
+            return
+        self._gradients(batch, index, rows, optimizer)
+        if self._has_gradients:
+            self._prepare(optimizer)
+            self.fabric.strategy.optimizer_step(optimizer)
+            self.client.end_step(optimizer)
+
+    def _call_step(self, closure: Callable[[], Any], index: int) -> None:
+        """Let the module, or the optimizer, decide when the closure runs."""
+        wrapper = self.client.stand_in.strategy._lightning_optimizers[0]
+        if self._own_step:
+            self.client.call("optimizer_step", self._clock.current_epoch, index, wrapper, closure)
+        else:
+            wrapper.step(closure=closure)
+
+    def _closure_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """What ``optimizer.step(closure)`` does where the module steps by itself, or the optimizer needs a closure."""
+
+        def prepared() -> Any:
+            loss = closure()
+            self._prepare(optimizer)
+            return loss
+
+        if self._scaler is None:
+            result = optimizer.step(closure=prepared, **kwargs)
+        else:
+            result = prepared()
+            self.fabric.strategy.optimizer_step(optimizer, **kwargs)
+        if self._has_gradients:
+            self.client.end_step(optimizer)
+        return result
+
+    def _gradients(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> torch.Tensor | None:
+        """Loss and gradients of a batch; None where the module skips the batch."""
+        client, accumulate = self.client, self._clock.accumulate
         with self.fabric.autocast():
             loss = client.training_step(batch, index, rows)
-        if loss is None:
-            return False
-        self._backward(loss, optimizer)
+        if index % accumulate == 0:
+            self._zero_grad(optimizer, index)
+        if loss is not None:
+            self._backward(loss if accumulate == 1 else loss / accumulate)
         self.stopwatch.lap("forward_backward")
-        client.begin_step(optimizer)
-        self._clip()
-        module.on_before_optimizer_step(optimizer)
-        self.stopwatch.lap("correct")
-        self.fabric.strategy.optimizer_step(optimizer)
-        client.end_step(optimizer)
-        module.on_train_batch_end({"loss": loss.detach()}, batch, index)
-        self.stopwatch.lap("step")
-        return True
+        return loss
 
-    def _backward(self, loss: torch.Tensor, optimizer: Optimizer) -> None:
-        """Compute the gradients of the loss, and undo the precision's scaling of them."""
-        module = self.client.module
-        module.on_before_zero_grad(optimizer)
-        optimizer.zero_grad()
-        module.on_before_backward(loss)
-        self.fabric.backward(loss)
-        module.on_after_backward()
+    def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
+        self._has_gradients = False
+        self.client.call("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in self.client.hooks:
+            self.client.call("optimizer_zero_grad", self._clock.current_epoch, index, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        call, self._has_gradients = self.client.call, True
+        call("on_before_backward", loss)
+        if "backward" in self.client.hooks:
+            call("backward", loss if self._scaler is None else self._scaler.scale(loss))
+        else:
+            self.fabric.backward(loss)
+        call("on_after_backward")
+
+    def _prepare(self, optimizer: Optimizer) -> None:
+        """Unscale, correct and clip the gradients."""
+        client = self.client
         self._precision.unscale_gradients(optimizer)
+        client.call("on_before_optimizer_step", optimizer)
+        client.begin_step(optimizer)
+        self._clip(optimizer)
+        self.stopwatch.lap("correct")
 
-    def _clip(self) -> None:
-        if self.gradient_clip_val is not None:
-            parameters = [self.client.live[name] for name in self.client.trainable]
-            torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
-
-    def _step_schedulers(self, schedulers: Schedulers, interval: str, done: int) -> None:
-        """Step the module's own schedulers as Lightning does within a fit: after local epochs or local steps."""
-        for config in schedulers:
-            if config.interval == interval and done % config.frequency == 0:
-                metric = self.client.logged.current(config.monitor) if config.reduce_on_plateau else None
-                self.client.module.lr_scheduler_step(config.scheduler, metric)
+    def _clip(self, optimizer: Optimizer) -> None:
+        stand_in = self.client.stand_in
+        value, algorithm = stand_in.gradient_clip_val, stand_in.gradient_clip_algorithm
+        if "configure_gradient_clipping" in self.client.hooks:
+            how = {"gradient_clip_val": value, "gradient_clip_algorithm": algorithm}
+            self.client.call("configure_gradient_clipping", optimizer, **how)
+        elif value is not None and algorithm is not None:
+            stand_in.precision_plugin.clip_gradients(optimizer, value, algorithm)
 
 
 class Stopwatch:

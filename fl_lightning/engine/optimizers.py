@@ -2,11 +2,12 @@
 
 Lightning's and torch's private names that this needs are used here alone, as of lightning 2.6 and torch 2.15:
 ``lightning.pytorch.core.optimizer._configure_optimizers`` and ``_configure_schedulers_automatic_opt``, which read what
-``configure_optimizers`` may return, and the hooks of ``torch.optim.Optimizer``.
+``configure_optimizers`` may return, and the hooks and the flag ``_opt_called`` of ``torch.optim.Optimizer``.
 """
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -32,6 +33,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
             f"model={type(module).__name__}: configure_optimizers gives {len(optimizers)} optimizers; "
             "a client is trained with one, return one"
         )
+    optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
     return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
 
 
@@ -47,23 +49,16 @@ class OptimizerSource:
         self._optimizer: Optimizer | None = None
         self._options: list[dict[str, Any]] = []
 
-    def fresh(self, factor: float) -> tuple[Optimizer, Schedulers]:
-        """An optimizer in its initial state, its learning rates multiplied by ``factor``; and its schedulers."""
-        schedulers: Schedulers = []
+    def fresh(self) -> tuple[Optimizer, Schedulers]:
+        """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
         if self._optimizer is not None and can_reset(self._optimizer):
-            optimizer = self._optimizer
-            self._reset(optimizer)
-        else:
-            optimizer, schedulers = configure_optimizer(self.module)
-            self._options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-            self._optimizer = None if schedulers else optimizer
-        scale_learning_rates(optimizer, schedulers, factor)
+            self._optimizer.state.clear()
+            set_group_options(self._optimizer, self._options)
+            return self._optimizer, []
+        optimizer, schedulers = configure_optimizer(self.module)
+        self._options = group_options(optimizer)
+        self._optimizer = None if schedulers else optimizer
         return optimizer, schedulers
-
-    def _reset(self, optimizer: Optimizer) -> None:
-        optimizer.state.clear()
-        for group, options in zip(optimizer.param_groups, self._options, strict=True):
-            group.update(options)
 
 
 def can_reset(optimizer: Optimizer) -> bool:
@@ -72,14 +67,24 @@ def can_reset(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
 
 
-def scale_learning_rates(optimizer: Optimizer, schedulers: Schedulers, factor: float) -> None:
-    """Multiply the learning rates of an optimizer, and the base rates of its schedulers, by ``factor``."""
-    if factor == 1.0:
-        return
-    for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
-            if key in group:
-                group[key] = group[key] * factor
-    for config in schedulers:
-        if hasattr(config.scheduler, "base_lrs"):
-            config.scheduler.base_lrs = [rate * factor for rate in config.scheduler.base_lrs]
+def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The options of each parameter group."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:
+    """Set the options of each parameter group."""
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        group.update(values)
+
+
+def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
+    """Multiply the learning rates of an optimizer by ``factor``."""
+    for group in optimizer.param_groups if factor != 1.0 else ():
+        group["lr"] = group["lr"] * factor
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty

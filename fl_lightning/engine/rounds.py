@@ -16,7 +16,6 @@ from fl_lightning.records.checkpoint import find_checkpoint
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, norm, num_bytes, select
 from fl_lightning.sums import Totals
-from fl_lightning.sums.weighted import flatten
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -39,6 +38,7 @@ def play_round(run: Run, round_: int) -> bool:
     evaluated = evaluation_is_due(run, round_)
     if evaluated:
         evaluate(run)
+    run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     last = run.trainer.agree_to_stop() or round_ + 1 == run.trainer.max_rounds
@@ -141,22 +141,23 @@ def mean_seconds(run: Run) -> dict[str, float]:
 
 def aggregate(run: Run, totals: Totals) -> None:
     """Divide the totals once, let the methods and the server optimizer move the global state, and log the means."""
+    log_traffic(run, totals)
     payload = totals.payload
     delta = run.methods.transform_update(run.server, totals.delta, payload)
-    run.server.step(delta, totals.others)
+    frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
+    run.server.step(delta, totals.others | frozen)
     run.methods.on_round_end(run.server, payload)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
-    log_traffic(run, totals)
 
 
 def log_traffic(run: Run, totals: Totals) -> None:
     """Log the number of clients that sent an update, and the bytes that went down and up."""
-    sent = num_bytes(select(run.server.state, run.client.sent + run.client.sent_others))
-    # totals are added in float64, but a client would send float32
-    payload = sum(value.total.numel() * 4 for value in flatten(totals.payload).values())
-    down, up = sent * len(run.server.cohort), (sent + payload) * totals.num_clients
-    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": up})
+    client = run.client
+    # a frozen parameter is known to every client until one changes it
+    moved = [name for name in client.sent_frozen if name in run.server.moved]
+    down = num_bytes(select(run.server.state, client.sent + client.sent_others + moved)) * len(run.server.cohort)
+    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
 
 
 def evaluation_is_due(run: Run, round_: int) -> bool:
@@ -199,10 +200,13 @@ def fit(run: Run, ckpt_path: str | Path | None) -> None:
     warn_of_kept_entries(run)
     status = "failed"
     try:
+        run.client.call("on_fit_start")
+        run.client.begin_run()
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
+        run.client.call("on_fit_end")
         status = "success"
     finally:
         run.call("teardown")

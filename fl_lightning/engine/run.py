@@ -14,6 +14,8 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
+from fl_lightning.client.clock import Clock
+from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine import checks
@@ -22,12 +24,14 @@ from fl_lightning.engine.evaluation import Evaluator, Representations
 from fl_lightning.engine.launch import build_fabric, devices_and_nodes, forks, keep_freed_memory, threads
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import configure_optimizer
+from fl_lightning.engine.optimizers import configure_optimizer, needs_closure
+from fl_lightning.engine.schedules import check_length
 from fl_lightning.engine.workers import Workers
+from fl_lightning.errors import require
 from fl_lightning.method import MethodList
 from fl_lightning.records.folder import RunFolder
 from fl_lightning.records.metrics import Metrics
-from fl_lightning.seeding import base_seed
+from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
 
 if TYPE_CHECKING:
@@ -90,17 +94,17 @@ def launch(
     data: Any,
     methods: MethodList,
     command: Callable[[Run], Result],
+    stage: str = "fit",
 ) -> Result:
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
     checks.check_module(model)
     checks.check_data(data)
-    taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
     prepared = forks(trainer)
     if prepared:
         # before the workers are forked, so that they share the data
         prepare(data, trainer.fabric)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
-    work = partial(_work, trainer, model, data, methods, taps, prepared, command)
+    work = partial(_work, trainer, model, data, methods, stage, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
         return fabric.launch(work)
 
@@ -110,7 +114,7 @@ def _work(
     model: LightningModule,
     data: Any,
     methods: MethodList,
-    taps: dict[str, str],
+    stage: str,
     prepared: bool,
     command: Callable[[Run], Result],
     fabric: Fabric,
@@ -121,7 +125,7 @@ def _work(
         prepare(data, fabric)
     checks.check_data_fits(trainer, model, data, methods)
     with ExitStack() as cleanup:
-        return command(build(trainer, fabric, model, data, methods, taps, cleanup))
+        return command(build(trainer, fabric, model, data, methods, stage, cleanup))
 
 
 def build(
@@ -130,31 +134,35 @@ def build(
     model: LightningModule,
     data: FederatedDataModule,
     methods: MethodList,
-    taps: dict[str, str],
+    stage: str,
     cleanup: ExitStack,
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
     seed, number = base_seed(), data.num_clients
     workers, stopwatch = Workers(fabric), Stopwatch()
-    channels_last = place_module(model, fabric, trainer)
-    memories = Memories(trainer.client_memory * 2**30, fabric.device)
-    rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
-    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0))
-    cleanup.callback(client.release)
-    methods.setup(client, configure_optimizer(model)[0])
-    examples = sum(data.info(k).num_examples for k in range(number))
-    scope = trainer.server_optimizer_scope
-    server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
-    loaders = Loaders(fabric, data, seed, channels_last, trainer.limit_batches)
-    lr_factors = checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
-    length = (trainer.local_epochs, trainer.local_steps)
-    how = (*length, trainer.gradient_clip_val, lr_factors)
-    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
-    evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
-    representations = Representations(client, loaders, workers, trainer.taps)
     name = trainer.name or "+".join(methods.names) or "fedavg"
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
+    stand_in = StandIn(clock(trainer, data), setting(trainer, fabric, data, folder))
+    data.trainer = stand_in  # type: ignore[assignment]
+    cleanup.callback(stand_in.detach, model)
+    set_up_module(model, stand_in, seed, stage)
+    channels_last = place_module(model, fabric, trainer)
+    memories = Memories(trainer.client_memory * 2**30, fabric.device)
+    taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
+    rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
+    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
+    cleanup.callback(client.release)
+    check_optimizer(trainer, client, data)
+    examples = sum(data.info(k).num_examples for k in range(number))
+    scope = trainer.server_optimizer_scope
+    server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
+    loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches)
+    how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
+    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
+    evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
+    evaluator.check()
+    representations = Representations(client, loaders, workers, trainer.taps)
     return Run(
         trainer=trainer,
         seed=seed,
@@ -182,10 +190,65 @@ def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrain
     channels_last = bool(getattr(model, "channels_last", False) if asked is None else asked)
     if channels_last:
         model.to(memory_format=torch.channels_last)
-    model.fabric = fabric
     if trainer.compile:
         replace_forward(model, trainer.compile, trainer.warn)
     return channels_last
+
+
+def clock(trainer: FederatedTrainer, data: Any) -> Clock:
+    """The clock of the run's visits, set to the first client."""
+    length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
+    return Clock(trainer.max_rounds, *length, len(data.train_dataloader(0)))
+
+
+def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFolder) -> Setting:
+    """What ``self.trainer`` says of the run."""
+    return Setting(
+        gradient_clip_val=trainer.gradient_clip_val,
+        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+        precision=str(fabric.strategy.precision.precision),
+        device=fabric.device,
+        datamodule=getattr(data, "datamodule", data),
+        loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
+        logs=bool(trainer.logger),
+        default_root_dir=str(trainer.default_root_dir),
+        log_dir=lambda: folder.path,
+        is_global_zero=fabric.is_global_zero,
+        fast_dev_run=trainer.fast_dev_run,
+    )
+
+
+def set_up_module(model: LightningModule, stand_in: StandIn, seed: int, stage: str) -> None:
+    """Call the hooks in which a module may build itself; its random numbers are the same on all workers."""
+    stand_in.attach(model)
+    with ambient(seed, "setup"):
+        model.setup(stage)
+        model.configure_model()
+    stand_in.attach(model)  # what has been built, too
+
+
+def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> None:
+    """Refuse an optimizer or a scheduler that does not fit the run.
+
+    Raises:
+        UsageError: something does not fit together.
+    """
+    optimizer, schedulers = configure_optimizer(client.module)
+    kind = f"model={type(client.module).__name__}: configure_optimizers"
+    both = bool(schedulers) and trainer.client_lr_scheduler is not None
+    hint = "the module returns a scheduler of its own; keep one of them"
+    require(not both, "trainer.client_lr_scheduler", "given", hint)
+    known = {id(client.live[name]) for name in client.live}
+    foreign = sum(id(value) not in known for group in optimizer.param_groups for value in group["params"])
+    require(not foreign, kind, f"{foreign} tensors", "they are not in the state_dict, so nobody averages them")
+    if needs_closure(optimizer):
+        correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
+        hint = f"{type(optimizer).__name__} computes several gradients a step; use another optimizer"
+        require(not correcting, "method", correcting, hint)
+        mixed = str(trainer.precision) in ("16-mixed", "16")
+        require(not mixed, "trainer.precision", trainer.precision, hint)
+    client.methods.setup(client, optimizer)
+    check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
 
 
 def prepare(data: Any, fabric: Fabric) -> None:

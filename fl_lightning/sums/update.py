@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +21,13 @@ class Update:
 
     Args:
         delta: change of the parameters that travel, or what the methods made of it, by name.
-        others: values of the buffers and frozen parameters that travel, by name.
+        others: values of the buffers that travel, by name.
         weight: p_k, before it is normalised over the cohort.
         payload: what each method sends beside the weights, by the method's name.
         logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
+        frozen: change of the frozen parameters that travel and that this client has changed, by name.
+        num_bytes: bytes of all that, in the types in which a client has it.
     """
 
     delta: dict[str, Tensor]
@@ -34,6 +36,8 @@ class Update:
     payload: dict[str, dict[str, Weighted]]
     logged: dict[str, Reduced]
     drift: float
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    num_bytes: int = 0
 
     def weighted(self) -> dict[str, Any]:
         """The update as ``Weighted`` values, which can be added, by field; logged extremes are left out."""
@@ -42,6 +46,8 @@ class Update:
             "drift": Weighted.of(self.drift, torch.tensor(float(self.weight), dtype=torch.float64)),
             "delta": weigh(self.delta, self.weight),
             "others": weigh(self.others, self.weight),
+            "frozen": weigh(self.frozen, self.weight),
+            "bytes": Weighted.summed(self.num_bytes, 1.0),
             "payload": self.payload,
             "logged": addable(self.logged),
         }
@@ -84,8 +90,19 @@ class Totals:
 
     @property
     def others(self) -> dict[str, Tensor]:
-        """Mean of the buffers and frozen parameters by name; none where all weights are 0."""
+        """Mean of the buffers by name; none where all weights are 0."""
         return self._present_means("others")
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Mean change of the frozen parameters that any client has changed; it counts as 0 for the others."""
+        changes, weight = self._field("frozen"), self._field("drift").weight if self._sums.totals else 0.0
+        return {name: value.total / weight for name, value in changes.items() if bool(value.weight)}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all clients have sent."""
+        return int(self._field("bytes").total) if self._sums.totals else 0
 
     @property
     def payload(self) -> dict[str, dict[str, Weighted]]:

@@ -24,6 +24,9 @@ WRONG = {
     "strategy": "ddp",
     "client_memory": -0.5,
     "gradient_clip_val": 0.0,
+    "gradient_clip_algorithm": "both",
+    "accumulate_grad_batches": 0,
+    "client_schedulers": "pause",
     "threads_per_worker": 0,
     "min_clients": 0,
 }

@@ -1,0 +1,87 @@
+"""The clock of a visit: where it lies in the one fit of which all visits of a client are parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Clock:
+    """Counts epochs and steps as if the present client trained alone, and took part in every round.
+
+    Args:
+        rounds: R, rounds of the run.
+        local_epochs: E, epochs of a visit.
+        local_steps: optimizer steps of a visit, which take the place of E; epochs are then passes over the data.
+        accumulate: batches of an optimizer step.
+        limit: most batches of a visit, None for no limit.
+        batches: B, batches in a pass over the present client's data.
+        round: r, from 0.
+        epoch: the present epoch of the visit, from 0.
+        step: optimizer steps taken in the visit.
+    """
+
+    rounds: int = 1
+    local_epochs: int = 1
+    local_steps: int | None = None
+    accumulate: int = 1
+    limit: int | None = None
+    batches: int = 0
+    round: int = 0
+    epoch: int = 0
+    step: int = 0
+
+    @property
+    def passes(self) -> list[int]:
+        """How many batches each epoch of a visit takes; the last epoch may be cut short."""
+        if self.batches == 0:
+            return []
+        total = self.batches * self.local_epochs
+        if self.local_steps is not None:
+            full, rest = divmod(self.local_steps, self._steps_of(self.batches))
+            total = full * self.batches + rest * self.accumulate
+        total = total if self.limit is None else min(total, self.limit)
+        full, rest = divmod(total, self.batches)
+        return [self.batches] * full + [rest] * (rest > 0)
+
+    def is_step(self, index: int, length: int) -> bool:
+        """Whether the optimizer steps after batch ``index`` of an epoch of ``length`` batches."""
+        return index + 1 == length or (index + 1) % self.accumulate == 0
+
+    @property
+    def steps_of_visit(self) -> int:
+        """Optimizer steps of a visit."""
+        return sum(map(self._steps_of, self.passes))
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs done before this one: r * E and those of this visit."""
+        return self.round * (self.local_epochs if self.local_steps is None else len(self.passes)) + self.epoch
+
+    def end_of_round(self, batches: int) -> None:
+        """Set the clock to the last epoch of this round, of a client with this many batches, for an evaluation."""
+        self.batches, self.step = batches, 0
+        self.epoch = (self.local_epochs if self.local_steps is None else max(len(self.passes), 1)) - 1
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done so far."""
+        return self.round * self.steps_of_visit + self.step
+
+    @property
+    def max_epochs(self) -> int:
+        """R * E; -1 where visits are counted in steps."""
+        return self.rounds * self.local_epochs if self.local_steps is None else -1
+
+    @property
+    def max_steps(self) -> int:
+        """R times the local steps; -1 where visits are counted in epochs."""
+        return -1 if self.local_steps is None else self.rounds * self.local_steps
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole fit."""
+        return self.rounds * self.steps_of_visit
+
+    def _steps_of(self, batches: int) -> int:
+        return -(-batches // self.accumulate)

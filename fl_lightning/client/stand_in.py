@@ -1,0 +1,309 @@
+"""What ``self.trainer`` is in a user's module and data module.
+
+Lightning's private names that this needs are used here alone, as of lightning 2.6: ``LightningModule._trainer``, which
+its setter does not set in modules inside of containers, ``LightningOptimizer._to_lightning_optimizer``, and
+``Strategy._lightning_module`` and ``_lightning_optimizers``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers.logger import DummyExperiment, Logger
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+from torch.optim import Optimizer
+
+from fl_lightning.client.clock import Clock
+
+
+@dataclass
+class Setting:
+    """What a stand-in knows of the run.
+
+    Args:
+        gradient_clip_val: largest norm or value of a gradient, None for none.
+        gradient_clip_algorithm: ``norm`` or ``value``.
+        precision: as in Fabric.
+        device: the device.
+        datamodule: the user's data module.
+        loggers: the loggers of the run; none on other workers than the first.
+        logs: whether the run has loggers.
+        default_root_dir: folder of all runs.
+        log_dir: gives the folder of the run, None where there is none yet.
+        is_global_zero: whether this is the first worker.
+        fast_dev_run: whether the run is a short trial.
+    """
+
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+    precision: str = "32-true"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    datamodule: Any = None
+    loggers: Callable[[], list[Any]] = list
+    logs: bool = False
+    default_root_dir: str = ""
+    log_dir: Callable[[], Path | None] = lambda: None
+    is_global_zero: bool = True
+    fast_dev_run: bool = False
+
+
+class LocalStrategy(SingleDeviceStrategy):
+    """Lightning's strategy for one process, whose optimizer step is the engine's.
+
+    Attributes:
+        do_step: takes the optimizer, the closure and the keyword arguments of ``optimizer.step``.
+        do_backward: takes the loss.
+    """
+
+    do_step: Callable[..., Any]
+    do_backward: Callable[..., Any]
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        return self.do_step(optimizer, closure, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.do_backward(closure_loss, *args, **kwargs)
+        return closure_loss
+
+
+class SilentLogger(Logger):
+    """The logger of a visit, where only one of the workers could write: it warns once, and drops what it is given."""
+
+    name = version = save_dir = None
+
+    def __init__(self, warns: bool) -> None:
+        super().__init__()
+        self._warned = not warns
+
+    @property
+    def experiment(self) -> Any:
+        """An object that takes any call."""
+        if not self._warned:
+            warnings.warn(
+                "self.logger in training: a client's visit writes nothing to a logger; use self.log, or write a callback",
+                stacklevel=2,
+            )
+        self._warned = True
+        return DummyExperiment()
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.experiment.log_metrics(metrics, step)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        self.experiment.log_hyperparams(*args, **kwargs)
+
+
+class StandIn:
+    """The part of Lightning's ``Trainer`` that a module may ask for: ``self.trainer``.
+
+    Its values are those of one fit in which the present client trains alone. Any other name is an AttributeError, so
+    that ``hasattr`` works.
+
+    Args:
+        clock: where the present visit lies in that fit.
+        setting: what is the same for the whole run.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_silent",
+        "clock",
+        "evaluated_batches",
+        "logged",
+        "lr_scheduler_configs",
+        "optimizers",
+        "setting",
+        "state",
+        "strategy",
+        "train_dataloader",
+    )
+    # what is constant: a client trains in one process, and the engine evaluates and saves
+    world_size = num_nodes = num_devices = 1
+    global_rank = local_rank = node_rank = 0
+    sanity_checking = barebones = should_stop = interrupted = received_sigterm = False
+    progress_bar_callback = checkpoint_callback = early_stopping_callback = ckpt_path = profiler = None
+    min_epochs = min_steps = max_time = None
+    check_val_every_n_epoch = 1
+    enable_validation = True
+
+    def __init__(self, clock: Clock | None = None, setting: Setting | None = None) -> None:
+        self.clock, self.setting = clock or Clock(), setting or Setting()
+        self.state = TrainerState(fn=TrainerFn.FITTING)
+        self.strategy = LocalStrategy(self.setting.device, precision_plugin=Precision())
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[Any] = []
+        self.logged: Callable[[], dict[str, Any]] = dict
+        self.evaluated_batches: list[int] = []
+        self.train_dataloader: Any = None
+        self._silent = [SilentLogger(self.setting.is_global_zero)] if self.setting.logs else []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
+
+    # ------------------------------------------------------------------ for the engine
+    def attach(self, module: torch.nn.Module) -> None:
+        """Become the trainer of all LightningModules in ``module``."""
+        for part in module.modules():
+            if "_trainer" in vars(part):
+                part.__dict__["_trainer"] = self
+
+    def detach(self, module: torch.nn.Module) -> None:
+        """Leave the LightningModules in ``module`` without a trainer."""
+        for part in module.modules():
+            if vars(part).get("_trainer") is self:
+                part.__dict__["_trainer"] = None
+
+    @contextmanager
+    def stage(self, stage: RunningStage) -> Iterator[None]:
+        """In this block that is what goes on."""
+        before, self.state.stage = self.state.stage, stage
+        try:
+            yield
+        finally:
+            self.state.stage = before
+
+    def begin_visit(self, optimizer: Optimizer, schedulers: list[Any], loader: Any) -> None:
+        """The optimizer, schedulers and data of the visit that begins."""
+        self.optimizers, self.lr_scheduler_configs, self.train_dataloader = [optimizer], schedulers, loader
+        self.strategy._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(optimizer, self.strategy)]
+
+    # ------------------------------------------------------------------ the clock
+    @property
+    def current_epoch(self) -> int:
+        return self.clock.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done; in an evaluation, the round."""
+        return self.clock.round if self.evaluating else self.clock.global_step
+
+    @property
+    def max_epochs(self) -> int:
+        return self.clock.max_epochs
+
+    @property
+    def max_steps(self) -> int:
+        return self.clock.max_steps
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self.clock.total_steps
+
+    @property
+    def num_training_batches(self) -> int:
+        return self.clock.batches
+
+    @property
+    def num_val_batches(self) -> list[int]:
+        return self.evaluated_batches if self.validating else []
+
+    @property
+    def num_test_batches(self) -> list[int]:
+        return self.evaluated_batches if self.testing else []
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        return self.clock.accumulate
+
+    # ------------------------------------------------------------------ what is going on
+    @property
+    def training(self) -> bool:
+        return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        return self.state.stage == RunningStage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        return self.state.stage == RunningStage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        return self.state.stage == RunningStage.PREDICTING
+
+    @property
+    def evaluating(self) -> bool:
+        return self.validating or self.testing
+
+    @property
+    def is_global_zero(self) -> bool:
+        """True in a visit, where a client trains alone; elsewhere on the first worker only."""
+        return self.training or self.setting.is_global_zero
+
+    # ------------------------------------------------------------------ the run
+    @property
+    def model(self) -> LightningModule | None:
+        return self.strategy._lightning_module
+
+    lightning_module = model
+
+    @property
+    def datamodule(self) -> Any:
+        return self.setting.datamodule
+
+    @property
+    def callbacks(self) -> list[Any]:
+        return []
+
+    @property
+    def fast_dev_run(self) -> bool:
+        return self.setting.fast_dev_run
+
+    @property
+    def default_root_dir(self) -> str:
+        return self.setting.default_root_dir
+
+    @property
+    def log_dir(self) -> str | None:
+        folder = self.setting.log_dir()
+        return None if folder is None else str(folder)
+
+    @property
+    def loggers(self) -> list[Any]:
+        """The loggers; in a visit, and on other workers than the first, they write nothing."""
+        return self._silent if self.training else self.setting.loggers() or self._silent
+
+    @property
+    def logger(self) -> Any:
+        return next(iter(self.loggers), None)
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """What was logged in this visit or evaluation so far."""
+        return self.logged()
+
+    logged_metrics = progress_bar_metrics = callback_metrics
+
+    # ------------------------------------------------------------------ the step
+    @property
+    def gradient_clip_val(self) -> float | None:
+        return self.setting.gradient_clip_val
+
+    @property
+    def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
+        clips = self.setting.gradient_clip_val is not None
+        return GradClipAlgorithmType(self.setting.gradient_clip_algorithm) if clips else None
+
+    @property
+    def precision(self) -> str:
+        return self.setting.precision
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return self.strategy.precision_plugin
+
+    @property
+    def scaler(self) -> None:
+        return None

@@ -1,0 +1,219 @@
+"""What a module has outside of its state dict begins each visit and each evaluation as it was when the run began."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fl_lightning.errors import ClientError, UsageError
+
+# attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
+OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
+COPIED = (torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+
+
+class Transient:
+    """Restores a module's modes, gradient flags, attributes and non-persistent buffers.
+
+    Attributes are those of every submodule: tensors, numbers, containers, random generators and torchmetrics objects
+    get their values back, any other object is the same object again. Attributes that are new are removed.
+
+    Args:
+        module: the module, as each visit shall find it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        registered = {id(value) for value in (*module.parameters(), *module.buffers())}
+        parts = list(module.modules())
+        self._modes = [(part, part.training) for part in parts]
+        self._trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        self._saved = [
+            saved
+            for part in parts
+            for saved in (
+                Saved(vars(part), registered, OWN),
+                Saved(part._buffers, registered - {id(b) for b in transient_buffers(part).values()}, persistent(part)),
+            )
+        ]
+
+    def restore(self) -> None:
+        """Bring back what was there when this object was made."""
+        self.restore_modes()
+        for parameter, trained in self._trained:
+            if parameter.requires_grad is not trained:
+                parameter.requires_grad_(trained)
+        for saved in self._saved:
+            saved.restore()
+
+    def restore_modes(self) -> None:
+        """Put every submodule in the mode, training or evaluation, in which it was."""
+        for part, mode in self._modes:
+            part.training = mode
+
+
+class Saved:
+    """The entries of one dictionary of attributes or buffers.
+
+    Args:
+        entries: the live dictionary.
+        registered: ids of tensors that belong to the state, which are never copied.
+        ignored: names that are left alone.
+    """
+
+    def __init__(self, entries: dict[str, Any], registered: set[int], ignored: set[str]) -> None:
+        self._entries, self._registered, self._ignored = entries, registered, ignored
+        kept = {name: value for name, value in entries.items() if name not in ignored}
+        self._copies = {name: copied(v, registered) for name, v in kept.items() if is_mutable(v, registered)}
+        self._same = {name: value for name, value in kept.items() if name not in self._copies}
+        self._known = {*kept, *ignored}
+
+    def restore(self) -> None:
+        """Bring the entries back."""
+        entries = self._entries
+        for name in entries.keys() - self._known:
+            del entries[name]
+        entries.update(self._same)
+        for name, value in self._copies.items():
+            present = entries.get(name)
+            if isinstance(present, Tensor) and is_same_kind(value, present):
+                with torch.no_grad():
+                    present.detach().copy_(value.detach())  # in place, since others may refer to it
+            else:
+                entries[name] = copied(value, self._registered)
+
+
+def is_same_kind(saved: Any, present: Tensor) -> bool:
+    """Whether the values of a saved tensor can be copied into the present one."""
+    if not isinstance(saved, Tensor):
+        return False
+    same = saved.shape == present.shape and saved.dtype == present.dtype and saved.device == present.device
+    return same and present.is_leaf and not present.is_inference() and saved.requires_grad == present.requires_grad
+
+
+def is_mutable(value: Any, registered: set[int]) -> bool:
+    """Whether a value is data that code can change in place."""
+    if isinstance(value, tuple):
+        return any(is_mutable(part, registered) for part in value)
+    if isinstance(value, Tensor):
+        return not isinstance(value, nn.Parameter) and id(value) not in registered
+    return isinstance(value, (list, dict, set, deque, *COPIED))
+
+
+def copied(value: Any, registered: set[int]) -> Any:
+    """A copy of data: tensors, random generators and containers of anything; other objects are not copied."""
+    if not is_mutable(value, registered):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, torch.Generator):
+        return torch.Generator(value.device).set_state(value.get_state())
+    if isinstance(value, COPIED):
+        return copy.deepcopy(value)
+    return copied_container(value, registered)
+
+
+def copied_container(value: Any, registered: set[int]) -> Any:
+    """A container of the same type with copies of its data."""
+    if isinstance(value, tuple):
+        parts = [copied(part, registered) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    new = copy.copy(value)
+    if isinstance(value, (list, deque, dict)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            new[key] = copied(part, registered)
+    return new
+
+
+def persistent(part: nn.Module) -> set[str]:
+    """Names of the buffers of a submodule that belong to its state dict."""
+    return part._buffers.keys() - part._non_persistent_buffers_set
+
+
+def transient_buffers(part: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a submodule that do not belong to its state dict."""
+    named = {name: part._buffers.get(name) for name in part._non_persistent_buffers_set}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+class StateBuffers:
+    """The buffers of a state by owner and name, since code may rebind them: ``self.mean = 0.9 * self.mean + ...``.
+
+    Args:
+        module: the module.
+        live: the tensors of its state by name, which stay the same objects for the whole run.
+    """
+
+    def __init__(self, module: nn.Module, live: Mapping[str, Tensor]) -> None:
+        names = {id(value): name for name, value in live.items()}
+        self._owners = [
+            (part._buffers, key, names[id(value)], value)
+            for part in module.modules()
+            for key, value in part._buffers.items()
+            if value is not None and id(value) in names
+        ]
+        self._empty = [
+            (part._buffers, key) for part in module.modules() for key in persistent(part) if part._buffers[key] is None
+        ]
+
+    def bind(self) -> None:
+        """Put the run's own tensors back in the place of those that replaced them, whose values are dropped."""
+        for buffers, key, _, tensor in self._owners:
+            buffers[key] = tensor
+        for buffers, key in self._empty:
+            buffers[key] = None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """As :meth:`bind`, but keep the values.
+
+        Raises:
+            ClientError: a buffer has another shape or type than at the start of the run, or was None there.
+        """
+        for buffers, key, name, tensor in self._owners:
+            present = buffers.get(key)
+            if present is not tensor:
+                tensor.copy_(checked(name, present, tensor))
+                buffers[key] = tensor
+        for buffers, key in self._empty:
+            if buffers.get(key) is not None:
+                raise ClientError(f"the buffer {key} was None at the start of the run; register it as a tensor")
+
+
+def checked(name: str, present: Tensor | None, tensor: Tensor) -> Tensor:
+    """The tensor that replaced a buffer, if it can be averaged with those of other clients."""
+    if present is None or present.shape != tensor.shape or present.dtype != tensor.dtype:
+        now = "None" if present is None else f"{tuple(present.shape)} {present.dtype}"
+        raise ClientError(
+            f"the buffer {name} became {now}, and was {tuple(tensor.shape)} {tensor.dtype} at the start of the run; "
+            "keep its shape and type, or register it with persistent=False"
+        )
+    return present
+
+
+def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
+    """Refuse a module whose state dict cannot be averaged.
+
+    Raises:
+        UsageError: the state dict leaves out a trained parameter, or holds something that is no tensor.
+    """
+    known = {id(value) for value in live.values()}
+    left_out = [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known]
+    if left_out:
+        raise UsageError(
+            f"model={type(module).__name__}: its state_dict leaves out {', '.join(left_out[:5])}, which would be "
+            "trained and never averaged; leave them in, or set requires_grad to false"
+        )
+    odd = [name for name, value in module.state_dict().items() if not isinstance(value, Tensor)]
+    if odd:
+        raise UsageError(
+            f"model={type(module).__name__}: {', '.join(odd[:5])} of its state_dict is no tensor, which cannot be "
+            "averaged; leave it out of the state_dict"
+        )

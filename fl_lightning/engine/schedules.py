@@ -1,0 +1,195 @@
+"""The learning-rate schedulers that a user's module returns, on the clock of one fit."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from fl_lightning.client import Client
+from fl_lightning.engine.optimizers import configure_optimizer, group_options, set_group_options
+from fl_lightning.errors import UsageError, require
+
+Mode = Literal["continue", "restart"]
+Configs = list[LRSchedulerConfig]
+# schedules of clients of how many sizes are kept
+MANY = 256
+
+
+class Position(NamedTuple):
+    """Schedulers and optimizer after a number of rounds."""
+
+    rounds: int
+    schedulers: list[Any]
+    options: list[dict[str, Any]]
+
+
+class Schedules:
+    """Steps a visit's schedulers, and brings them to where they are when the visit begins.
+
+    With ``continue`` that is where they would be if this client had trained in every round so far. It is recomputed
+    from the last position that was needed, and never saved. With ``restart`` it is the beginning.
+
+    Args:
+        client: the resident module.
+        mode: ``continue`` or ``restart``.
+    """
+
+    def __init__(self, client: Client, mode: Mode = "continue") -> None:
+        self.client, self.mode, self._clock = client, mode, client.stand_in.clock
+        # by the number of batches in a client's epoch, on which alone a schedule depends
+        self._positions: OrderedDict[int, Position] = OrderedDict()
+
+    def begin_visit(self, optimizer: Optimizer, configs: Configs) -> None:
+        """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
+        if self.mode == "restart" or not configs or self._clock.round == 0:
+            return
+        now, batches = self._clock.round, self._clock.batches
+        position = self._positions.pop(batches, None)
+        done = self._load(position, optimizer, configs) if position and position.rounds <= now else 0
+        for round_ in range(done, now):
+            self._pass_round(configs, round_)
+        self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
+        states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
+        self._positions[batches] = Position(now, states, copy.deepcopy(group_options(optimizer)))
+        if len(self._positions) > MANY:
+            self._positions.popitem(last=False)
+
+    def after_batch(self, configs: Configs, index: int, stepped: bool, last: bool) -> None:
+        """Step the schedulers that are due after a batch, as Lightning does."""
+        due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
+        for interval, done in due if configs else ():
+            for config in configs:
+                if config.interval == interval and done % config.frequency == 0 and not config.reduce_on_plateau:
+                    self.step(config, None)
+
+    def after_epoch(self, configs: Configs) -> None:
+        """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
+        for config in configs:
+            if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
+                self.step(config, watched(config, self.client.stand_in.callback_metrics, strict=True))
+
+    def step(self, config: LRSchedulerConfig, metric: Any) -> None:
+        """Step a scheduler by the module's own hook."""
+        module = self.client.module
+        hook = self.client.call if "lr_scheduler_step" in self.client.hooks else None
+        if hook is None:
+            module.lr_scheduler_step(config.scheduler, metric)
+        else:
+            hook("lr_scheduler_step", config.scheduler, metric)
+
+    def _load(self, position: Position, optimizer: Optimizer, configs: Configs) -> int:
+        for config, state in zip(configs, position.schedulers, strict=True):
+            config.scheduler.load_state_dict(copy.deepcopy(state))
+        set_group_options(optimizer, copy.deepcopy(position.options))
+        return position.rounds
+
+    def _pass_round(self, configs: Configs, round_: int) -> None:
+        """Step the schedulers through one round, with the clock set to it, since the module's hook may read it."""
+        clock = self._clock
+        clock.round, clock.step = round_, 0
+        for epoch, length in enumerate(clock.passes):
+            clock.epoch = epoch
+            for index in range(length):
+                stepped = clock.is_step(index, length)
+                clock.step += stepped
+                self.after_batch(configs, index, stepped, index + 1 == length)
+
+
+class MonitoredSchedule:
+    """A scheduler that watches a metric lives on the server: it steps once a round, and clients train at its rates.
+
+    Args:
+        schedules: steps it.
+    """
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules, module = schedules, schedules.client.module
+        self._optimizer, configs = configure_optimizer(module)
+        monitored = [config for config in configs if config.reduce_on_plateau]
+        together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
+        if monitored and len(configs) > 1:
+            raise UsageError(f"{together} beside another one; return one of them")
+        self.config = monitored[0] if monitored and schedules.mode == "continue" else None
+
+    def after_round(self, round_: int, metrics: Mapping[str, Any], evaluated: bool) -> None:
+        """Step on the metrics of a round, if it was evaluated."""
+        if self.config is not None and (round_ + 1) % self.config.frequency == 0:
+            metric = watched(self.config, metrics, evaluated and self.config.strict)
+            if metric is not None:
+                self._schedules.step(self.config, metric)
+
+    def apply(self, optimizer: Optimizer) -> None:
+        """Set the rates of a client's optimizer."""
+        if self.config is not None:
+            for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+                group["lr"] = ours["lr"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state and the rates."""
+        if self.config is None:
+            return {}
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        return {"scheduler": self.config.scheduler.state_dict(), "lr": rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        if self.config is not None and state:
+            self.config.scheduler.load_state_dict(state["scheduler"])
+            for group, rate in zip(self._optimizer.param_groups, state["lr"], strict=True):
+                group["lr"] = rate
+
+
+def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
+    """The metric that a scheduler watches, under its name or with the name of its phase; None if there is none yet.
+
+    Raises:
+        UsageError: ``strict``, and there is none.
+    """
+    name = str(config.monitor)
+    tags = [tag for tag in (name, f"val/{name}", f"test/{name}", f"train/{name}") if tag in metrics]
+    logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
+    require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
+    return metrics[tags[0]] if tags else None
+
+
+def check_length(client: Client, batches: Iterator[int]) -> None:
+    """Refuse a schedule that ends before the run.
+
+    Args:
+        client: the resident module.
+        batches: number of batches of each client.
+
+    Raises:
+        UsageError: OneCycleLR of fewer steps than the run takes.
+    """
+    if not any(isinstance(config.scheduler, OneCycleLR) for config in configure_optimizer(client.module)[1]):
+        return
+    clock = client.stand_in.clock
+    first = clock.batches
+    for clock.batches in sorted({*batches}):
+        for config in configure_optimizer(client.module)[1]:
+            taken = steps_of(config, client)
+            total = getattr(config.scheduler, "total_steps", taken)
+            hint = f"a client of {clock.batches} batches takes {taken}; give total_steps={taken}"
+            hint += ", or self.trainer.estimated_stepping_batches"
+            require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
+    clock.batches = first
+
+
+def steps_of(config: LRSchedulerConfig, client: Client) -> int:
+    """How often a scheduler steps in the whole run."""
+    clock = client.stand_in.clock
+    if config.interval == "epoch":
+        return clock.rounds * len(clock.passes) // config.frequency
+    due = [
+        clock.is_step(index, length) and (index + 1) % config.frequency == 0
+        for length in clock.passes
+        for index in range(length)
+    ]
+    return clock.rounds * sum(due)
