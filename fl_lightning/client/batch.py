@@ -55,7 +55,7 @@ def _warn_of_ambiguous_size() -> None:
 
 
 def count_examples(batch: Any) -> int:
-    """The number of examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 if unknown."""
+    """The examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 where that is None."""
     graphs = graphs_of(batch)
     size = batch_size(batch) if graphs is None else graphs
     return 1 if size is None else size

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fl_lightning import foreach
 from fl_lightning.client.batch import targets_of
@@ -101,6 +102,11 @@ class Client(LightningModule):
         self.others = [name for name in self.live if name not in set(self.trainable)]
         self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
         check_state(module, self.live)
+        metrics: list[Any] = [part for part in module.modules() if isinstance(part, Metric)]
+        self._synchronised = [(metric, metric.distributed_available_fn) for metric in metrics]
+        for metric in metrics:
+            # a client is one process: its values are never those of other workers, which train other clients
+            metric.distributed_available_fn = never
         self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
@@ -375,6 +381,8 @@ class Client(LightningModule):
         for part in self.module.modules():
             for name in ("log", "log_dict", "forward") if isinstance(part, LightningModule) else ():
                 part.__dict__.pop(name, None)
+        for metric, available in self._synchronised:
+            metric.distributed_available_fn = available
         self.stand_in.detach(self.module)
         self._memories.close()
 
@@ -444,6 +452,11 @@ class Client(LightningModule):
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
+
+
+def never() -> bool:
+    """False: what torchmetrics asks before it synchronises."""
+    return False
 
 
 # what a training_step may return

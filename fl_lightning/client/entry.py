@@ -61,7 +61,9 @@ class Arguments(NamedTuple):
         try:
             return REDUCTIONS[key]
         except (KeyError, TypeError):
-            hint = f"self.log({name!r}, ...) takes mean, sum, max or min; for another reduction, log a torchmetrics object"
+            hint = (
+                f"self.log({name!r}, ...) takes mean, sum, max or min; for another reduction, log a torchmetrics object"
+            )
             raise UsageError(f"reduce_fx={self.reduce_fx!r}: {hint}") from None
 
 

@@ -99,8 +99,9 @@ class Evaluator:
         # where the batches are not dealt out, every worker runs all
         with self.client.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
             values = loop.run(loaders)
-            if observed:
+            if observed and client is None:
                 self.client.logged.keep()
+            if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
         return {tagged(phase, name): value for name, value in values.items()}
 

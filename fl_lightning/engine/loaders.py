@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -105,12 +104,15 @@ def flattened(loaders: Any) -> list[Any]:
     Raises:
         UsageError: a ``CombinedLoader`` whose mode is not ``sequential``.
     """
-    if loaders is None:
-        return []
-    mode = getattr(loaders, "_mode", "sequential") if hasattr(loaders, "flattened") else "sequential"
-    require(mode == "sequential", "CombinedLoader.mode", mode, "evaluation data is read with mode sequential")
-    combined = loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders, "sequential")
-    return list(combined.flattened)
+    if hasattr(loaders, "flattened"):
+        mode = getattr(loaders, "_mode", None)
+        require(mode == "sequential", "CombinedLoader.mode", mode, "evaluation data is read with mode sequential")
+        return list(loaders.flattened)
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, (list, tuple)):
+        return [leaf for part in loaders for leaf in flattened(part)]
+    return [] if loaders is None else [loaders]
 
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:

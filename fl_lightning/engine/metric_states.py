@@ -30,7 +30,7 @@ def can_deal_out(module: LightningModule) -> bool:
     """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
     metrics = metrics_of(module)
     wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
-    return not metrics or not (wrapped or reads_running_values(module)) and all(map(can_merge, metrics.values()))
+    return not metrics or not (wrapped or reads_running_values(module) or not all(map(can_merge, metrics.values())))
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
