@@ -73,11 +73,12 @@ def targets_of(batch: Any) -> Tensor | None:
     Boolean labels become integers, and integers ``(N, 1)`` become ``(N,)``.
     """
     if isinstance(batch, Mapping):
-        found = next((batch[key] for key in LABEL_KEYS if key in batch), None)
-    elif isinstance(batch, (list, tuple)):
-        found = batch[1] if len(batch) > 1 else None
+        named = [batch[key] for key in LABEL_KEYS if key in batch]
     else:
-        found = getattr(batch, "y", None)
+        usual = type(batch) in (tuple, list)
+        named = [] if usual else [getattr(batch, key) for key in LABEL_KEYS if hasattr(batch, key)]
+        named += batch[1:2] if isinstance(batch, (tuple, list)) else []
+    found = next(iter(named), None)
     return _as_labels(found) if isinstance(found, Tensor) else None
 
 

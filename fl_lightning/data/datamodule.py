@@ -74,11 +74,15 @@ class FederatedDataModule(LightningDataModule, ABC):
             domain_names: names of the domains.
 
         Raises:
-            UsageError: there are fewer samples than clients, or the partitioner needs domains and there are none.
+            UsageError: there are fewer samples than clients, or the partitioner needs labels or domains and there are
+                none.
         """
         hint = f"there are {len(labels)} training samples, give at most that number"
         require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, hint)
         kind, deal = type(self.partitioner).__name__, self.partitioner
+        hint = "it needs one integer label for each example, but the data set has none; "
+        known = labelled or not getattr(deal, "needs_labels", True)
+        require(known, "data.partitioner", kind, hint + "choose IID, QuantityDirichlet or ByDomain")
         needs = getattr(deal, "needs_domains", False)
         hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
         require(domains is not None or not needs, "data.partitioner", kind, hint)
@@ -91,6 +95,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         counts = self.plan.label_counts
         labels = None if counts is None else torch.from_numpy(counts[k])
         return ClientInfo(k, len(self.plan.parts[k]), labels, self.plan.domain(k))
+
+    def idle_clients(self) -> list[int]:
+        """The clients that have examples, but fewer than a batch, where smaller batches are dropped."""
+        return []
 
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
@@ -226,6 +234,10 @@ class ImageDataModule(FederatedDataModule):
         plan = self.partition(data.train_labels[train], self.num_classes, True, domains, data.domain_names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
+
+    def idle_clients(self) -> list[int]:
+        sizes = self.plan.sizes if self.drop_last else np.zeros(0)
+        return np.flatnonzero((sizes > 0) & (sizes < self.batch_size)).tolist()
 
     def train_dataloader(self, k: int = 0) -> Batches:
         how: dict[str, Any] = {"shuffle": True, "augment": self.augment, "drop_last": self.drop_last}

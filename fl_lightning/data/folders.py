@@ -279,7 +279,8 @@ class HAM10000(FolderDataModule):
     """HAM10000: 10,015 images of skin lesions, 7 classes, from 4 sources; a fifth of each source is for test.
 
     The column ``dataset`` of the metadata is the domain, the column ``dx`` the class. The test images are drawn class
-    by class within each domain; FedUV (CVPR 2024) says that it takes about 20 %.
+    by class within each domain. The sizes of the test sets are not the paper's: FedUV (CVPR 2024) takes "about 20 %",
+    1,955 images in all, and does not say how many of each source; a fifth of each source is 2,000.
 
     Args:
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.

@@ -1,4 +1,150 @@
-"""Under which names batches and data sets hold their labels."""
+"""Labels and domains of a data set, from the columns of the usual libraries, or else from its items."""
 
-# of mappings, in the order in which they are looked for
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from fl_lightning.seeding import ambient, base_seed
+
+# where an item or a batch that is a dictionary has its labels
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")
+# attributes that hold the labels of all examples: torchvision's, and `y` of the in-memory sets of PyTorch Geometric
+COLUMNS = ("targets", "labels", "_labels", "target", "label", "y")
+# torchvision's lists of pairs (file, label)
+PAIRS = ("samples", "_samples")
+DOMAIN_KEYS = ("domains", "domain")
+
+
+def labels_of(dataset: Dataset) -> np.ndarray | None:
+    """Integer labels ``(N,)`` of a data set; None if it has none, or more than one for an example.
+
+    They are read from a column where there is one: an attribute such as ``targets``, a column of a Hugging Face set,
+    the second tensor of a TensorDataset. Otherwise they are read from the items: the second entry of a pair, or the
+    entry or attribute whose name is in :data:`LABEL_KEYS`. Booleans count as integers, and ``(N, 1)`` as ``(N,)``.
+    """
+    if isinstance(dataset, Subset):
+        inner = labels_of(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_of(part) for part in dataset.datasets]
+        return np.concatenate([part for part in parts if part is not None]) if all_known(parts) else None
+    number = len(dataset)  # type: ignore[arg-type]
+    for column in _columns(dataset):
+        # an attribute of such a name may hold something else, for example the names of the classes
+        labels = _integers(column, number)
+        if labels is not None:
+            return _transformed(dataset, labels)
+    return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
+
+
+def domains_of(dataset: Dataset, from_parts: bool = False) -> np.ndarray | None:
+    """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
+
+    Args:
+        dataset: its attribute or column ``domains`` or ``domain`` is read.
+        from_parts: for a ConcatDataset that has no such column, number its parts.
+    """
+    if isinstance(dataset, Subset):
+        inner = domains_of(dataset.dataset, from_parts)
+        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [domains_of(part) for part in dataset.datasets]
+        if all_known(parts):
+            return np.concatenate([part for part in parts if part is not None])
+        sizes = [len(part) for part in dataset.datasets]  # type: ignore[arg-type]
+        return np.repeat(np.arange(len(sizes)), sizes) if from_parts else None
+    number = len(dataset)  # type: ignore[arg-type]
+    columns = [column for key in DOMAIN_KEYS for column in (getattr(dataset, key, None), _named_column(dataset, key))]
+    found = (np.asarray(column) for column in columns if isinstance(column, (list, tuple, np.ndarray, Tensor)))
+    return next((values for values in found if values.shape == (number,) and values.dtype.kind in "iubU"), None)
+
+
+def all_known(parts: list[np.ndarray | None]) -> bool:
+    """Whether no part is None."""
+    return all(part is not None for part in parts)
+
+
+def _columns(dataset: Dataset) -> Iterator[Any]:
+    """What may be the labels of all examples, the most likely first."""
+    for name in COLUMNS:
+        yield getattr(dataset, name, None)
+    for key in LABEL_KEYS:
+        yield _named_column(dataset, key)
+    for name in PAIRS:
+        pairs = getattr(dataset, name, None)
+        if isinstance(pairs, (list, tuple)) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            yield [label for _, label in pairs]
+    # PyTorch Geometric stores all items as one; `_indices` are those of a part of the set
+    if getattr(dataset, "_indices", None) is None:
+        yield getattr(getattr(dataset, "_data", None), "y", None)
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        yield dataset.tensors[1]
+
+
+def _named_column(dataset: Any, key: str) -> Any:
+    """A column of a Hugging Face set as it is stored, without the set's own transform; None if there is none."""
+    names = getattr(dataset, "column_names", None)
+    if not isinstance(names, (list, tuple)) or key not in names:
+        return None
+    stored = dataset.with_format(None) if hasattr(dataset, "with_format") else dataset
+    return stored[key][:]
+
+
+def _transformed(dataset: Any, labels: np.ndarray) -> np.ndarray:
+    """The labels as the set's ``target_transform`` gives them; as they are if that gives no integers."""
+    transform = getattr(dataset, "target_transform", None)
+    if transform is None:
+        return labels
+    with ambient(base_seed(), "labels"):
+        changed = _integers([transform(label) for label in labels.tolist()], len(labels))
+    return labels if changed is None else changed
+
+
+def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
+    """The labels of all items; None if one of them has none."""
+    labels = []
+    try:
+        # a user's augmentation draws from the global generators, which must not be moved
+        with ambient(base_seed(), "labels"):
+            for index in range(number):
+                label = _label_of_item(dataset[index])
+                if label is None:
+                    return None
+                labels.append(label)
+    except (TypeError, IndexError, KeyError, ValueError):
+        return None
+    return np.array(labels, np.int64)
+
+
+def _label_of_item(item: Any) -> int | None:
+    """The label of one item; None if it has none, or several."""
+    candidates = (_integers(np.reshape(_array(value), -1), 1) for value in _entries(item))
+    return next((int(label[0]) for label in candidates if label is not None), None)
+
+
+def _entries(item: Any) -> list[Any]:
+    """What may be the label of an item: its entries or attributes of a usual name, or the second of a pair."""
+    if isinstance(item, Mapping):
+        return [item[key] for key in LABEL_KEYS if key in item]
+    named = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]
+    # an item that is one tensor, such as token numbers, is an input alone and not a pair (input, label)
+    return named or (list(item[1:2]) if isinstance(item, (tuple, list)) else [])
+
+
+def _integers(values: Any, number: int) -> np.ndarray | None:
+    """``values`` as int64 ``(N,)``; None unless they are N integers or booleans, in one or two dimensions."""
+    try:
+        array = _array(values)
+    except (TypeError, ValueError):  # nested lists of different lengths, a type that NumPy does not have
+        return None
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    return array.astype(np.int64) if array.shape == (number,) and array.dtype.kind in "iub" else None
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
 from fl_lightning.data.augmentation import Augmentation
 
@@ -96,7 +97,7 @@ class PlainLoader:
     It knows no rows, leaves the memory format as it is, and assumes that an example may differ from pass to pass.
 
     Args:
-        loader: the iterable; its ``generator`` is seeded if it has one.
+        loader: the iterable; its ``generator`` and those of its samplers are seeded if it has them.
     """
 
     deterministic = False
@@ -108,10 +109,11 @@ class PlainLoader:
         return len(self.loader)  # type: ignore[arg-type]
 
     def seed(self, seed: int) -> None:
-        """Seed the ``generator`` of the wrapped loader, if it has one."""
-        generator = getattr(self.loader, "generator", None)
-        if generator is not None:
-            generator.manual_seed(seed)
+        """Seed the ``generator`` of the wrapped loader and of its samplers, where they have one."""
+        for part in self._parts():
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
         """One pass over the wrapped loader; the rows are None."""
@@ -120,8 +122,20 @@ class PlainLoader:
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        """The batches of one worker; those of the other workers are loaded as well and dropped."""
+        """The batches of one worker; those of the other workers are loaded as well and dropped.
+
+        A loader that shuffles gives the same order in every pass, so that the workers agree on it.
+        """
+        for part in self._parts():
+            if isinstance(part, (DataLoader, Sampler)) and getattr(part, "generator", 0) is None:
+                part.generator = torch.Generator()  # type: ignore[union-attr]
+        self.seed(0)
         return itertools.islice(enumerate(self.loader), rank, limit, size)
+
+    def _parts(self) -> tuple[Any, ...]:
+        """The loader and its samplers, or None for those that it does not have."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        return self.loader, getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None)
 
 
 class Batches:
@@ -195,6 +209,10 @@ class Batches:
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """The batch of this index in the order of :attr:`rows`."""
         return self._batch(self.rows[self._slice(index)], self.channels_last)
+
+    def as_stored(self) -> Batches:
+        """The same images in the order of :attr:`rows`, neither augmented nor noisy; they are normalised as these."""
+        return Batches(self.images, self.labels, self.rows, self.batch_size, mean=self.mean, std=self.std)
 
     def _slice(self, index: int) -> slice:
         return slice(index * self.batch_size, (index + 1) * self.batch_size)

@@ -6,22 +6,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader
 
-from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.partitioners import IID, Partitioner
-from fl_lightning.errors import UsageError, require
-from fl_lightning.seeding import base_seed
+from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
+from fl_lightning.data.labels import domains_of, labels_of
+from fl_lightning.data.partitioners import Partitioner
+from fl_lightning.data.plan import Plan
+from fl_lightning.data.samplers import DividedLoader
+from fl_lightning.errors import require
+from fl_lightning.namespaces import LightningDataModule, is_overridden
+from fl_lightning.seeding import ambient, base_seed
+
+# the stages in which a run uses the user's data module
+STAGES = ("fit", "test")
+# larger labels than this, and than there are examples, are no classes; the table of all of them would fill the memory
+MOST_CLASSES = 100_000
 
 
 class Partitioned(FederatedDataModule):
     """Federates a user's LightningDataModule unchanged: its training set is partitioned over the clients.
 
-    Labels are read from the data set's ``targets`` or ``labels``, or from the second tensor of a TensorDataset;
-    otherwise from the second entry of each item. Batch size, ``collate_fn``, ``num_workers`` and ``drop_last`` are
-    those of the user's training loader. Validation and test loaders are used as they are.
+    Labels are found by :func:`~fl_lightning.data.labels.labels_of`; a data set without them can be partitioned by
+    :class:`IID`, :class:`QuantityDirichlet` and others that need none. Domains are its attribute or column ``domains``
+    or ``domain``, or the parts of a ConcatDataset. The sampler and the other arguments of the user's training loader
+    are kept on each client's part, see :class:`~fl_lightning.data.samplers.DividedLoader`. Validation and test
+    loaders are used as they are. Hooks, state and ``trainer`` are those of the user's data module.
+
+    The plan is the partition of all examples of the training set. What :meth:`info` counts, and so the weight of a
+    client, are those that its sampler can draw, each once: without the examples that are not among the indices of a
+    SubsetRandomSampler, or whose weight is 0.
 
     Args:
         datamodule: the user's data module.
@@ -29,39 +42,63 @@ class Partitioned(FederatedDataModule):
         num_clients: K, at least 1.
     """
 
+    datamodule: LightningDataModule
+
     def __init__(
         self, datamodule: LightningDataModule, partitioner: Partitioner | None = None, num_clients: int = 10
     ) -> None:
-        super().__init__(num_clients, partitioner)
-        self.datamodule = datamodule
         self._ready_for: int | None = None
+        self.datamodule = datamodule
+        trainer = getattr(datamodule, "trainer", None)  # which the next line sets to None
+        super().__init__(num_clients, partitioner)
+        self.trainer, self.prepare_data_per_node = trainer, getattr(datamodule, "prepare_data_per_node", True)
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer of the user's data module."""
+        return self.datamodule.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self.datamodule.trainer = trainer
 
     def prepare_data(self) -> None:
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set up the user's data module for fit and test, and partition its training set."""
+        """Set up the user's data module for fit and test, and partition its training set.
+
+        In each of the two, what the data module draws from the global generators, such as a random split, depends on
+        the base seed only.
+        """
         if self._ready_for == base_seed():
             return
-        for name in ("fit", "test"):
-            self.datamodule.setup(name)
-        self._loader = self.datamodule.train_dataloader()
-        usable = isinstance(self._loader, DataLoader) and hasattr(self._loader.dataset, "__len__")
-        hint = "its train_dataloader() must return a DataLoader over a data set that has a length"
-        require(usable, "data.datamodule", type(self.datamodule).__name__, hint)
-        self.plan, self._ready_for = self._plan(labels_of(self._loader.dataset)), base_seed()
+        for name in STAGES:
+            with ambient(base_seed(), "setup"):
+                self.datamodule.setup(name)
+        self._divided = DividedLoader(self._training_loader(), self._kind)
+        plan = self._plan(labels_of(self._divided.dataset))
+        self._divided.check_parts(plan.parts)
+        self.plan, self._ready_for = plan, base_seed()
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Tear down the user's data module for what it was set up for; the next ``setup`` sets it up again."""
+        if self._ready_for is not None:
+            self._ready_for = None
+            for name in STAGES:
+                self.datamodule.teardown(name)
+
+    def info(self, k: int) -> ClientInfo:
+        rows = self.plan.parts[k]
+        rows, labels = rows[self._divided.drawn[rows]], self.plan.labels
+        counts = None if labels is None else np.bincount(labels[rows], minlength=self.plan.num_classes)
+        return ClientInfo(k, len(rows), None if counts is None else torch.from_numpy(counts), self.plan.domain(k))
+
+    def idle_clients(self) -> list[int]:
+        return [k for k, rows in enumerate(self.plan.parts) if self._divided.is_idle(rows)]
 
     def train_dataloader(self, k: int = 0) -> DataLoader:
-        loader, rows = self._loader, self.plan.parts[k].tolist()
-        return DataLoader(
-            Subset(loader.dataset, rows),
-            batch_size=loader.batch_size,
-            shuffle=len(rows) > 0,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
-            generator=torch.Generator(),
-        )
+        return self._divided.on(self.plan.parts[k])
 
     def val_dataloader(self) -> Any:
         return self._loaders("val_dataloader")
@@ -69,58 +106,70 @@ class Partitioned(FederatedDataModule):
     def test_dataloader(self) -> Any:
         return self._loaders("test_dataloader")
 
-    def _plan(self, labels: np.ndarray | None) -> Any:
-        if labels is not None:
-            hint = f"labels must count from 0, its smallest is {labels.min(initial=0)}"
-            require(labels.min(initial=0) >= 0, "data.datamodule", type(self.datamodule).__name__, hint)
-            return self.partition(labels, int(labels.max(initial=-1)) + 1)
-        kind = type(self.partitioner).__name__
-        if not isinstance(self.partitioner, IID):
-            raise UsageError(
-                f"data.partitioner={kind!r}: it needs integer labels, but the data set has none; choose IID"
-            )
-        number = len(self._loader.dataset)
-        return self.partition(np.zeros(number, np.int64), 0, labelled=False)
+    def predict_dataloader(self) -> Any:
+        if is_overridden("predict_dataloader", self.datamodule):
+            self.datamodule.setup("predict")  # no other command needs it
+        return self._loaders("predict_dataloader")
+
+    # hooks of the user's data module; `own_module_of` says which module to ask whether it has them
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.datamodule.on_after_batch_transfer(batch, dataloader_idx)
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.datamodule.on_exception(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.datamodule.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.datamodule.load_state_dict(state_dict)
+
+    @property
+    def _kind(self) -> str:
+        return type(self.datamodule).__name__
+
+    def _training_loader(self) -> Any:
+        there = is_overridden("train_dataloader", self.datamodule)
+        require(there, "data.datamodule", self._kind, "it has no train_dataloader; define one")
+        return self.datamodule.train_dataloader()
+
+    def _plan(self, labels: np.ndarray | None) -> Plan:
+        dataset, needs_domains = self._divided.dataset, getattr(self.partitioner, "needs_domains", False)
+        domains, names = numbered(domains_of(dataset, from_parts=needs_domains))
+        kind, hint = type(dataset).__name__, "give it an attribute domains (N,), or concatenate a data set for each"
+        require(
+            domains is not None or not needs_domains, "data.datamodule", self._kind, f"{kind} has no domains; {hint}"
+        )
+        if labels is None:
+            return self.partition(np.zeros(len(dataset), np.int64), 0, False, domains, names)
+        smallest, largest = int(labels.min(initial=0)), int(labels.max(initial=-1))
+        hint, floats = (
+            f"labels must count from 0, its smallest is {smallest}",
+            "; give targets of a regression as floats",
+        )
+        require(smallest >= 0, "data.datamodule", self._kind, hint + floats)
+        hint = f"labels must be the numbers of classes, its largest is {largest}"
+        require(largest < max(len(labels), MOST_CLASSES), "data.datamodule", self._kind, hint + floats)
+        return self.partition(labels, largest + 1, True, domains, names)
 
     def _loaders(self, name: str) -> Any:
-        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule, LightningDataModule) else []
+        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule) else []
 
 
-def labels_of(dataset: Dataset) -> np.ndarray | None:
-    """Integer labels ``(N,)`` of a data set; None if it has none."""
-    if isinstance(dataset, Subset):
-        inner = labels_of(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices)]
-    number = len(dataset)  # type: ignore[arg-type]
-    for name in ("targets", "labels"):
-        labels = _integers(getattr(dataset, name, None))
-        # an attribute of this name may hold something else, such as the names of the classes
-        if labels is not None and len(labels) == number:
-            return labels
-    if isinstance(dataset, TensorDataset):
-        return _integers(dataset.tensors[1]) if len(dataset.tensors) > 1 else None
-    return _labels_of_items(dataset, number)
+def own_module_of(data: Any) -> Any:
+    """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
+    return data.datamodule if isinstance(data, Partitioned) else data
 
 
-def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
-    """The second entries of all items; None if one of them is not an integer."""
-    labels = []
-    try:
-        for index in range(number):
-            item = dataset[index]
-            # an item that is one tensor, such as token numbers, is an input alone and not a pair (input, label)
-            label = np.asarray(item[1] if isinstance(item, (tuple, list)) else None)
-            if label.ndim != 0 or not np.issubdtype(label.dtype, np.integer):
-                return None
-            labels.append(int(label))
-    except (TypeError, IndexError, KeyError, ValueError):
-        return None
-    return np.array(labels, np.int64)
-
-
-def _integers(values: Any) -> np.ndarray | None:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # nested lists of different lengths
-        return None
-    return array.astype(np.int64) if array.ndim == 1 and np.issubdtype(array.dtype, np.integer) else None
+def numbered(domains: np.ndarray | None) -> tuple[np.ndarray | None, list[str]]:
+    """Domains as numbers ``(N,)`` from 0, and their names."""
+    if domains is None:
+        return None, []
+    values, codes = np.unique(domains, return_inverse=True)
+    return codes, [str(value) for value in values]

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.refused import replacement
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
+from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
+from fl_lightning.namespaces import is_callback, is_overridden
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -37,12 +40,15 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value"), "give norm or value"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
+
+# clients that a warning lists
+SHOWN = 10
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -61,11 +67,14 @@ def check_callbacks(callbacks: list[Any]) -> None:
     """Refuse callbacks whose hooks would not be called as their author means it.
 
     Raises:
-        UsageError: no callback, a hook that does not exist, or a hook with an argument that it is not given.
+        UsageError: no callback, one of Lightning's own trainer, a hook that does not exist, or a hook with an argument
+            that it is not given.
     """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     for callback in callbacks:
         kind = type(callback).__name__
+        hint = f"it is a callback of Lightning's own trainer; {replacement(type(callback))}"
+        require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
@@ -94,6 +103,10 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    methods.check_data(data)
+    warn_of_idle_clients(trainer, data)
+    if trainer.cache_references:
+        check_transfer_hooks(model, data)
     same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
     hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
     require(same, "trainer.cache_references", trainer.cache_references, hint)
@@ -108,12 +121,28 @@ def check_module(model: LightningModule) -> None:
     """Refuse a module that local training cannot run.
 
     Raises:
-        UsageError: no ``training_step`` or ``configure_optimizers``, or manual optimization.
+        UsageError: no ``training_step`` or ``configure_optimizers``, manual optimization, or callbacks of its own.
     """
     kind = type(model).__name__
     for name in ("training_step", "configure_optimizers"):
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
+    hint = "Lightning has replaced it by configure_model; rename it"
+    require(not is_overridden("configure_sharded_model", model), "model", f"{kind}.configure_sharded_model", hint)
     require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
+    check_own_callbacks(model)
+
+
+def check_own_callbacks(model: LightningModule) -> None:
+    """Refuse the callbacks that a module brings: those of a run are arguments of its trainer.
+
+    Raises:
+        UsageError: ``configure_callbacks`` returns any.
+    """
+    given = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
+    theirs = {type(one).__name__: replacement(type(one)) for one in given if is_callback(one)}
+    hint = "; ".join(f"{name}: {what}" for name, what in theirs.items()) or "give them as trainer.callbacks"
+    names = [type(one).__name__ for one in given]
+    require(not given, f"model: {type(model).__name__}.configure_callbacks()", names, hint)
 
 
 def check_data(datamodule: Any) -> None:
@@ -148,6 +177,27 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     known = not needing or datamodule.info(0).label_counts is not None
     hint = "the clients' label counts are not known; give a training set with integer labels"
     require(known, "method", ", ".join(needing), hint)
+
+
+def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
+    """Warn of clients that train nothing because they have no full batch."""
+    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    if idle:
+        some = ", ".join(map(str, idle[:SHOWN])) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
+        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        trainer.warn(f"data: {len(idle)} of {data.num_clients} clients ({some}) have {text}")
+
+
+def check_transfer_hooks(model: LightningModule, data: Any) -> None:
+    """Refuse hooks that may change a batch on its way to the device where references are cached.
+
+    Raises:
+        UsageError: the module or the data module overrides such a hook; the error names it.
+    """
+    hooks = [hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, model, data)) is not None]
+    own = ", ".join(hook.__qualname__ for hook in hooks)
+    hint = f"{own} may change an example from epoch to epoch; set it to false"
+    require(not hooks, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

@@ -124,11 +124,13 @@ class MonitoredSchedule:
             if metric is not None:
                 self._schedules.step(self.config, metric)
 
-    def apply(self, optimizer: Optimizer) -> None:
-        """Set the rates of a client's optimizer."""
-        if self.config is not None:
-            for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
-                group["lr"] = ours["lr"]
+    def apply(self, optimizer: Optimizer, configs: Configs) -> Configs:
+        """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
+        if self.config is None:
+            return configs
+        for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            group["lr"] = ours["lr"]
+        return [self.config]
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates."""

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
+from fl_lightning.seeding import address, ambient, base_seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +83,7 @@ def draw_labels(counts: np.ndarray) -> Figure:
 
 
 def draw_means(means: list[Tensor]) -> Figure:
-    """The distribution over a client's (columns) examples of the mean of their input (rows)."""
+    """The distribution over a client's (columns) examples of the means (rows) of :func:`means_of`."""
     values = torch.cat(means)
     low, high = float(values.min()), float(values.max())
     edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
@@ -96,10 +98,18 @@ def draw_means(means: list[Tensor]) -> Figure:
 
 
 def means_of(datamodule: Any) -> list[Tensor]:
-    """The mean input of each example ``(n_k,)``, by client; none where batches do not begin with a tensor."""
+    """The mean input of each example ``(n_k,)``, by client; none where batches do not begin with a tensor.
+
+    For images it is the mean pixel of the image as it is stored, before augmentation and noise; normalised, where the
+    data is. Other loaders are passed through once, and give their examples as clients train on them.
+    """
     means = []
     for k in range(datamodule.num_clients):
-        batches = [batch[0] for batch in datamodule.train_dataloader(k) if isinstance(batch, (list, tuple))]
+        loader = datamodule.train_dataloader(k)
+        loader = as_client_loader(loader.as_stored() if isinstance(loader, Batches) else loader)
+        loader.seed(address(base_seed(), "partition", k))
+        with ambient(base_seed(), "partition", k):
+            batches = [batch[0] for _, batch in loader.batches() if isinstance(batch, (list, tuple))]
         if not all(isinstance(x, Tensor) and x.is_floating_point() for x in batches) or not batches:
             return []
         means.append(torch.cat([x.flatten(1).mean(1) for x in batches]))

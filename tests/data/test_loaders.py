@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
 from fl_lightning.data import Batches, ClientLoader, Digits, RandomFlip, Rows, Synthetic, datamodule
 from fl_lightning.data.loaders import PlainLoader, as_client_loader
@@ -197,6 +197,34 @@ def test_the_adapter_seeds_a_generator_where_there_is_one():
         before = torch.random.get_rng_state()
         as_client_loader(unseeded).seed(1)
         assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_adapter_seeds_the_generators_of_samplers():
+    for make in (
+        lambda sampler: DataLoader(range(20), 4, sampler=sampler),
+        lambda sampler: DataLoader(range(20), batch_sampler=BatchSampler(sampler, 4, False)),
+    ):
+        loader = as_client_loader(make(WeightedRandomSampler(torch.ones(20), 20, generator=torch.Generator())))
+
+        def order(seed, loader=loader):
+            loader.seed(seed)
+            return torch.cat([batch for _, batch in loader.batches()]).tolist()
+
+        first = order(1)
+        assert order(2) != first == order(1)
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+def test_workers_agree_on_the_order_of_a_shuffled_loader(generator):
+    loader = as_client_loader(plain(12, 3, shuffle=True, generator=generator))
+    shares = []
+    for rank in range(2):
+        torch.rand(rank + 1)
+        if generator is not None:
+            torch.rand(rank + 1, generator=generator)
+        shares += [x for _, (x,) in loader.share(rank, 2)]
+    order = torch.cat(shares)
+    assert order.sort().values.tolist() == list(range(12)) and order.tolist() != list(range(12))
 
 
 def test_the_adapter_gives_batches_as_they_are():

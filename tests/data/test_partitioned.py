@@ -3,11 +3,22 @@
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from fl_lightning import Partitioned
-from fl_lightning.data import Dirichlet
-from fl_lightning.data.partitioned import labels_of
+from fl_lightning.data import (
+    IID,
+    ByDomain,
+    ClassesPerClient,
+    ClientDirichlet,
+    Dirichlet,
+    Pooled,
+    QuantityDirichlet,
+    Shards,
+)
+from fl_lightning.data.labels import labels_of
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import UsageError
 
 X, Y = torch.randn(90, 3), torch.arange(90) % 3
@@ -152,3 +163,146 @@ def test_a_training_loader_that_is_no_dataloader_is_refused():
     theirs.train_dataloader = lambda: [1, 2]
     with pytest.raises(UsageError, match=r"data.datamodule='Theirs'"):
         ready(Partitioned(theirs))
+
+
+# ---------------------------------------------------------------- sets without labels
+WITHOUT = {
+    "several labels": TensorDataset(X, torch.randint(2, (90, 4))),
+    "regression": TensorDataset(X, torch.rand(90, 1)),
+    "inputs alone": TensorDataset(X),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("partitioner", [IID(), QuantityDirichlet(1.0), Pooled()])
+def test_partitioners_that_need_no_labels_take_any_targets(name, partitioner):
+    clients = 1 if isinstance(partitioner, Pooled) else 3
+    data = ready(Partitioned(Theirs(WITHOUT[name]), partitioner, clients))
+    assert sorted(row for part in data.plan.parts for row in part) == list(range(90))
+    assert data.info(0).label_counts is None and data.plan.label_counts is None
+
+
+def test_by_domain_needs_no_labels():
+    parts = [TensorDataset(X[:50], torch.rand(50)), TensorDataset(X[50:], torch.rand(40))]
+    data = ready(Partitioned(Theirs(ConcatDataset(parts)), ByDomain(), 2))
+    assert [sorted(part) for part in data.plan.parts] == [list(range(50)), list(range(50, 90))]
+    named = Items([X[0]] * 90)
+    named.domains = ["photo", "art"] * 45
+    data = ready(Partitioned(Theirs(named), ByDomain(), 4))
+    assert [data.info(k).domain for k in range(4)] == ["art", "art", "photo", "photo"]
+    assert data.info(3).label_counts is None
+
+
+def test_without_domains_their_remedy_is_named():
+    with pytest.raises(UsageError, match=r"'Theirs': TensorDataset has no domains; give it an attribute domains"):
+        ready(Partitioned(Theirs(), ByDomain(), 3))
+
+
+@pytest.mark.parametrize("partitioner", [Dirichlet(1.0), ClientDirichlet(), Shards(), ClassesPerClient()])
+def test_partitioners_of_labels_are_refused_without_labels(partitioner):
+    message = rf"data.partitioner='{type(partitioner).__name__}': .*; choose IID, QuantityDirichlet or ByDomain"
+    with pytest.raises(UsageError, match=message):
+        ready(Partitioned(Theirs(WITHOUT["several labels"]), partitioner, 3))
+
+
+def test_integers_that_are_no_classes_are_refused():
+    with pytest.raises(UsageError, match=r"its largest is 1000000088; give targets of a regression as floats"):
+        ready(Partitioned(Theirs(TensorDataset(X, torch.arange(90) + 999_999_999))))
+
+
+# ---------------------------------------------------------------- loaders and hooks of the user's data module
+def test_evaluation_loaders_of_any_form_are_passed_on_as_they_are():
+    theirs, loader = Theirs(), DataLoader(TensorDataset(X, Y))
+    forms = [{"a": loader, "b": [loader]}, CombinedLoader({"a": loader}, "sequential"), [loader, loader]]
+    for form in forms:
+        theirs.val_dataloader = theirs.test_dataloader = lambda form=form: form
+        data = ready(Partitioned(theirs))
+        assert data.val_dataloader() is form and data.test_dataloader() is form
+
+
+class Hooked(Theirs):
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def setup(self, stage):
+        self.called.append(("setup", stage))
+
+    def teardown(self, stage):
+        self.called.append(("teardown", stage))
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return ("before", batch, dataloader_idx)
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return ("moved", batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return ("after", batch, dataloader_idx)
+
+    def on_exception(self, exception):
+        self.called.append(exception)
+
+    def state_dict(self):
+        return {"seen": len(self.called)}
+
+    def load_state_dict(self, state_dict):
+        self.called.append(state_dict)
+
+    def predict_dataloader(self):
+        return "predict"
+
+
+def test_hooks_reach_the_users_data_module():
+    theirs = Hooked()
+    data = Partitioned(theirs)
+    assert data.on_before_batch_transfer("batch", 1) == ("before", "batch", 1)
+    assert data.transfer_batch_to_device("batch", "cpu", 2) == ("moved", "batch", "cpu", 2)
+    assert data.on_after_batch_transfer("batch", 3) == ("after", "batch", 3)
+    error = ValueError()
+    data.on_exception(error)
+    data.load_state_dict({"a": 1})
+    assert theirs.called == [error, {"a": 1}]
+    assert data.state_dict() == {"seen": 2} and data.predict_dataloader() == "predict"
+    assert own_module_of(data) is own_module_of(theirs) is theirs
+    assert Partitioned(Theirs()).predict_dataloader() == []
+
+
+def test_teardown_ends_what_setup_began_and_a_later_setup_begins_it_again():
+    theirs = Hooked()
+    data = Partitioned(theirs, Dirichlet(1.0, 5), 3)
+    data.teardown("fit")
+    assert theirs.called == []
+    ready(data)
+    plan = data.plan.hash
+    data.teardown("fit")
+    data.teardown("test")
+    ready(data)
+    stages = [("setup", "fit"), ("setup", "test")]
+    assert theirs.called == [*stages, ("teardown", "fit"), ("teardown", "test"), *stages]
+    assert data.plan.hash == plan
+
+
+def test_the_trainer_is_that_of_the_users_data_module():
+    theirs, first, second = Theirs(), object(), object()
+    theirs.trainer, theirs.prepare_data_per_node = first, False
+    data = Partitioned(theirs)
+    assert data.trainer is theirs.trainer is first and data.prepare_data_per_node is False
+    data.trainer = second
+    assert theirs.trainer is second
+
+
+def test_a_random_split_of_setup_is_the_same_in_every_process_and_stage():
+    class Split(Theirs):
+        def setup(self, stage):
+            train, test = random_split(TensorDataset(X, Y), [60, 30])
+            self.splits = [*getattr(self, "splits", []), train.indices]
+            self.dataset, self.held_out = train, test
+
+    def splits():
+        torch.rand(1)
+        data = ready(Partitioned(Split(), num_clients=3))
+        return data.datamodule.splits, data.plan.labels.tolist()
+
+    (first, labels), (again, same_labels) = splits(), splits()
+    assert first[0] == first[1] == again[0] and labels == same_labels

@@ -285,6 +285,72 @@ def test_redrawn_dirichlet_has_the_sizes_of_the_references(alpha):
     assert (np.abs(drawn.mean(0) - REFERENCE[alpha]) < 3 * np.sqrt(2) * error + 0.05).all(), drawn.mean(0)
 
 
+def published_partition(labels, alpha, clients, state, least=10):
+    """The procedure of MOON, NIID-Bench, FedDecorr and FedUV, on lists, written from its description.
+
+    Class by class: shuffle its samples, draw the clients' proportions, strike out the clients that hold N/K, normalise,
+    and cut at the rounded-down cumulative sum. Again from the start while a client has fewer than ``least``; at the end
+    every client's list is shuffled.
+    """
+    smallest = -1
+    while smallest < least:
+        held = [[] for _ in range(clients)]
+        for label in range(max(labels) + 1):
+            members = [i for i, own in enumerate(labels) if own == label]
+            state.shuffle(members)
+            q = state.dirichlet([alpha] * clients)
+            q = np.array(
+                [0.0 if len(mine) >= len(labels) / clients else share for share, mine in zip(q, held, strict=True)]
+            )
+            q = q / q.sum()
+            ends = [int(total * len(members)) for total in np.cumsum(q)[:-1]]
+            for mine, start, end in zip(held, [0, *ends], [*ends, len(members)], strict=True):
+                mine += members[start:end]
+        smallest = min(map(len, held))
+    for mine in held:
+        state.shuffle(mine)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("alpha", "clients", "sizes"), [(0.1, 10, [80] * 10), (0.5, 7, [30, 0, 71, 1, 40]), (5.0, 3, [60])]
+)
+@pytest.mark.parametrize("make", [np.random.RandomState, np.random.default_rng])
+def test_redrawn_parts_are_the_very_draws_of_the_references(alpha, clients, sizes, make):
+    labels = rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    strayed = 0
+    for seed in range(12):
+        ours, theirs = make(seed), make(seed)
+        parts = Dirichlet(alpha, repair="redraw")(labels, clients, ours)
+        reference = published_partition(labels.tolist(), alpha, clients, theirs)
+        assert [part.tolist() for part in parts] == reference
+        # as many draws, so that what is drawn next agrees as well
+        assert ours.uniform() == theirs.uniform()
+        counts = np.stack([np.bincount(labels[part], minlength=len(sizes)) for part in parts])
+        before = counts.cumsum(1) - counts
+        strayed += (counts[:-1][before[:-1] >= len(labels) / clients] > 0).sum()
+    # only the last client can get samples although it holds its share
+    assert strayed == 0
+
+
+def test_stray_samples_go_to_the_last_client():
+    """The last client holds its share, and gets the samples of a class that rounding down leaves over."""
+    labels, found = np.repeat(np.arange(10), 80), 0
+    for seed in range(200):
+        parts = Dirichlet(0.1, 0, repair="redraw")(labels, 10, np.random.RandomState(seed))
+        counts = np.bincount(labels[parts[-1]], minlength=10)
+        found += (counts[counts.cumsum() - counts >= 80] > 0).any()
+    assert found > 0
+
+
+def test_a_class_of_which_all_open_clients_drew_nothing_is_drawn_again():
+    labels = np.repeat(np.arange(10), 50)
+    parts = Dirichlet(1e-5, 0, repair="redraw")(labels, 10, rng())
+    assert whole(parts, 500)
+    with pytest.raises(UsageError, match=r"Dirichlet.alpha=1e-300: all clients .* drew 0 each time; give repair=move"):
+        Dirichlet(1e-300, 0, repair="redraw", max_draws=3)(labels, 10, np.random.RandomState(0))
+
+
 def test_redrawing_gives_up_with_a_hint():
     message = r"Dirichlet.repair='redraw': none of 5 draws gave each of 10 clients .*=490 samples; give repair=move"
     with pytest.raises(UsageError, match=message):

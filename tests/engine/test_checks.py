@@ -3,13 +3,16 @@
 import inspect
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.runs import small_data, small_trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedTrainer
-from fl_lightning.data import RandomFlip
+from fl_lightning import FederatedTrainer, Partitioned
+from fl_lightning.data import Digits, Partitioner, RandomFlip
 from fl_lightning.engine import checks
 from fl_lightning.errors import UsageError
 
@@ -76,6 +79,44 @@ def test_cached_references_need_a_loader_that_says_it_is_deterministic(tmp_path)
         else:
             with pytest.raises(UsageError, match=r"trainer.cache_references=True: the training examples are augmented"):
                 check()
+
+
+@pytest.mark.parametrize("hook", checks.TRANSFER_HOOKS)
+@pytest.mark.parametrize("where", ["module", "data", "partitioned"])
+def test_cached_references_are_refused_beside_a_transfer_hook(tmp_path, hook, where):
+    trainer = small_trainer(tmp_path, cache_references=True)
+    own = {hook: lambda self, batch, *args: batch}
+    module = type("Module", (LightningModule,), own if where == "module" else {})()
+    data = type("Data", (Digits,), own if where == "data" else {})()
+    if where == "partitioned":
+        loader = DataLoader(TensorDataset(torch.rand(20, 1), torch.arange(20) % 2))
+        data = Partitioned(type("Theirs", (LightningDataModule,), own | {"train_dataloader": lambda self: loader})())
+    data.setup("fit")
+    owner = {"module": "Module", "data": "Data", "partitioned": "Theirs"}[where]
+    with pytest.raises(UsageError, match=rf"trainer.cache_references=True: {hook} of {owner} may change an example"):
+        checks.check_data_fits(trainer, module, data, checks.MethodList([]))
+    plain = small_trainer(tmp_path)
+    checks.check_data_fits(plain, module, data, checks.MethodList([]))
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_clients_without_a_full_batch_are_named_before_round_0(run, partitioned):
+    data = small_data(batch_size=102, drop_last=True)
+    if partitioned:
+        loader = DataLoader(TensorDataset(torch.rand(30, 64), torch.arange(30) % 10), 8, drop_last=True)
+        theirs = type("Theirs", (LightningDataModule,), {"train_dataloader": lambda self: loader})()
+        data = Partitioned(theirs, FewForTheFirst(), 4)
+    with pytest.warns(UserWarning, match=r"data: \d of 4 clients \((\d, )*\d\) have no full batch") as caught:
+        run(data=data, max_rounds=0)
+    idle = [k for k in range(4) if data.info(k).num_examples < (8 if partitioned else 102)]
+    assert 0 < len(idle) < 4
+    said = next(str(one.message) for one in caught if "full batch" in str(one.message))
+    assert said.startswith(f"data: {len(idle)} of 4 clients ({', '.join(map(str, idle))}) have no full batch")
+
+
+class FewForTheFirst(Partitioner):
+    def __call__(self, labels, num_clients, rng):
+        return np.split(np.arange(len(labels)), [5, 13, 21])
 
 
 def test_a_list_is_made_of_what_may_be_one_thing():

@@ -3,4 +3,4 @@
 import pytest
 
 # so that their assertions show the values that differ
-pytest.register_assert_rewrite("helpers.runs")
+pytest.register_assert_rewrite("helpers.runs", "helpers.conformance")

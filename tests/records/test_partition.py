@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
+from lightning.pytorch import LightningDataModule
 from matplotlib.image import imread
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
-from fl_lightning.data import Dirichlet, FromPlan, Plan, Pooled
+from fl_lightning.data import Dirichlet, FromPlan, Plan, Pooled, RandomRotation
 from fl_lightning.records.partition import client_rows, means_of, table
 
 CONFIGS = [f"--config=experiments/{part}.yaml" for part in ("data/digits", "models/feduvcnn", "methods/fedprox")]
@@ -77,6 +78,33 @@ def test_the_means_are_those_of_each_clients_examples(tmp_path, capsys):
         torch.testing.assert_close(found.sort()[0], x.flatten(1).mean(1).sort()[0])
 
 
+def test_the_means_are_of_the_images_as_stored_before_augmentation_and_noise():
+    plain = small_data(kind="cnn")
+    changed = small_data(kind="cnn", augment=[RandomRotation(90)], client_noise=1.0, drop_last=True)
+    for data in (plain, changed):
+        data.setup()
+    for stored, found in zip(means_of(plain), means_of(changed), strict=True):
+        assert torch.equal(stored, found)
+
+
+def test_the_means_of_other_loaders_are_the_same_each_time():
+    class Drawn(TensorDataset):
+        def __getitem__(self, index):
+            return torch.rand(3), super().__getitem__(index)[1]
+
+    class Theirs(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(Drawn(torch.zeros(20, 3), torch.arange(20) % 2), batch_size=4, shuffle=True)
+
+    data = Partitioned(Theirs(), num_clients=2)
+    data.setup()
+    first = means_of(data)
+    before = torch.random.get_rng_state()
+    again = means_of(data)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("clients", [1, 60])
 def test_one_client_and_many_are_drawn(tmp_path, capsys, clients):
     data = small_data(num_clients=clients, partitioner=Pooled() if clients == 1 else Dirichlet(0.5, 1))
@@ -86,8 +114,6 @@ def test_one_client_and_many_are_drawn(tmp_path, capsys, clients):
 
 
 def test_inputs_that_are_no_numbers_have_no_figure_of_means(tmp_path, capsys):
-    from lightning.pytorch import LightningDataModule
-
     class Words(LightningDataModule):
         def train_dataloader(self):
             return DataLoader(TensorDataset(torch.arange(40).view(20, 2), torch.arange(20) % 2), batch_size=4)

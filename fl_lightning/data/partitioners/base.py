@@ -16,10 +16,12 @@ class Partitioner(ABC):
 
     Attributes:
         moved: number of samples that the last call moved to another client to reach a ``min_size``.
+        needs_labels: whether the partition depends on the labels; without labels, ``__call__`` gets zeros.
         needs_domains: whether ``__call__`` takes the domain of each sample ``(N,)``, from 0, as a fourth argument.
     """
 
     moved = 0
+    needs_labels = True
     needs_domains = False
 
     @abstractmethod
@@ -39,6 +41,8 @@ class Partitioner(ABC):
 class IID(Partitioner):
     """Every client gets an equal number of samples, drawn at random."""
 
+    needs_labels = False
+
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         return np.array_split(rng.permutation(len(labels)), num_clients)
 
@@ -49,6 +53,8 @@ class Pooled(Partitioner):
     Raises:
         UsageError: there are several clients.
     """
+
+    needs_labels = False
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         require(num_clients == 1, "data.num_clients with the partitioner Pooled", num_clients, "give 1")
@@ -68,6 +74,8 @@ class QuantityDirichlet(Partitioner):
     Raises:
         UsageError: there are fewer than ``min_size`` samples for each client.
     """
+
+    needs_labels = False
 
     def __init__(self, beta: float = 0.5, min_size: int = 10) -> None:
         require(beta > 0, "QuantityDirichlet.beta", beta, "give a number above 0; small is skewed")

@@ -9,6 +9,8 @@ import numpy as np
 from fl_lightning.data.partitioners.base import Partitioner, Parts, by_owner, check_min_size, deal, round_shares
 from fl_lightning.errors import UsageError, require
 
+Rng = np.random.Generator | np.random.RandomState
+
 
 class Dirichlet(Partitioner):
     r"""Label skew: each class is divided over the clients in proportions drawn from :math:`\mathrm{Dir}(\alpha)`.
@@ -18,11 +20,16 @@ class Dirichlet(Partitioner):
     samples, which may never end and changes the distribution. Here, by default, one draw is repaired: clients that are
     too small get samples of the largest client's most frequent class.
 
+    ``redraw`` is the procedure of that code to the letter: given ``np.random.RandomState(seed)``, each client gets the
+    samples that the code gives it after ``np.random.seed(seed)``, in the same order. Cut points are rounded down, so
+    that a few samples of a class can go to the last client although it holds its equal share.
+
     Args:
         alpha: concentration, above 0; small is skewed, and the larger, the closer to equal proportions.
         min_size: the least number of samples of a client.
         repair: how ``min_size`` is reached: ``move`` samples as above, or ``redraw`` everything as the papers' code
-            does, at most ``max_draws`` times.
+            does, at most ``max_draws`` times. A class of which all open clients drew 0, where that code divides by 0,
+            is drawn again by itself.
         cap: whether a client that holds its equal share gets no more; without it, the proportions are those drawn.
         max_draws: number of draws after which ``redraw`` gives up.
 
@@ -44,26 +51,51 @@ class Dirichlet(Partitioner):
         self.alpha, self.min_size, self.repair = alpha, min_size, repair
         self.cap, self.max_draws = cap, max_draws
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: Rng) -> Parts:
         check_min_size("Dirichlet", self.min_size, num_clients, len(labels))
-        owner = self._draw_owners(labels, num_clients, rng)
         if self.repair == "redraw":
-            owner = self._redrawn(owner, labels, num_clients, rng)
+            self.moved = 0
+            return self._redrawn(labels, num_clients, rng)
+        owner = self._draw_owners(labels, num_clients, rng)
         self.moved = repair(owner, labels, num_clients, self.min_size)
         return by_owner(owner, num_clients)
 
-    def _redrawn(self, owner: np.ndarray, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _redrawn(self, labels: np.ndarray, num_clients: int, rng: Rng) -> Parts:
+        """The parts of the first draw that gives every client ``min_size`` samples, as the papers' code draws them."""
         for _ in range(self.max_draws):
-            smallest = np.bincount(owner, minlength=num_clients).min()
-            if smallest >= self.min_size:
-                return owner
-            owner = self._draw_owners(labels, num_clients, rng)
+            parts = self._draw_parts(labels, num_clients, rng)
+            if min(map(len, parts)) >= self.min_size:
+                for part in parts:
+                    rng.shuffle(part)
+                return parts
         raise UsageError(
             f"Dirichlet.repair='redraw': none of {self.max_draws} draws gave each of {num_clients} clients "
             f"Dirichlet.min_size={self.min_size} samples; give repair=move, a larger alpha or a smaller min_size"
         )
 
-    def _draw_owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _draw_parts(self, labels: np.ndarray, num_clients: int, rng: Rng) -> Parts:
+        pieces: list[Parts] = [[] for _ in range(num_clients)]
+        held = np.zeros(num_clients, np.int64)
+        for label in range(int(labels.max(initial=0)) + 1):  # that code also draws for a class without samples
+            members = np.flatnonzero(labels == label)
+            rng.shuffle(members)
+            shares = self._draw_shares(held < len(labels) / num_clients, rng)
+            cuts = (np.cumsum(shares) * len(members)).astype(np.int64)[:-1]
+            for own, piece in zip(pieces, np.split(members, cuts), strict=True):
+                own.append(piece)
+            held = np.array([sum(map(len, own)) for own in pieces])
+        return [np.concatenate(own) for own in pieces]
+
+    def _draw_shares(self, open_: np.ndarray, rng: Rng) -> np.ndarray:
+        """Shares of a class ``(K,)``, 0 for clients that are not open; they add up to 1."""
+        for _ in range(self.max_draws):
+            shares = rng.dirichlet(np.full(len(open_), self.alpha)) * (open_ if self.cap else 1)
+            if shares.sum() > 0:
+                return shares / shares.sum()
+        hint = "all clients that may get samples drew 0 each time; give repair=move or a larger alpha"
+        raise UsageError(f"Dirichlet.alpha={self.alpha!r}: {hint}")
+
+    def _draw_owners(self, labels: np.ndarray, num_clients: int, rng: Rng) -> np.ndarray:
         owner, held = np.empty(len(labels), np.int64), np.zeros(num_clients, np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))

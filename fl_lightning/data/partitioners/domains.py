@@ -40,6 +40,8 @@ class ByDomain(_Within):
         UsageError: the number of clients is not a multiple of the number of domains.
     """
 
+    needs_labels = False
+
     def __init__(self) -> None:
         self.inner = IID()
 
@@ -67,6 +69,7 @@ class Natural(Partitioner):
         UsageError: there are more clients than the data has of its own.
     """
 
+    needs_labels = False
     needs_domains = True
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, domains: Any = None) -> Parts:

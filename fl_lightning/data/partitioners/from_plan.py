@@ -18,6 +18,8 @@ class FromPlan(Partitioner):
         UsageError: there is no such file, it is not a plan, or its number of clients or samples differs.
     """
 
+    needs_labels = False
+
     def __init__(self, path: str) -> None:
         self.path = path
 

@@ -1,0 +1,140 @@
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torchmetrics import MeanMetric
+
+from fl_lightning.client.transient import StateBuffers, Transient, check_state
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.state import tensors
+
+
+class Messy(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+        self.net[1].eval()
+        self.number, self.text, self.nothing = 1, "a", None
+        self.tensor, self.array = torch.zeros(2), np.zeros(2)
+        self.list, self.dict, self.queue = [torch.zeros(1)], {"a": [1]}, deque([1], maxlen=2)
+        self.pair = (torch.zeros(1), "b")
+        self.generator, self.random = torch.Generator(), random.Random(0)
+        self.rng = np.random.default_rng(0)
+        self.seen = MeanMetric()
+        self.statistics = [self.net[1].running_mean]
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.register_buffer("nobody", None, persistent=False)
+
+    def change(self):
+        self.train()
+        self.net.requires_grad_(False)
+        self.number, self.text, self.nothing, self.new = 2, "c", 3, 4
+        self.tensor += 1
+        self.array += 1
+        self.list[0] += 1
+        self.list.append(2)
+        self.dict["a"].append(2)
+        self.queue.append(2)
+        self.pair[0].add_(1)
+        self.seen.update(3.0)
+        self.cache, self.nobody = self.cache + 1, torch.ones(1)
+        return self.draws()
+
+    def draws(self):
+        return float(torch.rand((), generator=self.generator)), self.random.random(), self.rng.random()
+
+
+def test_everything_outside_of_the_state_is_restored_as_often_as_wanted():
+    module = Messy()
+    saved, first = Transient(module), None
+    for _ in range(3):
+        drawn = module.change()
+        first = first or drawn
+        assert drawn == first
+        saved.restore()
+        assert (module.number, module.text, module.nothing, hasattr(module, "new")) == (1, "a", None, False)
+        assert [float(t.sum()) for t in (module.tensor, module.cache, module.list[0], module.pair[0])] == [0] * 4
+        assert len(module.list) == 1 and module.dict == {"a": [1]} and list(module.queue) == [1]
+        assert module.queue.maxlen == 2 and module.array.sum() == 0 and module.nobody is None
+        assert module.seen._update_count == 0 and float(module.seen.mean_value) == 0
+        assert module.training and not module.net[1].training and module.net[2].training
+        assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_tensor_is_restored_in_place_and_the_state_is_left_alone():
+    module = Messy()
+    saved, tensor, buffer = Transient(module), module.tensor, module.cache
+    module.tensor += 1
+    module.cache += 1
+    with torch.no_grad():
+        module.net[0].weight.fill_(7)
+        module.net[1].running_mean.fill_(7)
+    saved.restore()
+    assert module.tensor is tensor and module.cache is buffer and float(tensor.sum() + buffer.sum()) == 0
+    assert module.statistics[0] is module.net[1].running_mean
+    assert bool((module.net[0].weight == 7).all()) and bool((module.net[1].running_mean == 7).all())
+
+
+class Rebinding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("later", None)
+        self.norm = nn.BatchNorm1d(2)
+
+
+def test_a_rebound_buffer_is_read_into_the_tensor_of_the_run():
+    module = Rebinding()
+    live = tensors(module)
+    buffers = StateBuffers(module, live)
+    module.mean = module.mean + 1
+    buffers.settle()
+    assert module.mean is live["mean"] and live["mean"].tolist() == [1, 1]
+    module.mean = module.mean + 1
+    buffers.bind()
+    assert module.mean is live["mean"] and live["mean"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mean", torch.zeros(3)), ("mean", torch.zeros(2, dtype=torch.int64)), ("mean", None), ("later", torch.zeros(1))],
+)
+def test_a_buffer_that_becomes_another_is_refused_by_name(name, value):
+    module = Rebinding()
+    buffers = StateBuffers(module, tensors(module))
+    setattr(module, name, value)
+    with pytest.raises(ClientError, match=f"the buffer {name} "):
+        buffers.settle()
+
+
+def test_a_state_dict_that_leaves_out_what_is_trained_is_refused():
+    class Partial(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.Linear(1, 1), nn.Linear(1, 1)
+
+        def state_dict(self, *args, **kwargs):
+            return {k: v for k, v in super().state_dict(*args, **kwargs).items() if k.startswith("head")}
+
+    module = Partial()
+    with pytest.raises(UsageError, match=r"leaves out inner\.weight, inner\.bias"):
+        check_state(module, tensors(module))
+    module.inner.requires_grad_(False)
+    check_state(module, tensors(module))
+
+
+def test_a_state_dict_with_something_that_is_no_tensor_is_refused():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    module = Extra(1, 1)
+    with pytest.raises(UsageError, match="_extra_state of its state_dict is no tensor"):
+        check_state(module, tensors(module))

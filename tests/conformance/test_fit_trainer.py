@@ -1,0 +1,223 @@
+"""``self.trainer`` has the values of Lightning's Trainer in the one fit that a client's visits are parts of."""
+
+import pytest
+import torch
+from helpers.conformance import SAME, Net, Rows, assert_same_notes, by_rounds, clients, conform, note, notes_of
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from fl_lightning import FederatedTrainer
+from fl_lightning.methods import MOON
+
+ELSEWHERE = {"log_dir"}  # the folder of the run is not Lightning's
+
+
+def values(trainer, names=SAME):
+    """What the trainer has, by name."""
+    return {name: getattr(trainer, name) for name in names if name not in ELSEWHERE}
+
+
+class Asking(Net):
+    """Notes what the trainer has in each hook of an epoch."""
+
+    def on_train_epoch_start(self):
+        note("epoch start", values(self.trainer))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        note("batch start", values(self.trainer), len(self.trainer.optimizers))
+
+    def training_step(self, batch, batch_idx):
+        note("step", values(self.trainer))
+        return self.loss(batch)
+
+    def on_before_zero_grad(self, optimizer):
+        note("zero_grad", values(self.trainer))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        note("batch end", values(self.trainer))
+
+    def on_train_epoch_end(self):
+        note("epoch end", values(self.trainer))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 3}, {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}],
+    ids=["plain", "accumulated", "clipped"],
+)
+def test_every_value_in_every_hook_of_training(options):
+    assert_same_notes(conform(Asking, "32-true", **options))
+
+
+def test_every_value_in_validation():
+    """There the step of the clock has no meaning: the global model belongs to no client."""
+
+    class Model(Net):
+        def note(self):
+            note(
+                values(self.trainer, set(SAME) - {"global_step", "estimated_stepping_batches", "num_training_batches"})
+            )
+            note(self.trainer.num_val_batches)
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.note()
+
+        def on_validation_start(self):
+            self.note()
+
+        def on_validation_epoch_end(self):
+            self.note()
+
+    assert_same_notes(conform(Model, "32-true", epochs=1, data=lambda: Rows(held_out=[6, 9])))
+
+
+def test_every_flag_in_the_commands():
+    class Model(Net):
+        def note(self):
+            flags = ("training", "validating", "testing", "predicting", "sanity_checking", "evaluating")
+            note([name for name in flags if getattr(self.trainer, name)])
+
+        def validation_step(self, batch, batch_idx):
+            self.note()
+            self.log("loss", self.loss(batch))
+
+        def test_step(self, batch, batch_idx):
+            self.note()
+            self.log("loss", self.loss(batch))
+
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", logger=False, enable_progress_bar=False)
+    for command, flag in (("validate", "validating"), ("test", "testing")):
+        _, notes = notes_of(
+            lambda command=command: getattr(trainer, command)(Model(), clients(Rows(held_out=[4], tested=[4])))
+        )
+        assert notes == [[flag, "evaluating"]]
+
+
+def test_what_lightnings_own_methods_ask_for(tmp_path):
+    class Model(Net):
+        def on_train_batch_start(self, batch, batch_idx):
+            trainer = self.trainer
+            assert trainer.lightning_module is self and trainer.model is self
+            assert [type(one) for one in trainer.optimizers] == [torch.optim.SGD]
+            assert self.optimizers().optimizer is trainer.optimizers[0]
+            assert trainer.callbacks == []
+            assert trainer.precision_plugin is trainer.strategy.precision_plugin
+            assert trainer.strategy.root_device == self.device
+            assert trainer.default_root_dir == str(tmp_path)
+            assert trainer.state.stage == "train" and trainer.state.fn == "fit"
+            assert len(trainer.train_dataloader) == trainer.num_training_batches
+            note(trainer.log_dir)
+
+        def training_step(self, batch, batch_idx):
+            self.log("value", torch.tensor(1.5), on_step=False, on_epoch=True)
+            self.log("more", 2.5)
+            return self.loss(batch)
+
+        def on_train_epoch_end(self):
+            for metrics in (self.trainer.callback_metrics, self.trainer.logged_metrics):
+                assert metrics["value"] == 1.5 and metrics["more"] == 2.5
+            assert isinstance(self.trainer.progress_bar_metrics, dict)
+
+        def test_step(self, batch, batch_idx):
+            note(self.trainer.num_test_batches)
+
+    trainer, notes = notes_of(lambda: by_rounds(Model(), clients(Rows(tested=[6])), folder=tmp_path))
+    assert notes.count([2]) == 4 and notes.count(str(trainer.run_dir)) == 16
+
+
+def test_the_data_module_is_the_users_and_has_the_trainer_too():
+    class Data(Rows):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            note(self.trainer.current_epoch, self.trainer.training)
+            return batch
+
+    class Model(Net):
+        def on_train_start(self):
+            assert isinstance(self.trainer.datamodule, Data)
+
+    assert_same_notes(conform(Model, data=Data))
+
+
+def test_a_name_that_it_lacks_is_one_line_that_names_it():
+    class Model(Net):
+        def on_train_start(self):
+            assert not hasattr(self.trainer, "fit_loop") and getattr(self.trainer, "nonsense", 3) == 3
+            with pytest.raises(AttributeError, match=r"fit_loop") as info:
+                self.trainer.fit_loop.run()
+            note(str(info.value))
+
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), rounds=1))
+    assert len(notes) == 1 and "\n" not in notes[0] and "own_module.md" in notes[0]
+
+
+class Inner(LightningModule):
+    """A part of a module which asks for the trainer in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x):
+        note(
+            self.trainer.training,
+            self.trainer.max_epochs,
+            self.current_epoch,
+            self.global_step,
+            self.trainer.world_size,
+        )
+        return self.layer(x)
+
+
+class Nested(Net):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleDict({"list": nn.ModuleList([nn.Sequential(Inner())])})
+
+    def forward(self, x):
+        return self.net(self.inner["list"][0](x))
+
+
+def test_lightning_modules_inside_of_containers_have_the_trainer():
+    """Lightning itself leaves them without one, so that they could not be compared with it."""
+    _, notes = notes_of(lambda: by_rounds(Nested(), clients(Rows())))
+    steps = [(True, 4, step // 4, step, 1) for step in range(16)]
+    assert notes == steps
+
+
+def test_frozen_copies_have_the_trainer():
+    taps = {"representation": "net.0", "logits": "net"}
+    _, notes = notes_of(lambda: by_rounds(Nested(), clients(Rows()), methods=[MOON()], taps=taps, precision="32-true"))
+    assert len(notes) > 16 and {one[:2] for one in notes} == {(True, 4)}
+    assert {one[3] for one in notes} == set(range(16))
+
+
+def test_after_the_run_the_module_has_no_trainer():
+    model = Nested()
+    by_rounds(model, clients(Rows()))
+    with pytest.raises(RuntimeError, match="not attached"):
+        model.trainer  # noqa: B018
+    assert model.current_epoch == 0 and model.fabric is None
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_loggers_write_nothing_in_a_visit_and_warn_once(devices, tmp_path):
+    class Model(Net):
+        def training_step(self, batch, batch_idx):
+            assert self.trainer.is_global_zero
+            self.logger.experiment.add_scalar("mine", 1.0, self.global_step)
+            self.logger.log_metrics({"other": 1.0}, step=self.global_step)
+            return self.loss(batch)
+
+        def test_step(self, batch, batch_idx):
+            if self.trainer.is_global_zero and batch_idx == 0:
+                self.logger.experiment.add_scalar("tested", 1.0, 0)
+
+    data = clients(Rows(28, tested=[6]), 14, 14)
+    with pytest.warns(UserWarning, match=r"self\.logger") as caught:
+        trainer = by_rounds(Model(), data, devices=devices, logger=True, folder=tmp_path)
+    assert sum("self.logger" in str(one.message) for one in caught) == 1
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trainer.run_dir)).Reload()
+    tags = events.Tags()["scalars"]
+    assert "mine" not in tags and "other" not in tags and "tested" in tags

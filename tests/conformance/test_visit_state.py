@@ -1,0 +1,304 @@
+"""What a visit begins with, what it leaves behind, and what travels; on one and on two workers the same bits."""
+
+import copy
+from collections import deque
+
+import pytest
+import torch
+from helpers.conformance import Net, Rows, by_rounds, clients, note, notes_of
+from helpers.runs import assert_same_bits, differs, history
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.optim import SGD, lr_scheduler
+from torchmetrics import MetricCollection, SumMetric
+
+from fl_lightning.errors import ClientError, UsageError
+
+
+def three_clients(held_out=(6,)):
+    return clients(Rows(25, held_out=held_out), 3, 14, 8)
+
+
+def train(make, devices=1, data=None, **options):
+    """Train ``make()`` with three clients."""
+    torch.manual_seed(0)
+    return by_rounds(make(), (data or three_clients)(), devices=devices, **options)
+
+
+# ---------------------------------------------------------------------- what is in no state
+class Counter:
+    """An object of the user's own, which torch and Lightning know nothing of."""
+
+
+class Stateful(Net):
+    """Counts in all that is in no state dict, and lets the loss depend on all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(2), persistent=False)
+        self.tensor, self.number, self.flag = torch.zeros(2), 0.0, False
+        self.list, self.dict, self.set, self.queue = [], {"seen": [0]}, set(), deque(maxlen=3)
+        self.inner = nn.Module()
+        self.inner.count = 0
+        self.metric = SumMetric()
+        self.metrics = MetricCollection({"sum": SumMetric()})
+        self.generator = torch.Generator().manual_seed(0)
+
+    def sizes(self):
+        """A number for each of them."""
+        numbers = [float(self.buffer[0]), float(self.tensor[0]), self.number, float(self.flag), float(self.inner.count)]
+        lengths = [len(self.list), self.dict["seen"][0], len(self.set), len(self.queue)]
+        return [*numbers, *lengths, float(self.metric.sum_value), float(self.metrics["sum"].sum_value)]
+
+    def training_step(self, batch, batch_idx):
+        self.buffer += 1
+        self.tensor = self.tensor + 1
+        self.number, self.flag, self.inner.count = self.number + 1, True, self.inner.count + 1
+        self.list.append(1)
+        self.dict["seen"][0] += 1
+        self.set.add(batch_idx)
+        self.queue.append(1)
+        self.metric.update(1.0)
+        self.metrics.update(1.0)
+        self.late = getattr(self, "late", 0) + 1
+        noise = torch.randn((), generator=self.generator)
+        return self.loss(batch) * (1 + 0.01 * sum(self.sizes()) + 0.1 * self.late + 0.1 * noise)
+
+    def on_train_start(self):
+        note("visit", self.sizes(), hasattr(self, "late"))
+
+    def on_validation_start(self):
+        note("validation", self.sizes(), hasattr(self, "late"))
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+
+def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of_the_run():
+    trainer, notes = notes_of(lambda: train(Stateful))
+    fresh = Stateful().sizes()
+    assert notes == 2 * [*(3 * [("visit", fresh, False)]), ("validation", fresh, False)]
+    assert len(trainer.history) == 2
+
+
+def test_the_order_of_the_clients_does_not_matter_for_it():
+    """A client alone ends where it ends among others: its visit sees nothing of theirs."""
+    alone = train(Stateful, rounds=1, sampler=lambda *given: [2])
+    among = train(Stateful, rounds=1, sampler=lambda *given: [0, 1, 2], client_memory=1.0)
+    assert differs(alone.server.state, among.server.state)
+    last = train(Stateful, rounds=1, sampler=lambda *given: [2])
+    assert_same_bits(alone.server.state, last.server.state)
+
+
+class Keeping(Net):
+    """Never sets its gradients to zero."""
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        note(batch_idx, self.net[0].weight.grad is None)
+
+
+def test_gradients_do_not_pass_from_client_to_client():
+    _, notes = notes_of(lambda: train(Keeping, rounds=1, epochs=1))
+    assert [empty for batch_idx, empty in notes if batch_idx == 0] == [True, True, True]
+    assert not any(empty for batch_idx, empty in notes if batch_idx > 0)
+
+
+# ---------------------------------------------------------------------- the same bits on two workers
+class Rebound(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def training_step(self, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * batch[0].mean(0)
+        return self.loss((batch[0] - self.mean, batch[1]))
+
+
+class Teacher(Net):
+    """A teacher that follows the student, and a frozen backbone in eval mode with dropout before both."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+        self.backbone = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).requires_grad_(False).eval()
+
+    def training_step(self, batch, batch_idx):
+        x = self.backbone(batch[0])
+        return self.loss((x, batch[1])) + mse_loss(self(x), self.teacher(x))
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for own, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            own.lerp_(other, 0.3)
+
+
+class OwnHooks(Net):
+    """Steps, clips, and warms up by itself; draws noise on the batch's way; has a schedule."""
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+        total = self.trainer.estimated_stepping_batches
+        return [optimizer], [{"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, total), "interval": "step"}]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + 0.1 * torch.randn_like(batch[0]) * self.trainer.training, batch[1]]
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        loss = optimizer.step(closure=optimizer_closure)
+        self.log("weighted", float(loss) * (self.global_step + 1) / self.trainer.estimated_stepping_batches)
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, 0.1 * (1 + self.current_epoch), "norm")
+
+
+@pytest.mark.parametrize("make", [Stateful, Rebound, Teacher, OwnHooks, Keeping])
+def test_one_and_two_workers_give_the_same_bits(make):
+    one, two = train(make), train(make, 2)
+    assert_same_bits(one.server.state, two.server.state)
+    assert history(one) == history(two)
+
+
+def test_a_run_that_resumes_gives_the_same_bits(tmp_path):
+    class Model(Teacher, Stateful):
+        pass
+
+    def part(folder, rounds=3, **options):
+        return train(Model, rounds=rounds, folder=folder, checkpoint_every_n_rounds=1, **options)
+
+    whole = part(tmp_path / "whole")
+    part(tmp_path / "part", rounds=1)
+    assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
+
+
+# ---------------------------------------------------------------------- modes
+class Modes(Net):
+    """Some parts are in eval mode from the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+        self.net[1].eval()
+
+    def modes(self):
+        return [self.training, *(part.training for part in self.net)]
+
+    def training_step(self, batch, batch_idx):
+        note("train", self.modes())
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        note("validation", self.modes())
+
+
+TRAINING, EVALUATION = [True, True, False, True, True], 5 * [False]
+
+
+def test_submodules_keep_their_mode_through_visits_and_evaluations():
+    torch.manual_seed(0)
+    model = Modes()
+    _, notes = notes_of(lambda: by_rounds(model, three_clients(), rounds=3, epochs=1))
+    assert {tuple(modes) for phase, modes in notes if phase == "train"} == {tuple(TRAINING)}
+    assert {tuple(modes) for phase, modes in notes if phase == "validation"} == {tuple(EVALUATION)}
+    assert model.modes() == TRAINING
+
+
+def test_a_mode_that_a_visit_changes_is_undone_by_the_next():
+    class Model(Modes):
+        def on_train_end(self):
+            self.net.eval()
+
+    _, notes = notes_of(lambda: by_rounds(Model(), three_clients(), epochs=1))
+    assert {tuple(modes) for phase, modes in notes if phase == "train"} == {tuple(TRAINING)}
+
+
+def test_an_own_on_validation_model_eval():
+    class Model(Modes):
+        def on_validation_model_eval(self):
+            self.net.eval()
+
+        def on_validation_model_train(self):
+            note("train again", [])
+
+    _, notes = notes_of(lambda: by_rounds(Model(), three_clients(), epochs=1))
+    assert {tuple(modes) for phase, modes in notes if phase == "validation"} == {(True, False, False, False, False)}
+    assert {tuple(modes) for phase, modes in notes if phase == "train"} == {tuple(TRAINING)}
+    assert ("train again", []) in notes
+
+
+# ---------------------------------------------------------------------- what travels
+def size_of(tensors, bytes_each):
+    return sum(value.numel() for value in tensors) * bytes_each
+
+
+class Adapter(Net):
+    """A small trained part beside a large frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = nn.Linear(5, 500)
+        self.large.requires_grad_(False)
+
+    def forward(self, x):
+        return self.net(x + 0.01 * self.large(x)[:, :5])
+
+
+@pytest.mark.parametrize(("precision", "bytes_each"), [("32-true", 4), ("64-true", 8)])
+def test_frozen_parameters_that_did_not_change_do_not_travel(precision, bytes_each):
+    trainer = train(Adapter, precision=precision)
+    expected = 3 * size_of(Net().parameters(), bytes_each)
+    assert [row["bytes/up"] for row in trainer.history] == [expected, expected]
+    assert trainer.history[-1]["bytes/down"] == expected
+
+
+class Marked(Net):
+    """The client of three rows moves the frozen mark by 1 in a visit."""
+
+    def __init__(self):
+        super().__init__()
+        self.mark = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def on_train_epoch_end(self):
+        if self.trainer.num_training_batches == 1:
+            with torch.no_grad():
+                self.mark += 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_frozen_parameters_that_one_client_changed_are_averaged(devices):
+    trainer = train(Marked, devices, epochs=1, rounds=3)
+    assert float(trainer.server.state["mark"]) == pytest.approx(3 * 3 / 25)
+    plain = train(Net, epochs=1)
+    assert trainer.history[0]["bytes/up"] > plain.history[0]["bytes/up"]
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_trained_parameters_that_the_state_dict_leaves_out_are_refused():
+    class Model(Net):
+        def state_dict(self, *args, **kwargs):
+            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "bias" not in name}
+
+    with pytest.raises(UsageError, match=r"net\.0\.bias"):
+        train(Model)
+
+
+def test_frozen_parameters_that_the_state_dict_leaves_out_are_not():
+    class Model(Adapter):
+        def state_dict(self, *args, **kwargs):
+            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "large" not in name}
+
+    train(Model)
+
+
+def test_a_buffer_that_changes_its_shape_is_an_error_that_names_it():
+    class Model(Net):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Module()
+            self.inner.register_buffer("seen", torch.zeros(0))
+
+        def training_step(self, batch, batch_idx):
+            self.inner.seen = torch.cat([self.inner.seen, batch[0][:, 0]])
+            return self.loss(batch)
+
+    with pytest.raises(ClientError, match=r"inner\.seen"):
+        train(Model)

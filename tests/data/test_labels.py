@@ -1,0 +1,204 @@
+"""Labels and domains are found where libraries keep them, without reading items where there is a column."""
+
+from collections import UserDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+
+from fl_lightning.client import targets_of
+from fl_lightning.data.labels import LABEL_KEYS, domains_of, labels_of
+
+X = torch.randn(4, 2)
+
+
+class Items(Dataset):
+    def __init__(self, items, **attributes):
+        self.items = items
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Unread(Items):
+    """A set whose items must not be read."""
+
+    def __init__(self, number=3, **attributes):
+        super().__init__([None] * number, **attributes)
+
+    def __getitem__(self, index):
+        raise AssertionError("an item was read")
+
+
+class Columns(Unread):
+    """A Hugging Face set: columns by name, and a transform of the items that the columns do not need."""
+
+    def __init__(self, transform=None, **columns):
+        self.columns, self.column_names, self.transform = columns, list(columns), transform
+
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
+
+    def with_format(self, kind):
+        assert kind is None
+        return Columns(**self.columns)
+
+    def __getitem__(self, key):
+        assert self.transform is None and isinstance(key, str)
+        return self.columns[key]
+
+
+class Graph:
+    """An item of PyTorch Geometric."""
+
+    def __init__(self, y):
+        self.y = y
+
+
+def read(dataset):
+    labels = labels_of(dataset)
+    assert labels is None or (labels.dtype == np.int64 and labels.ndim == 1)
+    return None if labels is None else labels.tolist()
+
+
+@pytest.mark.parametrize("name", ["targets", "labels", "_labels", "target", "label", "y"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        [2, 0, 1],
+        (2, 0, 1),
+        torch.tensor([2, 0, 1]),
+        np.array([2, 0, 1], np.uint8),
+        torch.tensor([[2], [0], [1]]),
+        [torch.tensor(2), torch.tensor(0), torch.tensor(1)],
+    ],
+)
+def test_a_column_is_read_without_the_items(name, column):
+    assert read(Unread(**{name: column})) == [2, 0, 1]
+
+
+def test_booleans_count_as_integers():
+    assert read(Unread(targets=torch.tensor([True, False, True]))) == [1, 0, 1]
+    assert read(TensorDataset(X, torch.tensor([[True], [False], [True], [True]]))) == [1, 0, 1, 1]
+    assert read(Items([(X[0], True), (X[1], np.bool_(False))])) == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["samples", "_samples"])
+def test_pairs_of_file_and_label_are_read_without_the_items(name):
+    assert read(Unread(**{name: [("a.png", 2), ("b.png", 0), ("c.png", 1)]})) == [2, 0, 1]
+
+
+def test_a_target_transform_is_applied_to_a_column():
+    assert read(Unread(targets=[4, 2, 0], target_transform=lambda label: label // 2)) == [2, 1, 0]
+    one_hot = torch.nn.functional.one_hot
+    transformed = Unread(targets=[1, 2, 0], target_transform=lambda label: one_hot(torch.tensor(label), 3))
+    assert read(transformed) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("key", LABEL_KEYS)
+def test_the_column_of_a_hugging_face_set_is_read_as_it_is_stored(key):
+    assert read(Columns(text=["a", "b", "c"], **{key: [2, 0, 1]})) == [2, 0, 1]
+    assert read(Columns(transform=lambda batch: batch["text"], text=["a", "b", "c"], **{key: [2, 0, 1]})) == [2, 0, 1]
+
+
+def test_a_column_of_several_labels_is_passed_over():
+    assert read(Columns(labels=[[1, 0], [0, 1]], label=[3, 4])) == [3, 4]
+
+
+def test_the_sets_of_pytorch_geometric():
+    inner = type("Data", (), {"y": torch.tensor([1, 0, 2])})()
+    assert read(Unread(_data=inner, _indices=None)) == [1, 0, 2]
+    # a permutation of the set: the items tell the order
+    assert read(Items([Graph(torch.tensor([2])), Graph(torch.tensor([1]))], _data=inner, _indices=[2, 0])) == [2, 1]
+    assert read(Items([Graph(torch.tensor([0.5]))])) is None
+    assert read(Items([Graph(torch.tensor([[0, 1]]))])) is None
+
+
+@pytest.mark.parametrize("key", LABEL_KEYS)
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_items_that_are_dictionaries_have_their_label_by_a_usual_name(key, kind):
+    items = [
+        kind({"x": row, key: label}) for row, label in zip(X, (2, torch.tensor(0), [1], torch.tensor([1])), strict=True)
+    ]
+    assert read(Items(items)) == [2, 0, 1, 1]
+
+
+def test_named_fields_come_before_the_second_entry():
+    Example = namedtuple("Example", "x mask label")
+    assert read(Items([Example(X[0], 5, 1), Example(X[1], 6, 0)])) == [1, 0]
+
+
+def test_the_batches_of_such_items_have_the_same_names():
+    for key in LABEL_KEYS:
+        assert targets_of({"x": X, key: torch.arange(4)}).tolist() == [0, 1, 2, 3]
+
+
+def test_parts_and_sums_of_sets():
+    first, second = Unread(targets=[2, 0, 1]), TensorDataset(X, torch.tensor([3, 4, 5, 6]))
+    both = ConcatDataset([first, second])
+    assert read(both) == [2, 0, 1, 3, 4, 5, 6]
+    assert read(Subset(both, torch.tensor([6, 0]))) == [6, 2]
+    parts = random_split(both, [3, 4], torch.Generator().manual_seed(0))
+    assert sorted(read(parts[0]) + read(parts[1])) == list(range(7))
+    assert read(ConcatDataset([first, TensorDataset(X)])) is None
+    assert read(Subset(first, [])) == []
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(X),
+        TensorDataset(X, X),
+        TensorDataset(X, torch.ones(4, 2, dtype=torch.long)),
+        TensorDataset(X, torch.rand(4, 1)),
+        Items([{"x": 1, "label": 0.5}]),
+        Items([{"x": 1, "label": "cat"}]),
+        Items([{"x": 1, "labels": None}]),
+        Items([(X[0], [1, 2])]),
+        Items([{"x": 1, "y": torch.tensor([0, 1, 1])}]),
+        Items([{"x": 1, "y": 1}, {"x": 1}]),
+    ],
+)
+def test_regression_and_several_labels_are_no_labels(dataset):
+    assert read(dataset) is None
+
+
+def test_reading_items_moves_no_generator_and_gives_the_same_labels_each_time():
+    class Drawn(Items):
+        def __getitem__(self, index):
+            return X[0], int(torch.randint(9, ()))
+
+    before = torch.random.get_rng_state()
+    first = read(Drawn([0] * 20))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(3)
+    assert read(Drawn([0] * 20)) == first and len(set(first)) > 3
+
+
+# ---------------------------------------------------------------- domains
+def domains(dataset, **kwargs):
+    values = domains_of(dataset, **kwargs)
+    return None if values is None else values.tolist()
+
+
+def test_domains_are_a_column_of_numbers_or_names():
+    assert domains(Unread(domains=["art", "photo", "art"])) == ["art", "photo", "art"]
+    assert domains(Unread(domain=torch.tensor([1, 0, 1]))) == [1, 0, 1]
+    assert domains(Columns(domain=["a", "b"])) == ["a", "b"]
+    assert domains(Subset(Unread(domains=[3, 4, 5]), [2, 0])) == [5, 3]
+    for none in (Unread(), Unread(domain="art"), Unread(domains=["art"]), Unread(domains=[0.5, 1.5, 2.5])):
+        assert domains(none) is None
+
+
+def test_the_parts_of_a_sum_of_sets_are_domains_where_they_are_asked_for():
+    both = ConcatDataset([Unread(2), Unread(3)])
+    assert domains(both) is None
+    assert domains(both, from_parts=True) == [0, 0, 1, 1, 1]
+    assert domains(Subset(both, [4, 0]), from_parts=True) == [1, 0]
+    named = ConcatDataset([Unread(1, domains=["art"]), Unread(2, domains=["art", "photo"])])
+    assert domains(named, from_parts=True) == ["art", "art", "photo"]

@@ -1,0 +1,391 @@
+"""A user's loader on each client's part: its sampler and its arguments are kept, or refused in one line."""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import assert_same_bits, differs, small_trainer
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from fl_lightning import Partitioned
+from fl_lightning.data import Dirichlet, FromPlan, Partitioner, Pooled
+from fl_lightning.errors import UsageError
+
+N = 90
+X, Y = torch.arange(float(N)).view(N, 1), torch.arange(N) % 3
+DATA = TensorDataset(X, Y)
+
+
+class Module(LightningDataModule):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def train_dataloader(self):
+        return self.make()
+
+
+class Blocks(Partitioner):
+    """Clients of the given sizes, whose rows are in descending order."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __call__(self, labels, num_clients, rng):
+        return [part[::-1].copy() for part in np.split(np.arange(len(labels)), np.cumsum(self.sizes)[:-1])]
+
+
+def divided(sizes=(30, 60), dataset=DATA, **kwargs):
+    data = Partitioned(Module(lambda: DataLoader(dataset, **kwargs)), Blocks(*sizes), len(sizes))
+    data.setup()
+    return data
+
+
+def rows_of(loader, seed=0):
+    """The rows of one pass, in its order."""
+    loader.generator.manual_seed(seed)
+    return [int(row) for x, _ in loader for row in x]
+
+
+def passes(data, k, number=20):
+    return [rows_of(data.train_dataloader(k), seed) for seed in range(number)]
+
+
+# ---------------------------------------------------------------- what each sampler becomes
+def test_without_shuffle_a_pass_is_in_the_order_of_the_data_set():
+    data = divided(batch_size=8)
+    assert rows_of(data.train_dataloader(0)) == list(range(30))
+    assert rows_of(data.train_dataloader(1), 5) == list(range(30, 90))
+
+
+def test_weights_of_the_users_sampler_are_those_of_the_clients_rows():
+    weights = (Y == 0).float() + 1e-3 * (Y == 1)
+    data = divided(batch_size=8, sampler=WeightedRandomSampler(weights, N))
+    drawn = [row for k in (0, 1) for one in passes(data, k) for row in one]
+    assert np.mean([row % 3 == 0 for row in drawn]) > 0.99
+    assert not any(row % 3 == 2 for row in drawn)
+    assert {len(one) for one in passes(data, 0)} == {30} and {len(one) for one in passes(data, 1)} == {60}
+    assert all(row < 30 for one in passes(data, 0) for row in one)
+
+
+@pytest.mark.parametrize(
+    ("number", "shares"), [(90, [30, 60]), (45, [15, 30]), (1, [1, 1]), (10, [3, 7]), (300, [100, 200])]
+)
+def test_num_samples_is_in_proportion_to_the_rows_rounded_and_at_least_one(number, shares):
+    for sampler in (WeightedRandomSampler(torch.ones(N), number), RandomSampler(DATA, True, number)):
+        data = divided(batch_size=8, sampler=sampler)
+        assert [len(rows_of(data.train_dataloader(k))) for k in (0, 1)] == shares
+    data = divided(batch_size=8, sampler=RandomSampler(DATA, num_samples=number))
+    assert [len(rows_of(data.train_dataloader(k))) for k in (0, 1)] == shares
+
+
+def test_without_replacement_no_row_comes_twice():
+    weights = (Y != 2).float()
+    for sampler in (WeightedRandomSampler(weights, 60, replacement=False), RandomSampler(DATA, num_samples=60)):
+        data = divided(batch_size=8, sampler=sampler)
+        for k, number in ((0, 20), (1, 40)):
+            for rows in passes(data, k):
+                assert len(set(rows)) == len(rows) == number
+    # two of the three rows have a weight, so that a client draws no more than these
+    data = divided((3, 87), batch_size=8, sampler=WeightedRandomSampler(weights, 59, replacement=False))
+    assert sorted(rows_of(data.train_dataloader(0))) == [0, 1]
+
+
+def test_with_replacement_rows_come_several_times():
+    for sampler in (WeightedRandomSampler(torch.ones(N), N), RandomSampler(DATA, replacement=True)):
+        rows = rows_of(divided(batch_size=8, sampler=sampler).train_dataloader(0))
+        assert len(set(rows)) < len(rows) == 30
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_a_subset_sampler_keeps_those_of_its_indices_that_a_client_holds(kind):
+    data = divided(batch_size=8, sampler=SubsetRandomSampler(kind([5, 80, 29, 31, 5, -90])))
+    assert sorted(rows_of(data.train_dataloader(0))) == [0, 5, 5, 29]
+    assert sorted(rows_of(data.train_dataloader(1))) == [31, 80]
+    assert len({tuple(rows) for rows in passes(data, 0)}) > 3
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler(torch.rand(N), 50),
+        SubsetRandomSampler(range(0, N, 2)),
+        RandomSampler(DATA),
+        RandomSampler(DATA, True, 50, torch.Generator()),
+    ],
+)
+def test_a_pass_is_a_function_of_the_loaders_generator(sampler):
+    loader = divided(batch_size=8, sampler=sampler).train_dataloader(1)
+    first = rows_of(loader, 1)
+    torch.rand(3)
+    assert rows_of(loader, 1) == first != rows_of(loader, 2)
+    before = torch.random.get_rng_state()
+    rows_of(loader)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_shuffled_loader_has_the_bits_of_shuffle_true():
+    data = divided(batch_size=8, shuffle=True, drop_last=True)
+    part = Subset(DATA, data.plan.parts[1].tolist())
+    plain = DataLoader(part, 8, shuffle=True, drop_last=True, generator=torch.Generator())
+    assert rows_of(data.train_dataloader(1), 3) == rows_of(plain, 3)
+
+
+def test_a_plain_batch_sampler_is_batch_size_and_drop_last():
+    weighted = WeightedRandomSampler((Y == 1).float(), N)
+    data = divided(batch_sampler=BatchSampler(weighted, 7, True))
+    loader = data.train_dataloader(0)
+    assert (loader.batch_size, loader.drop_last) == (7, True)
+    assert [len(y) for _, y in loader] == [7] * 4 and {row % 3 for row in rows_of(loader)} == {1}
+
+
+def test_batches_of_a_sampler_without_automatic_batching():
+    data = divided(sampler=BatchSampler(RandomSampler(DATA), 7, False), batch_size=None)
+    with pytest.raises(UsageError, match="sampler"):
+        divided(sampler=[[1, 2], [3]], batch_size=None)
+    singles = divided(batch_size=None, shuffle=True).train_dataloader(0)
+    assert singles.batch_size is None and sorted(int(x) for x, _ in singles) == list(range(30))
+    batches = list(data.train_dataloader(0))
+    assert [len(y) for _, y in batches] == [7, 7, 7, 7, 2]
+    assert torch.cat([x for x, _ in batches]).sort(0).values.flatten().tolist() == list(range(30))
+
+
+# ---------------------------------------------------------------- what a client is said to hold
+def test_a_client_counts_the_rows_that_its_sampler_can_draw():
+    data = divided(batch_size=8, sampler=SubsetRandomSampler([1, 2, 4, 4, 50]))
+    assert data.info(0).num_examples == 3 and data.info(0).label_counts.tolist() == [0, 2, 1]
+    assert data.info(1).num_examples == 1 and data.plan.sizes.tolist() == [30, 60]
+    data = divided(batch_size=8, sampler=WeightedRandomSampler((Y > 0) * 0.1, 5))
+    assert data.info(1).num_examples == 40 and data.info(1).label_counts.tolist() == [0, 20, 20]
+    assert divided(batch_size=8, sampler=RandomSampler(DATA, True, 7)).info(0).num_examples == 30
+
+
+def test_a_client_that_draws_nothing_of_what_it_holds_is_refused():
+    with pytest.raises(
+        UsageError, match=r"'Module': its SubsetRandomSampler draws none of the 30 examples of client 0"
+    ):
+        divided(batch_size=8, sampler=SubsetRandomSampler([30, 31]))
+    with pytest.raises(UsageError, match=r"its WeightedRandomSampler draws none of the 60 examples of client 1; give"):
+        divided(batch_size=8, sampler=WeightedRandomSampler((torch.arange(N) < 30).float(), 5))
+
+
+@pytest.mark.parametrize("how", [{"shuffle": True}, {}, {"sampler": WeightedRandomSampler(torch.ones(N), 5)}])
+def test_a_client_that_the_partitioner_left_empty_has_an_empty_loader(how):
+    data = divided((0, 90), batch_size=8, **how)
+    assert list(data.train_dataloader(0)) == [] and data.info(0).num_examples == 0
+    assert data.idle_clients() == []
+
+
+def test_clients_without_a_full_batch_are_told_from_others():
+    assert divided((5, 0, 85), batch_size=8, shuffle=True, drop_last=True).idle_clients() == [0]
+    assert divided((5, 85), batch_size=8, shuffle=True).idle_clients() == []
+    few = RandomSampler(DATA, True, 18)
+    assert divided((30, 60), batch_size=8, sampler=few, drop_last=True).idle_clients() == [0]
+
+
+# ---------------------------------------------------------------- what is refused
+class Mine(Sampler):
+    def __iter__(self):
+        return iter(range(3))
+
+    def __len__(self):
+        return 3
+
+
+class MyWeighted(WeightedRandomSampler):
+    pass
+
+
+class MyBatches(BatchSampler):
+    pass
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[0], 1)] * 10)
+
+    def __len__(self):
+        return 10
+
+
+class Fast(DataLoader):
+    def __iter__(self):
+        return iter([])
+
+
+class Named(DataLoader):
+    """Overrides nothing that a part would lose, as the loaders of PyTorch Geometric."""
+
+    def __init__(self, dataset, extra, **kwargs):
+        super().__init__(dataset, collate_fn=lambda items: (extra, len(items)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DataLoader(DATA, sampler=Mine()), "its sampler Mine is not known .*; give shuffle, or"),
+        (lambda: DataLoader(DATA, sampler=MyWeighted(torch.ones(N), 3)), "its sampler MyWeighted is not known"),
+        (
+            lambda: DataLoader(DATA, batch_sampler=MyBatches(range(N), 3, False)),
+            "its batch_sampler MyBatches is not known",
+        ),
+        (lambda: DataLoader(DATA, batch_sampler=[[0, 1]]), "its batch_sampler list is not known .*; give batch_size"),
+        (lambda: DataLoader(DATA, batch_sampler=BatchSampler(Mine(), 3, False)), "its sampler Mine is not known"),
+        (
+            lambda: DataLoader(Stream(), batch_size=2),
+            "its training set Stream is iterable .*; give one that has a length",
+        ),
+        (lambda: Fast(DATA), "its training loader Fast has its own __iter__, .*; return a DataLoader"),
+        (lambda: {"a": DataLoader(DATA)}, r"its train_dataloader\(\) returns a dict; return one DataLoader"),
+        (lambda: [DataLoader(DATA)], r"its train_dataloader\(\) returns a list; return one DataLoader"),
+        (lambda: CombinedLoader({"a": DataLoader(DATA)}), "returns a CombinedLoader; return one DataLoader"),
+        (lambda: DataLoader(DATA, num_workers=1, in_order=False), "in_order=False .*; remove it"),
+        (
+            lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)),
+            "its WeightedRandomSampler has 4 weights for 90 examples; give one for each",
+        ),
+        (lambda: DataLoader(DATA, sampler=RandomSampler(range(4))), "RandomSampler is that of 4 examples"),
+        (lambda: DataLoader(DATA, sampler=SequentialSampler(range(4))), "SequentialSampler is that of 4 examples"),
+        (lambda: DataLoader(DATA, sampler=SubsetRandomSampler([90])), "has indices beyond the 90 examples; remove"),
+    ],
+)
+def test_what_cannot_be_divided_is_named_with_the_remedy(make, message):
+    with pytest.raises(UsageError, match=f"data.datamodule='Module': .*{message}") as refused:
+        Partitioned(Module(make), num_clients=3).setup()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_data_module_without_training_data_is_refused():
+    with pytest.raises(UsageError, match=r"'LightningDataModule': it has no train_dataloader; define one"):
+        Partitioned(LightningDataModule()).setup()
+
+
+# ---------------------------------------------------------------- arguments of the loader
+def started(worker_id):
+    """A user's worker_init_fn."""
+
+
+def test_the_arguments_of_the_loader_are_kept():
+    given = {
+        "num_workers": 1,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "timeout": 7,
+        "multiprocessing_context": "spawn",
+        "worker_init_fn": started,
+        "collate_fn": list,
+        "pin_memory": True,
+        "drop_last": True,
+        "batch_size": 5,
+    }
+    loader = divided(shuffle=True, **given).train_dataloader(0)
+    kept = {name: getattr(loader, name) for name in given}
+    assert kept.pop("multiprocessing_context").get_start_method() == given.pop("multiprocessing_context")
+    assert kept == given
+
+
+def test_a_loader_with_its_own_collate_fn_is_kept_by_it():
+    data = Partitioned(Module(lambda: Named(DATA, "more", batch_size=40)), Pooled(), 1)
+    data.setup()
+    assert list(data.train_dataloader()) == [("more", 40), ("more", 40), ("more", 10)]
+
+
+# ---------------------------------------------------------------- random numbers of items
+class Noisy(Dataset):
+    """Items with random numbers of torch, NumPy and Python, and labels that are known without them."""
+
+    targets = Y
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        noise = torch.rand(1) + np.random.rand() + random.random()  # noqa: NPY002
+        return X[index] + noise, Y[index]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_items_get_their_random_numbers_from_the_generator_in_worker_processes(workers):
+    loader = divided((20, 70), Noisy(), batch_size=5, shuffle=True, num_workers=workers).train_dataloader(0)
+
+    def one_pass(seed):
+        random.seed(random.random())
+        loader.generator.manual_seed(seed)
+        return torch.cat([x for x, _ in loader])
+
+    first = one_pass(1)
+    assert torch.equal(one_pass(1), first) and not torch.equal(one_pass(2), first)
+    # the noise of items in different worker processes differs
+    assert len((first % 1).unique()) == 20
+
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(1, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x / N), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+HOW = {
+    "weighted": lambda: {"sampler": WeightedRandomSampler((Y == 0) + 0.1, N)},
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(5, N), torch.Generator())},
+    "sequential": dict,
+    "replacement": lambda: {"sampler": RandomSampler(DATA, True, 60, torch.Generator())},
+    "worker processes": lambda: {"shuffle": True, "num_workers": 1},
+    "persistent": lambda: {"shuffle": True, "num_workers": 2, "persistent_workers": True},
+}
+
+
+def trained(tmp_path, how, workers, partitioner=None):
+    data = Partitioned(
+        Module(lambda: DataLoader(Noisy(), batch_size=8, **how)), partitioner or Dirichlet(1.0, 5), num_clients=3
+    )
+    model = Line()
+    small_trainer(tmp_path, devices=workers, local_epochs=2, enable_progress_bar=False).fit(model, data)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_one_and_two_workers_train_the_same_bits(tmp_path, name):
+    one, two = (trained(tmp_path, HOW[name](), workers) for workers in (1, 2))
+    assert_same_bits(one, two)
+    assert differs(one, Line().state_dict())
+
+
+def test_a_run_trains_what_the_loader_draws(tmp_path):
+    """Class 0 alone, on every client: the bias of the others falls."""
+    state = trained(tmp_path, {"sampler": WeightedRandomSampler((Y == 0).float(), N)}, 1)
+    before = Line().state_dict()
+    assert (state["layer.bias"] - before["layer.bias"]).sign().tolist() == [1, -1, -1]
+
+
+def test_a_plan_of_another_run_deals_the_same_parts_to_any_sampler(tmp_path):
+    first = divided(batch_size=8, shuffle=True)
+    first.plan.save(tmp_path / "plan.npz")
+    make = partial(DataLoader, TensorDataset(X), batch_size=8)
+    other = Partitioned(Module(make), FromPlan(str(tmp_path / "plan.npz")), 2)
+    other.setup()
+    assert other.plan.hash == first.plan.hash and other.info(0).label_counts is None
