@@ -173,6 +173,7 @@ def build(
     how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
     local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
+    evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
     return Run(
         trainer=trainer,
