@@ -44,7 +44,12 @@ argument or key that changes the behaviour.
 |---|---|---|
 {% for argument in part.arguments -%}
 | `{{ argument.name }}` | `{{ argument.default }}` | {{ argument.meaning }} |
-{% endfor %}{% endif %}
+{% endfor %}{% endif %}{% if part.remembers %}
+Kept for each client, in `client.memory(method)`:
+{% for key, meaning in part.remembers.items() %}
+- `{{ key }}`: {{ meaning }}
+{%- endfor %}
+{% endif %}
 | what | paper | authors' code | here | changed by |
 |---|---|---|---|---|
 {% for row in part.rows -%}
@@ -102,8 +107,9 @@ def entry(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         empty = "FedAvg is the empty list of methods."
         return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
     about = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    own = {"equation": equation(about), "arguments": arguments(kind)}
-    return part | own | {"cites": markdown(about.split("\n\n")[0]), "summary": summary(kind)}
+    own = {"equation": equation(about), "arguments": arguments(kind), "remembers": getattr(kind, "remembers", {})}
+    cites = f"{name}: {facts['cites']}." if "cites" in facts else markdown(about.split("\n\n")[0])
+    return part | own | {"cites": cites, "summary": summary(kind)}
 
 
 def make() -> str:

@@ -15,6 +15,14 @@ class LostWorkerError(ClientError):
     """A worker process has ended, so the run cannot go on."""
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error; with its type where that says too little, as for an error without text."""
+    text = str(error)
+    if text and not isinstance(error, KeyError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:

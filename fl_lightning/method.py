@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -15,6 +16,7 @@ from fl_lightning.state import State, Weighted
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
+    from fl_lightning.data.datamodule import FederatedDataModule
     from fl_lightning.server import Server
 
 Value = TypeVar("Value")
@@ -29,6 +31,8 @@ class Step:
         batch: the batch as the loader gave it.
         targets: labels ``(B,)``, None where the batch has none.
         taps: the outputs asked for in :attr:`Method.requires`, ``(B, ...)`` each, with their graph. ``logits`` are raw.
+            :func:`~fl_lightning.functional.as_rows` flattens one to ``(B, d)``, as all methods do that need a row for
+            each example.
     """
 
     batch: Any
@@ -72,6 +76,16 @@ class ServerValue(Generic[Value]):
         vars(method)[self.name] = value
 
 
+class _OwnName:
+    """The default of :attr:`Method.name`."""
+
+    def __get__(self, method: Method | None, owner: type[Method]) -> str:
+        kind: type = owner
+        while (parent := next((base for base in kind.__bases__ if issubclass(base, Method)), Method)) is not Method:
+            kind = parent
+        return kind.__name__.lower()
+
+
 class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
@@ -79,19 +93,20 @@ class Method:
     ``client.memory(self)``, what it keeps on the server in attributes that are declared as :class:`ServerValue`.
 
     Attributes:
+        name: the name under which it logs, sends and remembers: that of its class in lower case; a subclass keeps that
+            of its parent, unless it sets another, as in ``name = "mine"``.
+        remembers: what it keeps for each client between rounds: the keys of ``client.memory(self)``, each with its
+            meaning.
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it makes no sense in a run that sends no weights, checked before round 0.
     """
 
+    name = _OwnName()
+    remembers: ClassVar[Mapping[str, str]] = {}
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
-
-    @property
-    def name(self) -> str:
-        """The name under which it logs, sends and remembers: the class name in lower case."""
-        return type(self).__name__.lower()
 
     @property
     def proximal(self) -> float:
@@ -102,13 +117,36 @@ class Method:
     def corrects_gradients(self) -> bool:
         """Whether it acts around the optimizer's step, which an optimizer such as LBFGS does not allow."""
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
-        return any(getattr(type(self), hook, None) is not getattr(Method, hook, None) for hook in hooks)
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
 
         No client has trained yet: ``client.info`` is that of client 0.
         """
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Before round 0: look at what the clients hold, ``data.info(k)``, and refuse what does not fit.
+
+        Raises:
+            UsageError: some client's data does not fit.
+        """
+
+    def initial_memory(self, client: Client) -> dict[str, Any]:
+        """What ``client.memory(self)`` holds while it is still empty, as in the client's first visit.
+
+        Let it depend on nothing but ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so
+        that the number of workers cannot change it.
+        """
+        return {}
+
+    def initial_state(self, client: Client) -> State:
+        """Values of entries of the state that do not travel, for the client's first visit, by name.
+
+        An entry that is not given begins with the server's value. As :meth:`initial_memory`, let it depend on the
+        client alone.
+        """
+        return {}
 
     def exchanges(self, key: str) -> bool:
         """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
@@ -127,6 +165,9 @@ class Method:
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """Before the gradients, which are unscaled, are clipped and applied: correct them in place."""
+
+    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
+        """After the corrections of all methods and clipping: read the gradients, but do not change them."""
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """After the optimizer has moved the parameters: correct them in place."""
@@ -212,7 +253,8 @@ class MethodList:
         self.methods = list(methods)
         for name in self.names:
             if self.names.count(name) > 1:
-                raise UsageError(f"method={self.names}: {name} stands twice in the list; keep one of them")
+                hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"
+                raise UsageError(f"method={self.names}: {name} stands twice in the list; {hint}")
 
     def wanted_taps(self) -> dict[str, str]:
         """The taps that the methods read, each with the name of the class that reads it."""
@@ -230,6 +272,29 @@ class MethodList:
                 f"method={needing}: {', '.join(needing)} acts on the weights that clients send, and "
                 f"{' and '.join(silent) or 'this list'} sends none; take one of them out"
             )
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Let each method refuse data that does not fit it."""
+        for method in self.methods:
+            method.check_data(data)
+
+    def initial_state(self, client: Client) -> State:
+        """The values that methods give to entries of the state which do not travel, for the client's first visit.
+
+        Raises:
+            UsageError: a method gives an entry that travels, that the model does not have or that another one gives
+                too, or one of another shape.
+        """
+        state: State = {}
+        for method in self.methods:
+            given, who = method.initial_state(client), f"{type(method).__name__}.initial_state"
+            for name, value in given.items():
+                require(name in client.kept, who, name, f"no such entry stays with the clients; {client.kept} do")
+                require(name not in state, who, name, "another method gives it too; take one of them out")
+                shape = tuple(client.live[name].shape)
+                require(tuple(value.shape) == shape, f"{who}: {name}", tuple(value.shape), f"give the shape {shape}")
+            state |= {name: value.to(client.live[name]) for name, value in given.items()}
+        return state
 
     @property
     def proximal(self) -> float:
@@ -261,6 +326,11 @@ class MethodList:
         for method in self.methods:
             method.on_before_optimizer_step(client, optimizer)
 
+    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
+        """Call the hook of each method, in list order."""
+        for method in self.methods:
+            method.on_after_clipping(client, optimizer)
+
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """Call the hook of each method, in list order."""
         for method in self.methods:
@@ -286,6 +356,12 @@ class MethodList:
 
     def on_fit_start(self, server: Server) -> None:
         """Set the server values of each method to their initial ones, then call its hook, in list order."""
+        changing = [type(m).__name__ for m in self.methods if type(m).transform_logits is not Method.transform_logits]
+        if changing:
+            rank_zero_info(
+                f"method={changing}: what the module computes from its logits in training, such as train/accuracy, is "
+                "of the logits as changed by the method; evaluation uses the raw ones"
+            )
         for method in self.methods:
             method.reset(server)
             method.on_fit_start(server)

@@ -18,9 +18,9 @@ class Server:
     r"""Takes the mean change of a cohort as the negative gradient of an ordinary optimizer.
 
     With ``SGD(lr=1)``, the default, :math:`w^{t+1} = w^t + \sum_k p_k (y_k - w^t) = \sum_k p_k y_k`: FedAvg. Parameters
-    are stepped in float64 and rounded to float32 after each step, so that the mean is rounded once. Buffers and frozen
-    parameters bypass the optimizer, but for floating ones if ``scope`` is ``all_float``: they take the plain mean, and
-    integer ones its whole part in their dtype.
+    are stepped in float64 and rounded to their own dtype after each step, so that the mean is rounded once. Buffers and
+    frozen parameters bypass the optimizer, but for floating ones if ``scope`` is ``all_float``: they take the plain
+    mean, and integer ones its whole part in their dtype.
 
     Args:
         state: the initial global state by name.
@@ -92,8 +92,9 @@ class Server:
     @torch.no_grad()
     def _round(self, name: str) -> None:
         parameter = self.parameters[name]
-        parameter.copy_(parameter.float())
+        # what is stepped next is what was sent, also where the module is in float64 or bfloat16
         self.state[name].copy_(parameter)
+        parameter.copy_(self.state[name])
 
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""

@@ -18,7 +18,9 @@ from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine import checks, rounds
 from fl_lightning.engine.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
+from fl_lightning.errors import require
 from fl_lightning.method import Method, MethodList
+from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.records.partition import save_partition
 from fl_lightning.sampling import Sampler, UniformSampler
 from fl_lightning.server import Scope
@@ -50,7 +52,8 @@ class FederatedTrainer(RunAccess):
         eval_every_n_rounds: rounds from one evaluation of the global model to the next; the last round is always
             evaluated.
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
-            ``{representation: encoder, logits: head}``.
+            ``{representation: encoder, logits: head}``. Of an output that is no tensor a colon and a field or an index
+            follow: ``bert:pooler_output``, ``layer:0``. Of a submodule called several times, it is the last output.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
         client_schedulers: what becomes of the schedulers that the module itself returns. They ``continue``, since a
             visit is a part of one fit, where they would be if the client had trained in every round so far; or they
@@ -95,13 +98,16 @@ class FederatedTrainer(RunAccess):
     Attributes:
         callbacks: observers of the run.
         should_stop: set it to True, on any worker, and the run ends after the present round.
+        arguments: the arguments that are plain values, for loggers.
+        config: the resolved config of a command, None where the trainer was not built from one.
+        weights: file that the weights of the last command's model came from; None without one.
 
     Raises:
         UsageError: an argument out of its range.
     """
 
     # the methods below that are commands of the command line
-    commands = ("fit", "validate", "test", "partition")
+    commands = ("fit", "validate", "test", "predict", "partition")
 
     def __init__(
         self,
@@ -144,6 +150,9 @@ class FederatedTrainer(RunAccess):
         enable_progress_bar: bool = True,
     ) -> None:
         checks.check_arguments(locals())
+        self.arguments: dict[str, Any] = only_plain(locals())
+        self.config: dict[str, Any] | None = None
+        self.weights: Path | None = None
         self.max_rounds = int(fast_dev_run) or max_rounds
         self.limit_batches = int(fast_dev_run) or None
         self.fast_dev_run = bool(fast_dev_run)
@@ -180,6 +189,7 @@ class FederatedTrainer(RunAccess):
         datamodule: LightningDataModule,
         method: Methods = None,
         ckpt_path: str | Path | None = None,
+        weights: str | Path | None = None,
     ) -> None:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
 
@@ -189,13 +199,18 @@ class FederatedTrainer(RunAccess):
             method: the methods of the run; none is FedAvg.
             ckpt_path: checkpoint to resume from, in its own folder and to the same bits: a path, or ``last`` for that
                 of the newest version of this run. A restart by torchrun resumes from the last one without being told.
+            weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or
+                a file of a state dict (``.pt``, ``.pth``, ``.safetensors``). They are all that is taken of the file.
 
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
             ClientError: a client failed in a round.
         """
+        hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
+        require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = False
-        self._launch(partial(rounds.fit, ckpt_path=ckpt_path), model, datamodule, method, "fit")
+        self.weights = None if weights is None else Path(weights)
+        self._launch(partial(rounds.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method, "fit")
 
     def validate(
         self,
@@ -203,17 +218,20 @@ class FederatedTrainer(RunAccess):
         datamodule: LightningDataModule,
         ckpt_path: str | Path | None = None,
         method: Methods = None,
+        weights: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
         Args:
             model: the model.
             datamodule: the data.
-            ckpt_path: checkpoint of a run, whose global model is loaded first.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
+            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
         """
-        command = partial(rounds.evaluate_once, phase="val", ckpt_path=ckpt_path)
-        return self._launch(command, model, datamodule, method, "validate")
+        self.weights = None if weights is None else Path(weights)
+        how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
+        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "validate")
 
     def test(
         self,
@@ -221,17 +239,48 @@ class FederatedTrainer(RunAccess):
         datamodule: LightningDataModule,
         ckpt_path: str | Path | None = None,
         method: Methods = None,
+        weights: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
         Args:
             model: the model.
             datamodule: the data.
-            ckpt_path: checkpoint of a run, whose global model is loaded first.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
+            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
         """
-        command = partial(rounds.evaluate_once, phase="test", ckpt_path=ckpt_path)
-        return self._launch(command, model, datamodule, method, "test")
+        self.weights = None if weights is None else Path(weights)
+        how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
+        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "test")
+
+    def predict(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | Path | None = None,
+        method: Methods = None,
+        weights: str | Path | None = None,
+        output: str | Path | None = None,
+    ) -> list[Any]:
+        """Run a model's ``predict_step`` on the ``predict_dataloader`` of a data module, or else on its test data.
+
+        Returns:
+            What ``predict_step`` returns for each batch, in order; where there are several loaders, a list of each.
+
+        Args:
+            model: the model.
+            datamodule: the data.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
+            method: the methods of the run, so that its config serves here too; they have no part in a prediction.
+            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
+                command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
+        """
+        self.weights = None if weights is None else Path(weights)
+        how: dict[str, Any] = {"ckpt_path": ckpt_path, "weights": self.weights}
+        how["output"] = None if output is None else Path(output)
+        return self._launch(partial(rounds.predict_once, **how), model, datamodule, method, "predict")
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.

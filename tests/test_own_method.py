@@ -2,15 +2,18 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.runs import assert_same_bits, differs
+import torch
+from helpers.runs import assert_same_bits, differs, small_model
 
 from fl_lightning import Method
 from fl_lightning.cli import main
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedProx, Local
+from fl_lightning.models import MLP, ImageClassifier, Projector
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "experiments" / "own_method"
@@ -26,7 +29,7 @@ def clipped_change(monkeypatch):
 
 
 def test_the_guide_shows_the_file_and_the_config():
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert code == (FOLDER / "clipped_change.py").read_text()
     (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
@@ -89,3 +92,20 @@ def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, 
 def test_a_factor_of_0_is_refused(clipped_change):
     with pytest.raises(UsageError, match=r"ClippedChange.factor=0: give a number above 0"):
         clipped_change(0)
+
+
+def test_the_guides_first_models_and_pools_are_those_of_the_files(run, monkeypatch, tmp_path):
+    names = {}
+    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[1], names)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "before").mkdir()
+    given = {k: {name: value + k for name, value in small_model().state_dict().items()} for k in range(4)}
+    for k, state in given.items():
+        torch.save(state, tmp_path / "before" / f"{k}.pt")
+    _, trainer = run([names["WarmMOON"](pool_size=2)], max_rounds=1)
+    for k, memory in trainer.client.memories().items():
+        assert_same_bits(memory["moon"]["pool"][0], given[k])
+    frozen = partial(ImageClassifier, MLP(64, [32, 24]), Projector(16), optimizer=partial(torch.optim.SGD, lr=0.0))
+    _, trainer = run([names["WarmLocal"]()], model=frozen(), max_rounds=1)
+    for k, memory in trainer.client.memories().items():
+        assert torch.equal(memory["state"]["classifier.weight"], given[k]["classifier.weight"])

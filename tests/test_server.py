@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from torch.optim import SGD, Adam
 
 from fl_lightning import Server
@@ -86,3 +87,32 @@ def test_zeros_have_the_shapes_of_what_it_moves_in_float64():
     zeros = Server(state(), ["w"]).zeros()
     assert zeros.keys() == {"w"}
     assert zeros["w"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_parameter_is_rounded_to_its_own_dtype_and_no_other(dtype):
+    start, delta = torch.tensor([1.0, 1 / 3], dtype=dtype), torch.tensor([0.1, 1e-3], dtype=torch.float64)
+    server = Server({"w": start}, ["w"])
+    expected = start
+    for _ in range(3):
+        expected = (expected.double() + delta).to(dtype)
+        server.step({"w": delta}, {})
+        assert server.state["w"].dtype == dtype
+        assert torch.equal(server.state["w"], expected)
+        # what is stepped next is what was sent, so that a checkpoint, which holds the state alone, has all of it
+        assert torch.equal(server.parameters["w"].to(dtype), expected)
+        assert torch.equal(server.parameters["w"], expected.double())
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_a_run_keeps_the_precision_of_its_module_and_resumes_to_the_same_bits(run, tmp_path, precision):
+    given = {"precision": precision, "server_optimizer": partial(SGD, lr=0.3)}
+    whole, _ = run(max_rounds=3, name="whole", **given)
+    dtype = torch.float64 if precision == "64-true" else torch.bfloat16
+    assert {value.dtype for value in whole.values() if value.is_floating_point()} == {dtype}
+    if precision == "64-true":
+        assert not torch.equal(whole["classifier.weight"], whole["classifier.weight"].float().double())
+    run(max_rounds=2, name="parts", **given)
+    trainer = small_trainer(tmp_path, max_rounds=3, name="parts", **given)
+    trainer.fit(small_model(), small_data(), [], ckpt_path="last")
+    assert_same_bits(trainer.server.state, whole)

@@ -122,7 +122,7 @@ class RunAccess:
         self.run.metrics.update({name: number})
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and show it in TensorBoard."""
+        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
         self.run.folder.log_figure(name, figure, self.server.round)
 
     def warn(self, message: str) -> None:

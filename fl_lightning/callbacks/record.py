@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.records.checkpoint import sha256
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -52,6 +53,8 @@ class RunRecord(Callback):
             "plan_hash": plan.hash,
             "partition": plan.report(),
         }
+        if trainer.weights is not None:
+            record["weights"] = {"path": str(trainer.weights), "sha256": sha256(trainer.weights)}
         (trainer.run_dir / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
         for writer in trainer.summary_writers:
             writer.add_custom_scalars(LAYOUT)

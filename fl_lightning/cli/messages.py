@@ -7,9 +7,11 @@ import re
 from importlib import import_module
 
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
+from fl_lightning.namespaces import classes
 
 BASES: dict[str, type] = {
     "method": Method,
@@ -69,10 +71,23 @@ def of_class(text: str, key: str) -> str | None:
     """The line about a class that cannot be imported or has the wrong base; None where the message is not about one."""
     for pattern in NO_CLASS:
         match = pattern.search(text)
+        theirs = lightning_callback(match["value"]) if match and key.endswith("callbacks") else None
+        if match and theirs:
+            return f"{key}={match['value']!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
         if match:
             why = match["why"].replace("a subclass", "it is no subclass").replace("a dot import path", "no such class")
             return f"{key}={match['value']!r}: {why}; give {known_for(key)}MODULE.CLASS of your own"
     return None
+
+
+def lightning_callback(path: str) -> type | None:
+    """The callback of Lightning's own trainer at a class path or of a short name; None where it is no such class."""
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(import_module(module or "lightning.pytorch.callbacks"), name, None)
+    except ImportError:
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, classes("Callback")) else None
 
 
 def short(path: str) -> str:

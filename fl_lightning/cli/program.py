@@ -7,10 +7,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # imported for their short names in a config
@@ -22,6 +23,8 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.messages import shorten
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.namespaces import LightningDataModule, LightningModule
+from fl_lightning.records.checkpoint import in_place
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -82,14 +85,15 @@ class FederatedCLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI takes only a Trainer of Lightning's own here
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+        parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
+        parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
         if self.subcommand == "fit":
-            config = self.config[self.subcommand]
-            trainer.callbacks.append(_SaveConfig(self._parser(self.subcommand), config))
+            config, parser = self.config[self.subcommand], self._parser(self.subcommand)
+            trainer.config = yaml.safe_load(parser.dump(config, skip_unset=False))
+            trainer.callbacks.append(_SaveConfig(parser, config))
         return trainer
 
     def after_fit(self) -> None:
@@ -109,10 +113,26 @@ class FederatedCLI(LightningCLI):
     def test(self, **kwargs: Any) -> None:
         self._print(self.trainer.test(**kwargs))
 
+    def predict(self, **kwargs: Any) -> None:
+        """Write the outputs into a file, and print where it is, on one line."""
+        trainer: Any = self.trainer
+        kwargs["output"] = kwargs["output"] or predictions_of(kwargs["ckpt_path"], trainer.default_root_dir)
+        outputs = trainer.predict(**kwargs)
+        if trainer.global_rank == 0:
+            print(f"{len(outputs)} outputs of predict_step in {kwargs['output']}")
+
     def _print(self, metrics: Any) -> None:
         trainer: Any = self.trainer
         if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def predictions_of(ckpt_path: str | os.PathLike | None, root: Path) -> Path:
+    """Where predictions are written: the folder of the run, or that of another checkpoint, or else of all runs."""
+    if ckpt_path is None:
+        return root / "predictions.pt"
+    path = Path(ckpt_path)
+    return (path.parents[1] if in_place(path) else path.parent) / "predictions.pt"
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:

@@ -11,19 +11,19 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning import foreach
-from fl_lightning.client.logged import Logged
+from fl_lightning import foreach, namespaces
+from fl_lightning.client.logged import Logged, tagged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
 from fl_lightning.client.stand_in import StandIn
-from fl_lightning.client.taps import Taps
+from fl_lightning.client.taps import Taps, submodule
 from fl_lightning.client.transient import StateBuffers, Transient, check_state
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
@@ -46,7 +46,7 @@ class Client(LightningModule):
     Args:
         module: the user's LightningModule.
         methods: the methods of the run.
-        taps: tap name to submodule path of ``module``.
+        taps: tap name to what it is bound to in ``module``: the path of a submodule, or ``path:field``.
         memories: what clients keep between rounds; None is memories without a limit.
         seed: base seed of the run, for what a method draws.
         weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
@@ -70,6 +70,7 @@ class Client(LightningModule):
         lr: learning rate of the first parameter group in the last local step.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
+        tap_paths: tap name to the path of the submodule that it is bound to.
         frozen: names of the frozen parameters.
         hooks: names of Lightning's hooks and steps that the module overrides.
         outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
@@ -103,6 +104,7 @@ class Client(LightningModule):
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
+        self._means: dict[str, Weighted] = {}
         self.info = info or ClientInfo(0, 0, None)
         self.weight = 1.0
         self.epoch = 0
@@ -111,9 +113,10 @@ class Client(LightningModule):
         self.lr = 0.0
         self._memories = memories if memories is not None else Memories()
         self._change: State | None = None
-        self.tap_paths = dict(taps)
+        self._bindings = dict(taps)
+        self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self.references = References(self.tap_paths, self._takes_index, cache_references)
+        self.references = References(self._bindings, self._takes_index, cache_references)
         self._taps = self._hooked_taps()
         self._install()
 
@@ -130,14 +133,28 @@ class Client(LightningModule):
             self._change = difference(select(self.live, self.trainable), self.received)
         return MappingProxyType(self._change)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was logged in this visit, by tag: ``train/loss``, ...; it is there once the visit has ended.
+
+        A callback reads it in ``on_client_end``.
+        """
+        return {tagged("train", name): float(value.mean()) for name, value in self._means.items()}
+
     def state(self) -> State:
         """A copy of the state that the module has now."""
         self._state_buffers.settle()
         return clone(self.live)
 
     def memory(self, method: Method) -> dict[str, Any]:
-        """What ``method`` keeps for this client between rounds: tensors and plain values."""
-        return self._memories.visited(self.info.id).setdefault(method.name, {})
+        """What ``method`` keeps for this client between rounds: tensors and plain values.
+
+        While it is empty, it is what ``method.initial_memory`` gives.
+        """
+        memory = self._memories.visited(self.info.id)
+        if method.name not in memory:
+            memory[method.name] = move_data_to_device(dict(method.initial_memory(self)), self._memories.device)
+        return memory[method.name]
 
     @torch.no_grad()
     def add_to_gradients(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -150,12 +167,11 @@ class Client(LightningModule):
         foreach.add_([gradient for gradient, _ in pairs], [addend for _, addend in pairs], scale)
 
     @torch.no_grad()
-    def add_gradients_to(self, totals: Mapping[str, Tensor]) -> None:
-        """Add the gradients to ``totals``, in place, by name."""
-        for name, total in totals.items():
-            gradient = self.live[name].grad
-            if gradient is not None:
-                total.add_(gradient)
+    def add_gradients_to(self, totals: Mapping[str, Tensor], scale: float = 1.0) -> None:
+        """Add ``scale`` times the gradients to ``totals``, in place, by name."""
+        pairs = [(total, self.live[name].grad) for name, total in totals.items()]
+        given = [(total, gradient) for total, gradient in pairs if gradient is not None]
+        foreach.add_([total for total, _ in given], [gradient for _, gradient in given], scale)
 
     @torch.no_grad()
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -249,8 +265,11 @@ class Client(LightningModule):
 
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
-        self.info, self.received = info, {**received, **self.own_entries(info.id)}
+        self.info, self.received = info, received
+        if self.kept:
+            self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
         self.epoch, self.num_steps, self._change = 0, 0, None
+        self._means = {}
         self.logged.clear()
         self.references.start()
         self.load(self.received)
@@ -283,6 +302,7 @@ class Client(LightningModule):
         """
         self.references.begin_batch(batch, batch_idx, rows)
         self.logged.begin_batch(count_examples(batch))
+        self._taps.clear()
         loss = self.own_loss(batch, batch_idx)
         if loss is None:
             return None
@@ -319,7 +339,8 @@ class Client(LightningModule):
         Raises:
             ClientError: a loss term, the result or something that the client sends is nan or infinite.
         """
-        self._taps.values, self.outputs = {}, {}
+        self._taps.clear()
+        self.outputs = {}
         self.references.end_batch()
         self._state_buffers.settle()
         self._check_finite()
@@ -332,12 +353,18 @@ class Client(LightningModule):
         others, frozen = select(self.live, self.sent_others), self._changed_frozen()
         numbers = sum(value.total.numel() for value in flatten(payload).values())
         size = num_bytes(select(self.live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
-        return Update(delta, others, self.weight, payload, self.logged.sums(), self.drift, frozen, size)
+        self._means = self.logged.sums()
+        return Update(delta, others, self.weight, payload, self._means, self.drift, frozen, size)
 
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
         self._state_buffers.bind()
         copy_into(self.live, state)
+
+    def load_afresh(self, state: State) -> None:
+        """Load a state, and bring back what is in no state as it was when the run began."""
+        self.load(state)
+        self._transient.restore()
 
     @contextmanager
     def evaluating(self, stage: str) -> Iterator[None]:
@@ -365,7 +392,7 @@ class Client(LightningModule):
         self._state_buffers.bind()
         self._transient.restore()
         for part in self.module.modules():
-            for name in ("log", "log_dict", "forward") if isinstance(part, LightningModule) else ():
+            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
                 part.__dict__.pop(name, None)
         self.stand_in.detach(self.module)
         self._memories.close()
@@ -396,12 +423,12 @@ class Client(LightningModule):
         self.stand_in.attach(self.module)
         self.stand_in.strategy._lightning_module = self.module
         for part in self.module.modules():
-            if isinstance(part, LightningModule):
+            if isinstance(part, namespaces.LightningModule):
                 replaced: Any = part
                 replaced.log, replaced.log_dict = self.log, self._log_dict
 
     def _hooked_taps(self) -> Taps:
-        return Taps(self.module, self.tap_paths, self._transform_logits)
+        return Taps(self.module, self._bindings, self._transform_logits)
 
     def _transform_logits(self, logits: Tensor) -> Tensor:
         return self.methods.transform_logits(self, logits) if self.module.training else logits
@@ -445,7 +472,7 @@ STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip th
 def overridden_hooks(module: LightningModule) -> frozenset[str]:
     """Names of Lightning's public functions that a module overrides."""
     names = [name for name, value in vars_of(LightningModule).items() if callable(value)]
-    return frozenset(name for name in names if is_overridden(name, module, LightningModule))
+    return frozenset(name for name in names if namespaces.is_overridden(name, module))
 
 
 def vars_of(kind: type) -> dict[str, Any]:

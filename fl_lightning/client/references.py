@@ -26,7 +26,7 @@ class References:
     """The reference models of one visit.
 
     Args:
-        tap_paths: tap name to submodule path.
+        tap_paths: tap name to what it is bound to: ``path`` or ``path:field``.
         takes_index: whether the module's ``training_step`` takes the index of the batch.
         caching: keep the taps of every example for the rest of the visit.
     """

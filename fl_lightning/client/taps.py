@@ -1,29 +1,61 @@
-"""Taps: names bound to submodules, whose outputs a forward hook records.
+"""Taps: names bound to outputs of submodules, which a forward hook records.
 
-A penalty on a representation then needs neither a second forward nor a base class for models.
+A penalty on a representation then needs neither a second forward nor a base class for models. A tap is bound to
+``path``, whose output is a tensor, or to ``path:field`` of an output that is none: a field of a mapping or of an object
+(``bert:pooler_output`` of a Hugging Face ``ModelOutput``), or an index of a sequence (``encoder.layer.0:0``).
+``bert:hidden_states:3`` is the fourth tensor of a field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, require
+
+# submodules that an error names; of more, only the nearest
+MOST = 20
 
 
 class _Reached(BaseException):
     """Leaves the forward once the last tap is recorded. A BaseException, so that no model's ``except`` catches it."""
 
 
+class Values(dict[str, Tensor]):
+    """The recorded taps; one that was not recorded is an error that says why.
+
+    Args:
+        paths: tap name to what it is bound to.
+    """
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def __missing__(self, name: str) -> Tensor:
+        if name not in self._paths:
+            raise KeyError(name)
+        raise UsageError(
+            f"trainer.taps: {name}={self._paths[name]!r}: the forward of this batch does not call this submodule; bind "
+            "the tap to one that it calls"
+        )
+
+
 class Taps:
-    """Records the outputs of the submodules at ``paths``.
+    """Records outputs of submodules.
+
+    Of a submodule that is called several times in a forward, the last output is recorded.
 
     Args:
         module: the model.
-        paths: tap name to the submodule's path in ``module``.
+        paths: tap name to what it is bound to in ``module``: ``path`` or ``path:field``.
         transform: given to the tap ``logits`` only; what it returns replaces that output for the rest of the forward,
             while the raw output is what is recorded.
 
@@ -35,35 +67,53 @@ class Taps:
         self, module: nn.Module, paths: Mapping[str, str], transform: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.paths = dict(paths)
-        self.values: dict[str, Tensor] = {}
+        self.values = Values(self.paths)
         self.recording = True
         self.stop_after: frozenset[str] = frozenset()
         self._transform = transform
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
         names = sorted(self.paths, key="logits".__eq__)
-        self._handles = [module.get_submodule(self.paths[n]).register_forward_hook(self._hook(n)) for n in names]
+        self._handles = [
+            module.get_submodule(submodule(self.paths[n])).register_forward_hook(self._hook(n)) for n in names
+        ]
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor | None]:
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
+        output_of = Selection(name, self.paths[name])
+
         @torch.compiler.disable  # what a compiler records is not what a later forward computes
-        def record(module: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
+        def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
-            self.values[name] = output
+            value = self.values[name] = output_of.get(output)
             if self.stop_after and self.stop_after <= self.values.keys():
                 raise _Reached
-            return self._transform(output) if self._transform and name == "logits" else None
+            if self._transform is None or name != "logits":
+                return None
+            changed = self._transform(value)
+            return None if changed is value else output_of.replaced(output, changed)
 
         return record
 
+    def clear(self) -> None:
+        """Forget what was recorded, so that nothing of one batch is taken for another's."""
+        self.values = Values(self.paths)
+
     def run_until(self, names: Collection[str], forward: Callable[[], object]) -> dict[str, Tensor]:
-        """Run ``forward`` and leave it as soon as all of ``names`` are recorded."""
-        self.values, self.stop_after = {}, frozenset(names)
+        """Run ``forward`` and leave it as soon as all of ``names`` are recorded.
+
+        Raises:
+            UsageError: the forward does not call the submodule of one of them.
+        """
+        self.clear()
+        self.stop_after = frozenset(names)
         try:
             forward()
         except _Reached:
             pass
         finally:
             self.stop_after = frozenset()
+        for name in names:
+            self.values[name]  # raises if it is missing
         return self.values
 
     @contextmanager
@@ -82,22 +132,135 @@ class Taps:
         self._handles = []
 
 
+class Selection:
+    """The tensor of a submodule's output that a tap is bound to.
+
+    Args:
+        tap: name of the tap, for errors.
+        binding: ``path`` or ``path:field``.
+    """
+
+    def __init__(self, tap: str, binding: str) -> None:
+        self.key = f"trainer.taps: {tap}"
+        self.binding = binding
+        self.fields = binding.split(":")[1:]
+
+    def get(self, output: Any) -> Tensor:
+        """The tensor.
+
+        Raises:
+            UsageError: there is none.
+        """
+        value = output
+        for field in self.fields:
+            value = self._field(value, field)
+        if not isinstance(value, Tensor):
+            names = ", ".join(f"{self.binding}:{name}" for name in fields_of(value))
+            hint = f"that is no tensor but a {type(value).__name__}; " + (
+                f"bind the tap to a part of it: {names}" if names else "bind the tap to another output"
+            )
+            raise UsageError(f"{self.key}={self.binding!r}: {hint}")
+        return value
+
+    def replaced(self, output: Any, value: Tensor) -> Any:
+        """A copy of the output with ``value`` in the tensor's place.
+
+        Raises:
+            UsageError: a field cannot be replaced, or the output holds the loss already.
+        """
+        others = [get_field(output, field) for field in fields_of(output)]
+        has_loss = any(isinstance(part, Tensor) and part.ndim == 0 for part in others)
+        hint = "its output holds the loss too, computed from the raw logits; bind logits to the classifier inside it"
+        require(not has_loss, self.key, self.binding, hint)
+        return self._replaced(output, self.fields, value)
+
+    def _replaced(self, output: Any, fields: Sequence[str], value: Any) -> Any:
+        if not fields:
+            return value
+        first, *others = fields
+        changed = self._replaced(self._field(output, first), others, value)
+        try:
+            return with_field(output, first, changed)
+        except (TypeError, AttributeError) as error:
+            hint = f"a method changes the logits, but {first} of a {type(output).__name__} cannot be replaced; "
+            hint += "bind logits to the classifier"
+            raise UsageError(f"{self.key}={self.binding!r}: {hint}") from error
+
+    def _field(self, value: Any, field: str) -> Any:
+        try:
+            return get_field(value, field)
+        except (KeyError, IndexError, AttributeError, ValueError) as error:
+            names = ", ".join(fields_of(value)) or "no fields"
+            hint = f"a {type(value).__name__} has no {field}; it has {names}"
+            raise UsageError(f"{self.key}={self.binding!r}: {hint}") from error
+
+
+def submodule(binding: str) -> str:
+    """The path of the submodule that a tap is bound to, without the field of its output."""
+    return binding.split(":")[0]
+
+
+def get_field(value: Any, field: str) -> Any:
+    """An entry of a mapping, an element of a sequence, or an attribute of an object."""
+    if isinstance(value, Mapping):
+        return value[field] if field in value else value[int(field)]
+    if isinstance(value, Sequence) and field.lstrip("-").isdigit():
+        return value[int(field)]
+    return getattr(value, field)
+
+
+def with_field(value: Any, field: str, new: Any) -> Any:
+    """A copy of ``value`` with another value of a field."""
+    if isinstance(value, Mapping):
+        changed = copy.copy(value)
+        changed[field if field in value else int(field)] = new  # type: ignore[index]
+        return changed
+    if isinstance(value, (tuple, list)):
+        names = fields_of(value)
+        parts = list(value)
+        parts[names.index(field) if field in names else int(field)] = new
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{field: new})
+    changed = copy.copy(value)
+    setattr(changed, field, new)
+    return changed
+
+
+def fields_of(value: Any) -> list[str]:
+    """The names that :func:`get_field` takes of ``value``."""
+    if isinstance(value, Mapping):
+        return [str(name) for name in value]
+    if isinstance(value, (tuple, list)):
+        return [*getattr(value, "_fields", map(str, range(len(value))))]
+    return [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
+
+
 def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The paths of the taps in ``wanted`` (tap name to the name of who wants it).
+    """What the taps in ``wanted`` (tap name to the name of who wants it) are bound to.
 
     A module names its own in an attribute ``taps``; ``extra`` (``trainer.taps``) adds to them or replaces them.
 
     Raises:
-        UsageError: a wanted tap has no path, or no submodule has its path.
+        UsageError: a wanted tap is not bound, no submodule has its path, or no field follows its colon.
     """
     known = {**getattr(module, "taps", {}), **extra}
     submodules = [name for name, _ in module.named_modules() if name]
     for name, asker in wanted.items():
-        if known.get(name) not in submodules:
+        if submodule(known.get(name, "")) not in submodules:
             raise UsageError(
                 f"trainer.taps: {asker} needs the tap {name!r}, which is "
                 f"{f'bound to {known[name]!r}, no submodule of' if name in known else 'not bound in'} "
                 f"{type(module).__name__}; add trainer.taps: {{{name}: SUBMODULE}}, SUBMODULE being one of "
-                f"{', '.join(submodules)}"
+                f"{choice(submodules, submodule(known.get(name, name)))}"
             )
+        require(all(known[name].split(":")), f"trainer.taps: {name}", known[name], "name a field after the colon")
     return {name: known[name] for name in wanted}
+
+
+def choice(submodules: Sequence[str], near: str) -> str:
+    """The submodules, as an error names them: of many only some, those nearest to ``near`` and the last."""
+    if len(submodules) <= MOST:
+        return ", ".join(submodules)
+    nearest = [*get_close_matches(near, submodules, n=MOST // 2, cutoff=0.0), *submodules[-3:]]
+    return f"{len(submodules)}, such as {', '.join(dict.fromkeys(nearest))}"

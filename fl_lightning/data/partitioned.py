@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
@@ -16,6 +14,7 @@ from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.data.samplers import DividedLoader
 from fl_lightning.errors import require
+from fl_lightning.namespaces import LightningDataModule, is_overridden
 from fl_lightning.seeding import ambient, base_seed
 
 # the stages in which a run uses the user's data module
@@ -108,9 +107,11 @@ class Partitioned(FederatedDataModule):
         return self._loaders("test_dataloader")
 
     def predict_dataloader(self) -> Any:
+        if is_overridden("predict_dataloader", self.datamodule):
+            self.datamodule.setup("predict")  # no other command needs it
         return self._loaders("predict_dataloader")
 
-    # hooks of the user's data module; `transfer_hooks_of` says which module to ask whether it has them
+    # hooks of the user's data module; `own_module_of` says which module to ask whether it has them
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
 
@@ -134,7 +135,7 @@ class Partitioned(FederatedDataModule):
         return type(self.datamodule).__name__
 
     def _training_loader(self) -> Any:
-        there = is_overridden("train_dataloader", self.datamodule, LightningDataModule)
+        there = is_overridden("train_dataloader", self.datamodule)
         require(there, "data.datamodule", self._kind, "it has no train_dataloader; define one")
         return self.datamodule.train_dataloader()
 
@@ -158,11 +159,11 @@ class Partitioned(FederatedDataModule):
         return self.partition(labels, largest + 1, True, domains, names)
 
     def _loaders(self, name: str) -> Any:
-        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule, LightningDataModule) else []
+        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule) else []
 
 
-def transfer_hooks_of(data: Any) -> Any:
-    """The data module whose transfer hooks the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
+def own_module_of(data: Any) -> Any:
+    """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
     return data.datamodule if isinstance(data, Partitioned) else data
 
 

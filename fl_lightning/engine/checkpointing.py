@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.callbacks.base import load_states, states
+from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data
 from fl_lightning.errors import UsageError
 from fl_lightning.records.checkpoint import check_same_run, client_files, in_place, read
-from fl_lightning.records.files import load, save
-from fl_lightning.state import State
+from fl_lightning.records.files import save
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-
     from fl_lightning.engine.run import Run
 
 
@@ -35,6 +33,8 @@ def contents(run: Run) -> dict[str, Any]:
         "state_dict": run.methods.evaluated_state(run.server),
         "server": run.server.state_dict(),
         "methods": run.methods.state_dict(),
+        "module": entries_of_module(run),
+        "datamodule": state_of_data(run.data),
         "client_schedulers": run.local_training.monitored.state_dict(),
         "callbacks": states(run.callbacks),
         "history": run.metrics.history,
@@ -67,6 +67,8 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
     run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))
     run.metrics.restore(checkpoint["history"])
+    call_on_load(run.client, checkpoint)
+    restore_data(run.data, checkpoint.get("datamodule", {}))
     return checkpoint
 
 
@@ -74,18 +76,3 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore the callbacks from the contents of a checkpoint; nothing where no checkpoint was read."""
     if "callbacks" in checkpoint:
         load_states(run.callbacks, checkpoint["callbacks"])
-
-
-def load_model(model: LightningModule, path: Path) -> dict[int, State]:
-    """Load the global model of a checkpoint, and return the state entries that stay with each client.
-
-    Raises:
-        UsageError: there is no such file, or it is a checkpoint of another model.
-    """
-    checkpoint = read(path)
-    try:
-        model.load_state_dict(checkpoint["state_dict"])
-    except Exception as error:
-        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this model: {error}") from error
-    memories = {k: load(file) for k, file in client_files(path, checkpoint).items()}
-    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}

@@ -9,17 +9,18 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
-from fl_lightning.data.partitioned import transfer_hooks_of
 from fl_lightning.engine.compiled import check_compile
+from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
+from fl_lightning.namespaces import is_callback, is_overridden
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -46,7 +47,6 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
 
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # clients that a warning lists
 SHOWN = 10
 
@@ -67,11 +67,14 @@ def check_callbacks(callbacks: list[Any]) -> None:
     """Refuse callbacks whose hooks would not be called as their author means it.
 
     Raises:
-        UsageError: no callback, a hook that does not exist, or a hook with an argument that it is not given.
+        UsageError: no callback, one of Lightning's own trainer, a hook that does not exist, or a hook with an argument
+            that it is not given.
     """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     for callback in callbacks:
         kind = type(callback).__name__
+        hint = f"it is a callback of Lightning's own trainer; {replacement(type(callback))}"
+        require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
@@ -100,6 +103,7 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     check_classes(model, data)
     check_label_counts(methods, data)
+    methods.check_data(data)
     warn_of_idle_clients(trainer, data)
     if trainer.cache_references:
         check_transfer_hooks(model, data)
@@ -117,12 +121,26 @@ def check_module(model: LightningModule) -> None:
     """Refuse a module that local training cannot run.
 
     Raises:
-        UsageError: no ``training_step`` or ``configure_optimizers``, or manual optimization.
+        UsageError: no ``training_step`` or ``configure_optimizers``, manual optimization, or callbacks of its own.
     """
     kind = type(model).__name__
     for name in ("training_step", "configure_optimizers"):
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
+    check_own_callbacks(model)
+
+
+def check_own_callbacks(model: LightningModule) -> None:
+    """Refuse the callbacks that a module brings: those of a run are arguments of its trainer.
+
+    Raises:
+        UsageError: ``configure_callbacks`` returns any.
+    """
+    given = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
+    theirs = {type(one).__name__: replacement(type(one)) for one in given if is_callback(one)}
+    hint = "; ".join(f"{name}: {what}" for name, what in theirs.items()) or "give them as trainer.callbacks"
+    names = [type(one).__name__ for one in given]
+    require(not given, f"model: {type(model).__name__}.configure_callbacks()", names, hint)
 
 
 def check_data(datamodule: Any) -> None:
@@ -174,11 +192,10 @@ def check_transfer_hooks(model: LightningModule, data: Any) -> None:
     Raises:
         UsageError: the module or the data module overrides such a hook; the error names it.
     """
-    module = transfer_hooks_of(data)
-    for owner, parent in ((model, LightningModule), (module, LightningDataModule)):
-        own = [name for name in TRANSFER_HOOKS if is_overridden(name, owner, parent)]
-        hint = f"{', '.join(own)} of {type(owner).__name__} may change an example from epoch to epoch; set it to false"
-        require(not own, "trainer.cache_references", True, hint)
+    hooks = [hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, model, data)) is not None]
+    own = ", ".join(hook.__qualname__ for hook in hooks)
+    hint = f"{own} may change an example from epoch to epoch; set it to false"
+    require(not hooks, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

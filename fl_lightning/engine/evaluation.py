@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torchmetrics import Metric
@@ -19,6 +18,7 @@ from fl_lightning.client.taps import Taps, resolve_taps
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.workers import Workers
+from fl_lightning.namespaces import is_overridden
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted

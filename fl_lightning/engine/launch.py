@@ -1,13 +1,18 @@
 """Starts the workers: by forking this process, by running the program again, or by joining those of a cluster.
 
-Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, and ``DDPStrategy``'s
-``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
+The workers talk over a process group that is not torch's default one. A module, its metrics and its libraries ask torch
+for the default group, find none, and so see one process: nothing is synchronised between different clients.
+
+Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
+and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
+import platform
 import signal
 import socket
 import sys
@@ -15,7 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.context import ForkProcess
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,18 +31,23 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.launchers.launcher import _Launcher
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, require
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess  # which Windows does not have
+
     from fl_lightning.trainer import FederatedTrainer
 
 # errors whose message is enough without a traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt)
+# numbers the groups that this process has joined by the same store
+GROUPS = count()
 
 
 def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
@@ -50,17 +61,70 @@ def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, 
         fabric = Fabric(**how, callbacks=trainer.callbacks)
         if fabric.world_size * num_nodes * trainer.workers_per_device == 1:
             return fabric
+        check_start(trainer)
         strategy = ClientStrategy(trainer.workers_per_device, forks(trainer))
         return Fabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
+    except UsageError:
+        raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         given = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
         raise UsageError(f"{given}: {' '.join(str(error).split())}") from error
 
 
 def forks(trainer: FederatedTrainer) -> bool:
-    """Whether workers are forked: a forked process has one thread, and cannot use a GPU its parent has used."""
-    alone = world_of_cluster() is None and "LOCAL_RANK" not in os.environ
-    return alone and trainer.threads_per_worker in (None, 1) and not torch.cuda.is_initialized()
+    """Whether this process starts its workers, and can do so by forking."""
+    return starts_workers() and not obstacle_to_forks(trainer)
+
+
+def starts_workers() -> bool:
+    """Whether this process starts its workers; not where a cluster or another worker has started it."""
+    return world_of_cluster() is None and "LOCAL_RANK" not in os.environ
+
+
+def can_fork() -> bool:
+    """Whether this system forks processes safely; on macOS the system's libraries may crash in a forked process."""
+    return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+
+
+def obstacle_to_forks(trainer: FederatedTrainer) -> str:
+    """Why workers cannot be forked; empty where they can."""
+    if not can_fork():
+        return f"{platform.system()} cannot fork a process safely"
+    if trainer.threads_per_worker not in (None, 1):
+        return f"trainer.threads_per_worker={trainer.threads_per_worker}, and a forked process has one thread"
+    if torch.cuda.is_initialized():
+        return "a forked process cannot use a GPU that this one has used"
+    return ""
+
+
+def can_run_anew() -> bool:
+    """Whether this process runs a script or a module, which Lightning can run again; a notebook has neither."""
+    module = sys.modules["__main__"]
+    return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
+
+
+def check_start(trainer: FederatedTrainer) -> None:
+    """Say that several workers run the program anew, where they cannot be forked.
+
+    Raises:
+        UsageError: there is no program to run.
+    """
+    obstacle = obstacle_to_forks(trainer) if starts_workers() else ""
+    if obstacle:
+        hint = f"{obstacle}, and a notebook or a prompt has no program to run anew; give 1, or run a script"
+        require(can_run_anew(), "trainer.devices", trainer.devices, hint)
+        rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program anew ({obstacle})")
+
+
+def refuse_default_group(workers: int) -> None:
+    """Raise a UsageError where torch has a default process group, over which metrics would mix different clients.
+
+    A group of one process, beside one worker, mixes nothing.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+        hint = "metrics would be synchronised across clients; call torch.distributed.destroy_process_group() before"
+        require(size == workers == 1, "torch.distributed", f"a default group of {size} process(es)", hint)
 
 
 def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str | list[int], int]:
@@ -70,6 +134,10 @@ def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str |
         return world
     if trainer.devices != "auto" or trainer.fabric.device.type != "cpu":
         return trainer.devices, trainer.num_nodes
+    obstacle = obstacle_to_forks(trainer) if starts_workers() else ""
+    if obstacle and not (can_fork() and can_run_anew()):
+        rank_zero_info(f"trainer.devices=auto: 1 worker, which is this process ({obstacle})")
+        return 1, trainer.num_nodes
     chosen = max(1, cores() // (trainer.threads_per_worker or 1))
     if forks(trainer):
         # before workers are forked the data are set up, so the number of clients is known
@@ -84,11 +152,15 @@ class ClientStrategy(DDPStrategy):
     Args:
         workers_per_device: processes that share a device.
         forks: start the workers of this machine by forking this process, where no cluster starts them.
+
+    Attributes:
+        group: the process group of the workers; None before they have joined and after :meth:`leave`.
     """
 
     def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
         super().__init__()
         self.workers_per_device, self.forks = workers_per_device, forks
+        self.group: Any = None
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -116,15 +188,20 @@ class ClientStrategy(DDPStrategy):
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
         self._set_world_ranks()
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
-        if distributed.is_initialized():
-            return
+        world = (environment.global_rank(), environment.world_size())
+        # forked workers meet once, and free the port when they part
+        find = meet if isinstance(self._launcher, ForkedWorkers) else meet_once
         try:
+            store = of_group(find(*world, environment.main_address, environment.main_port))
             # gloo: sums are added in float64 on the CPU, whatever the device; the timeout: a round may take hours
-            world: dict[str, Any] = {"rank": environment.global_rank(), "world_size": environment.world_size()}
-            store, _, _ = next(distributed.rendezvous("env://", **world, timeout=timedelta(minutes=5)))
-            distributed.init_process_group("gloo", timeout=timedelta(days=30), store=of_attempt(store), **world)
+            self.group = distributed.ProcessGroupGloo(store, *world, timeout=timedelta(days=30))
+            self.group.barrier().wait()  # one that fails at once must not leave while others are joining
         except RuntimeError as error:
             raise UsageError(f"MASTER_PORT={environment.main_port}: {str(error).splitlines()[0]}") from error
+
+    def leave(self) -> None:
+        """Close the connections to the other workers."""
+        self.group = None
 
 
 class ForkedWorkers(_Launcher):
@@ -221,8 +298,6 @@ class ForkedWorkers(_Launcher):
             child.join(seconds / len(self._children))
 
     def _end(self) -> None:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
         failed = sys.exc_info()[0] is not None
         self._wait(1.0 if failed else 30.0)
         for child in self._children.values():
@@ -232,13 +307,24 @@ class ForkedWorkers(_Launcher):
         self._children = {}
 
 
-def of_attempt(store: distributed.Store) -> distributed.Store:
-    """The part of torchrun's store for this attempt: the parts of earlier ones may hold addresses of dead workers."""
+def meet(rank: int, size: int, address: str, port: int) -> distributed.Store:
+    """The store at which the workers meet, at an address and port."""
+    store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=timedelta(minutes=5)))
+    return store
+
+
+# A program that was started once for each worker keeps the store for its later runs: with a new one for each, a worker
+# could begin the next run while the store of the last is being closed, and fail.
+meet_once = cache(meet)
+
+
+def of_group(store: distributed.Store) -> distributed.Store:
+    """The part of a store for a new group: other parts hold the addresses of earlier groups and of dead workers."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         # each node counts its own restarts, so count the workers that have joined instead
         attempt = (store.add("fl_lightning", 1) - 1) // int(os.environ["WORLD_SIZE"])
-    return distributed.PrefixStore(f"fl_lightning/{attempt}", store)
+    return distributed.PrefixStore(f"fl_lightning/{attempt}/{next(GROUPS)}", store)
 
 
 def refuse_port_in_use(environment: ClusterEnvironment) -> None:

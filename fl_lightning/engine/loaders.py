@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import require
+from fl_lightning.namespaces import LightningDataModule, LightningModule, is_overridden
 from fl_lightning.seeding import address
 
 # in the order in which they are called
@@ -96,10 +96,10 @@ class Loaders:
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:
     """The hook of this name of the data module or else of the module, None where neither overrides it."""
-    user_data = getattr(data, "datamodule", data)
-    if isinstance(user_data, LightningDataModule) and is_overridden(name, user_data, LightningDataModule):
-        return getattr(user_data, name)
-    overridden = module is not None and is_overridden(name, module, LightningModule)
+    own = own_module_of(data)
+    if isinstance(own, LightningDataModule) and is_overridden(name, own):
+        return getattr(own, name)
+    overridden = module is not None and is_overridden(name, module)
     return getattr(module, name) if overridden else None
 
 

@@ -20,7 +20,7 @@ from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.engine.workers import Workers
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 from fl_lightning.sums import Update
@@ -84,7 +84,7 @@ class LocalTraining:
         except (UsageError, LostWorkerError):
             raise
         except Exception as error:
-            raise ClientError(f"client {k}, round {round_}: {error}") from error
+            raise ClientError(f"client {k}, round {round_}: {text_of(error)}") from error
         finally:
             self.client.memories().settle(k)
             self.stopwatch.lap("collect")
@@ -252,6 +252,7 @@ class LocalTraining:
         client.call("on_before_optimizer_step", optimizer)
         client.begin_step(optimizer)
         self._clip(optimizer)
+        client.methods.on_after_clipping(client, optimizer)
         self.stopwatch.lap("correct")
 
     def _clip(self, optimizer: Optimizer) -> None:

@@ -18,10 +18,18 @@ from fl_lightning.client.clock import Clock
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation import Evaluator, Representations
-from fl_lightning.engine.launch import build_fabric, devices_and_nodes, forks, keep_freed_memory, threads
+from fl_lightning.engine.launch import (
+    build_fabric,
+    devices_and_nodes,
+    forks,
+    keep_freed_memory,
+    refuse_default_group,
+    threads,
+)
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import configure_optimizer, needs_closure
@@ -102,8 +110,9 @@ def launch(
     prepared = forks(trainer)
     if prepared:
         # before the workers are forked, so that they share the data
-        prepare(data, model, trainer.fabric)
+        prepare(data, model)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
+    refuse_default_group(fabric.world_size)
     work = partial(_work, trainer, model, data, methods, stage, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
         return fabric.launch(work)
@@ -121,16 +130,19 @@ def _work(
 ) -> Result:
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
-    if not prepared:
-        prepare(data, model, fabric)
-    checks.check_data_fits(trainer, model, data, methods)
     with ExitStack() as cleanup:
-        return command(build(trainer, fabric, model, data, methods, stage, cleanup))
+        workers = Workers(fabric)
+        cleanup.callback(workers.close)
+        if not prepared:
+            prepare(data, model, workers)
+        checks.check_data_fits(trainer, model, data, methods)
+        return command(build(trainer, fabric, workers, model, data, methods, stage, cleanup))
 
 
 def build(
     trainer: FederatedTrainer,
     fabric: Fabric,
+    workers: Workers,
     model: LightningModule,
     data: FederatedDataModule,
     methods: MethodList,
@@ -138,8 +150,7 @@ def build(
     cleanup: ExitStack,
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
-    seed, number = base_seed(), data.num_clients
-    workers, stopwatch = Workers(fabric), Stopwatch()
+    seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     name = trainer.name or "+".join(methods.names) or "fedavg"
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
@@ -209,7 +220,7 @@ def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFol
         gradient_clip_algorithm=trainer.gradient_clip_algorithm,
         precision=str(fabric.strategy.precision.precision),
         device=fabric.device,
-        datamodule=getattr(data, "datamodule", data),
+        datamodule=own_module_of(data),
         loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
         logs=bool(trainer.logger),
         default_root_dir=str(trainer.default_root_dir),
@@ -252,12 +263,16 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
 
 
-def prepare(data: Any, model: LightningModule, fabric: Fabric) -> None:
-    """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait."""
-    if fabric.local_rank == 0:
+def prepare(data: Any, model: LightningModule, workers: Workers | None = None) -> None:
+    """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait.
+
+    None stands for a process that has not started its workers yet.
+    """
+    if workers is None or workers.local_rank == 0:
         data.prepare_data()
         model.prepare_data()
-    fabric.barrier()
+    if workers is not None:
+        workers.barrier()
     data.setup("fit")
 
 

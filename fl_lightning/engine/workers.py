@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, distributed
+from torch import Tensor
 
-from fl_lightning.engine.launch import ForkedWorkers
+from fl_lightning.engine.launch import ForkedWorkers, refuse_default_group
+from fl_lightning.errors import UsageError, require
 
 Value = TypeVar("Value")
+# bytes of the first message of a gather; most values fit into it, and need no second one
+ROOM = 4096
 
 
 class Workers:
     """The workers of a run, as one of them sees them. Every worker must call each collective.
 
     Args:
-        fabric: knows the rank of this worker and their number.
+        fabric: knows the rank of this worker, their number and their process group.
+
+    Attributes:
+        local_rank: rank of this worker among those of its machine, from 0.
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self._rank, self._size = fabric.global_rank, fabric.world_size
+        self._rank, self._size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
+        self._strategy: Any = fabric.strategy
         self._launcher = fabric.strategy.launcher
         self._alone = False
 
@@ -47,7 +57,12 @@ class Workers:
             self._alone = before
 
     def begin(self, round_: int) -> None:
-        """Begin a round, which the error about a lost worker then names."""
+        """Begin a round, which the error about a lost worker then names.
+
+        Raises:
+            UsageError: the user's code has made a default process group, over which metrics would mix clients.
+        """
+        refuse_default_group(self._size)
         if isinstance(self._launcher, ForkedWorkers):
             self._launcher.begin(f"round {round_}: ")
 
@@ -56,33 +71,100 @@ class Workers:
         if isinstance(self._launcher, ForkedWorkers):
             self._launcher.check()
 
+    def barrier(self) -> None:
+        """Wait until all workers are here."""
+        if self.size > 1:
+            finish(self._group.barrier())
+
     def gather(self, value: Value) -> list[Value]:
-        """The value of each worker, by rank; meant for small values."""
+        """The value of each worker, by rank; meant for small values.
+
+        Raises:
+            UsageError: the workers did not call this from the same functions.
+        """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
-        return values
+        # one that a worker alone calls would receive the values of the others' next one
+        parts = self._gather_bytes(pickle.dumps((callers(), value)))
+        places, values = zip(*map(pickle.loads, parts), strict=True)
+        if len(set(places)) > 1:
+            where = "; ".join(f"worker {rank} in {place}" for rank, place in enumerate(places))
+            hint = "all workers call gather, all_reduce, evaluate and representations, in the same order"
+            raise UsageError(f"the workers wait for each other in different places: {where}; {hint}")
+        return list(values)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add up a CPU tensor over the workers, in place."""
         if self.size > 1:
-            distributed.all_reduce(tensor)
+            finish(self._group.allreduce([tensor]))
 
     def send(self, packed: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
-        distributed.send(torch.tensor([len(packed)]), rank)
+        finish(self._group.send([torch.tensor([len(packed)])], rank, 0))
         if len(packed):
-            distributed.send(packed, rank)
+            finish(self._group.send([packed], rank, 0))
 
     def receive(self, rank: int) -> Tensor:
         """Bytes ``(n,)`` from another worker."""
         size = torch.zeros(1, dtype=torch.int64)
-        distributed.recv(size, rank)
+        finish(self._group.recv([size], rank, 0))
         packed = torch.empty(int(size), dtype=torch.uint8)
         if len(packed):
-            distributed.recv(packed, rank)
+            finish(self._group.recv([packed], rank, 0))
         return packed
+
+    def close(self) -> None:
+        """Part from the other workers, at the end of the run."""
+        if self._size > 1:
+            self._strategy.leave()
+
+    @property
+    def _group(self) -> Any:
+        hint = "the run has ended, and the other workers with it; ask during the run"
+        require(self._strategy.group is not None, "trainer.world_size", self._size, hint)
+        return self._strategy.group
+
+    def _gather_bytes(self, mine: bytes) -> list[bytes]:
+        """The bytes of each worker, by rank; zeros may follow them."""
+        first = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
+        longest = max(int.from_bytes(part[:8].numpy().tobytes(), "little") for part in first)
+        if longest <= ROOM - 8:
+            return [part[8:].numpy().tobytes() for part in first]
+        return [part.numpy().tobytes() for part in self._all_gather(padded(mine, longest))]
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Tensors of one shape, of each worker, by rank."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        finish(self._group.allgather([parts], [tensor]))
+        return parts
+
+
+def finish(work: Any) -> None:
+    """Wait until a collective is done.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    try:
+        work.wait()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise RuntimeError(f"a worker has ended, or has called another collective than this one: {first}") from error
+
+
+def padded(packed: bytes, size: int) -> Tensor:
+    """The bytes and zeros after them, ``(size,)``."""
+    return torch.frombuffer(bytearray(packed.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def callers() -> str:
+    """Names of the functions that have called the caller of this one, innermost first, up to the work of a worker."""
+    names: list[str] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "_work":
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return " < ".join(names)
 
 
 def place(steps: Mapping[int, int], size: int, owners: Mapping[int, int]) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """The mathematics of the methods as pure functions of tensors.
 
 They compute in float32 (float64 for float64 input), also under autocast, and where a value is undefined, as for a batch
-of one example, a loss is 0 with gradient 0.
+of one example, a loss is 0 with gradient 0. Representations of more than two dimensions are
+flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
 from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
@@ -13,6 +14,7 @@ from fl_lightning.functional.decorrelation import (
     structured_covariance_decorrelation,
 )
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
+from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
     covariance_spectrum,
     effective_rank,
@@ -24,6 +26,7 @@ from fl_lightning.functional.uniformity import rbf_uniformity
 from fl_lightning.functional.variance import probability_variance_hinge
 
 __all__ = [
+    "as_rows",
     "calibrated_logits",
     "class_sums",
     "correlation_frobenius",

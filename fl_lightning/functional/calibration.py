@@ -44,7 +44,7 @@ def calibrated_logits(
     Raises:
         UsageError: ``missing`` has another value.
 
-    Source: FedLC, Eq. 5. The paper does not treat missing classes, and public implementations differ.
+    Source: FedLC, Eq. 6 and 7. The paper does not treat missing classes, and public implementations differ.
 
     Example:
         >>> import torch

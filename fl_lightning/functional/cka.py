@@ -5,7 +5,7 @@ https://arxiv.org/abs/1905.00414,
 https://github.com/google-research/google-research/tree/master/representation_similarity
 
 The Frobenius and cosine similarities are the alternatives that FedCKA (Son et al., 2021) compares with in its Table 3.
-https://arxiv.org/abs/2112.00407
+Its Eq. 3 is linear CKA. https://arxiv.org/abs/2112.00407
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Contrasts between the similarities to the global and to previous local models: FedCKA and MOON.
 
-FedCKA: Son et al., Compare Where It Matters, 2021. https://arxiv.org/abs/2112.00407
+FedCKA: Son et al., Compare Where It Matters: Using Layer-Wise Regularization To Improve Federated Learning on
+Heterogeneous Data, 2021. https://arxiv.org/abs/2112.00407
 
 MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
 https://arxiv.org/abs/2103.16257, https://github.com/QinbinLi/MOON
@@ -16,6 +17,7 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fl_lightning.errors import require
 from fl_lightning.functional._precision import in_full_precision, linked_zero
+from fl_lightning.functional.rows import as_rows
 
 
 @in_full_precision
@@ -29,7 +31,7 @@ def representation_contrast(similarity_to_global: Tensor, similarity_to_previous
     Returns:
         A scalar above 0: log 2 if the similarities are equal, and in [0.313, 1.313] if both lie in [0, 1].
 
-    Source: FedCKA, Eq. 5, without its mean over layers. There is no temperature.
+    Source: FedCKA, Eq. 2, without its mean over layers. There is no temperature.
 
     Example:
         >>> import torch
@@ -50,9 +52,9 @@ def model_contrastive_loss(
     the cosine with that by the j-th previous local model.
 
     Args:
-        z: representations by the model in training, ``(B, d)``; detach the other arguments.
-        z_global: representations of the same examples by the global model, ``(B, d)``.
-        z_previous: representations by the previous local models, ``(B, d)`` each.
+        z: representations by the model in training, ``(B, ...)``, flattened to ``(B, d)``; detach the other arguments.
+        z_global: representations of the same examples by the global model, ``(B, ...)``.
+        z_previous: representations by the previous local models, ``(B, ...)`` each.
         temperature: T > 0; a smaller one sharpens the contrast.
 
     Returns:
@@ -75,7 +77,7 @@ def model_contrastive_loss(
     require(temperature > 0, "temperature", temperature, "give a number above 0")
     if not len(z_previous):
         return linked_zero(z)
-    rows = z.flatten(1)
-    cosines = [cosine_similarity(rows, other.flatten(1), dim=1) for other in (z_global, *z_previous)]
+    rows = as_rows(z)
+    cosines = [cosine_similarity(rows, as_rows(other), dim=1) for other in (z_global, *z_previous)]
     logits = torch.stack(cosines, 1) / temperature
     return (logits.logsumexp(1) - logits[:, 0]).mean()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.functional._precision import centered, in_full_precision, linked_zero
+from fl_lightning.functional.rows import as_rows
 
 EPS = 1e-8
 
@@ -34,7 +35,7 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
     up to the 1e-8, so that its gradient is negligible.
 
     Args:
-        z: representations ``(B, d)``.
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
         form: ``official`` or ``paper``.
 
     Returns:
@@ -55,10 +56,11 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
         tensor(0.)
     """
     require(form in ("official", "paper"), "form", form, "choose official or paper")
-    batch, d = z.shape
+    rows = as_rows(z)
+    batch, d = rows.shape
     if batch < 2:
         return linked_zero(z)
-    normal = centered(z)
+    normal = centered(rows)
     normal = normal / torch.sqrt(EPS + normal.square().sum(0) / (batch - 1))
     if form == "paper":
         return _products(normal).square().sum() / (batch * d) ** 2
@@ -87,7 +89,7 @@ def covariance_decorrelation(z: Tensor) -> Tensor:
     C is the covariance of the columns of z over the batch, ``(d, d)``, divided by B.
 
     Args:
-        z: representations ``(B, d)``.
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
 
     Returns:
         A scalar, at least 0; 0 for B = 1 and for d = 1. It grows with the fourth power of the scale of z.
@@ -100,7 +102,7 @@ def covariance_decorrelation(z: Tensor) -> Tensor:
         >>> covariance_decorrelation(z), covariance_decorrelation(2 * z)
         (tensor(0.4444), tensor(7.1111))
     """
-    return structured_covariance_decorrelation(z, groups=z.shape[1])
+    return structured_covariance_decorrelation(z, groups=as_rows(z).shape[1])
 
 
 @in_full_precision
@@ -112,7 +114,7 @@ def structured_covariance_decorrelation(z: Tensor, groups: int = 8, gamma: float
     most one.
 
     Args:
-        z: representations ``(B, d)``.
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
         groups: number of groups, from 1 to d; d gives DeCov.
         gamma: reward of covariance inside a group, at least 0; 0 ignores it. Above 0 the value has no lower bound.
 
@@ -130,10 +132,11 @@ def structured_covariance_decorrelation(z: Tensor, groups: int = 8, gamma: float
         >>> structured_covariance_decorrelation(z, groups=1), structured_covariance_decorrelation(z, groups=2)
         (tensor(0.), tensor(0.4444))
     """
-    batch, d = z.shape
+    rows = as_rows(z)
+    batch, d = rows.shape
     require(1 <= groups <= d, "groups", groups, f"the representation has {d} dimensions, give 1 to {d}")
     require(gamma >= 0, "gamma", gamma, "give 0 or more")
-    rows = centered(z)
+    rows = centered(rows)
     squares = (rows.T @ rows / batch).square()
     group = torch.arange(d, device=z.device) * groups // d
     between = group[:, None] != group[None, :]

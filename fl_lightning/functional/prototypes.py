@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional._precision import in_full_precision
+from fl_lightning.functional.rows import as_rows
 
 
 @in_full_precision
@@ -37,7 +38,7 @@ def prototype_distance(z: Tensor, targets: Tensor, prototypes: Tensor, known: Te
         >>> prototype_distance(z, targets, torch.zeros(2, 2), known)
         tensor(0.2500)
     """
-    rows = z.flatten(1)
+    rows = as_rows(z)
     gap = rows - prototypes.to(rows)[targets]
     return torch.where(known[targets][:, None], gap, 0.0).square().mean()
 
@@ -62,6 +63,6 @@ def class_sums(z: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Te
         >>> sums.tolist(), numbers.tolist()
         ([[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]], [[2.0], [0.0], [1.0]])
     """
-    rows = z.detach().flatten(1).double()
+    rows = as_rows(z.detach()).double()
     sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, targets, rows)
     return sums, torch.bincount(targets, minlength=num_classes)[:, None].double()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional._precision import centered, in_full_precision
+from fl_lightning.functional.rows import as_rows
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def covariance_spectrum(z: Tensor) -> Tensor:
         >>> covariance_spectrum(z).round(decimals=4).tolist()
         [2.0, 0.5]
     """
-    rows = centered(z.detach().flatten(1).double())
+    rows = centered(as_rows(z.detach()).double())
     return eigenvalues(rows.T @ rows / max(len(rows), 1))
 
 

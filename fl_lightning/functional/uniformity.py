@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.functional._precision import in_full_precision, linked_zero, unit_scale
+from fl_lightning.functional.rows import as_rows
 
 
 @in_full_precision
@@ -49,7 +50,7 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
     if len(z) < 2:
         return linked_zero(z)
     # pdist gives equal rows distance 0 with gradient 0; the median of the squares is the square of the median
-    distances, _ = unit_scale(torch.pdist(z.flatten(1)))
+    distances, _ = unit_scale(torch.pdist(as_rows(z)))
     distinct = distances[distances > math.sqrt(torch.finfo(z.dtype).tiny)]
     if len(distinct) == 0:
         return linked_zero(z)

@@ -37,7 +37,7 @@ def probability_variance_hinge(logits: Tensor, hinge: Hinge = "linear") -> Tenso
     Raises:
         UsageError: ``hinge`` has another value.
 
-    Source: FedUV, Eq. 2 and supplement Table 6, after the authors' code, which takes probabilities where the
+    Source: FedUV, Eq. 2 and 3 and supplement Table 6, after the authors' code, which takes probabilities where the
     pseudo-code takes one-hot predictions.
 
     Example:

@@ -35,4 +35,4 @@ class DeCov(Method):
         self.weight = weight
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        return self.weight * covariance_decorrelation(step.taps["representation"].flatten(1))
+        return self.weight * covariance_decorrelation(step.taps["representation"])

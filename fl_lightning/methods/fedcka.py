@@ -1,4 +1,7 @@
-r"""FedCKA: Son et al., Compare Where It Matters: Using Layer-Wise Regularization to Improve FL, 2021, Eq. 5.
+r"""FedCKA: Son et al., Compare Where It Matters: ... Federated Learning on Heterogeneous Data, 2021, Eq. 1 to 3.
+
+Its title in full is Compare Where It Matters: Using Layer-Wise Regularization To Improve Federated Learning on
+Heterogeneous Data.
 
 Paper: https://arxiv.org/abs/2112.00407
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,8 +55,9 @@ class FedCKA(Method):
 
     Args:
         mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 3, 5 and 10.
-        layers: M, how many layers to compare, counted from the input, at least 1; 2 in the paper. Or the names of their
-            taps: ``[early.0, stage.1]`` compares a ResNet's stem and its whole first stage.
+        layers: M, how many layers to compare, counted from the input, at least 1; 2 in the paper. They are the taps
+            ``early.0``, ``early.1``, ... Or the name of one tap, or names of several: ``[early.0, stage.1]`` compares a
+            ResNet's stem and its whole first stage.
         similarity: ``linear`` CKA, its ``debiased`` form or ``rbf`` CKA; or, from the paper's Table 3, ``cosine`` or
             the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``).
 
@@ -61,13 +65,16 @@ class FedCKA(Method):
         UsageError: ``mu`` is below 0, or ``layers`` is 0 or empty.
     """
 
+    remembers: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
+
     def __init__(
         self,
         mu: float = 3.0,
-        layers: int | list[str] = 2,
+        layers: int | str | list[str] = 2,
         similarity: Literal["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "cosine"] = "linear",
     ) -> None:
         require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
+        layers = [layers] if isinstance(layers, str) else layers
         names = [f"early.{m}" for m in range(layers)] if isinstance(layers, int) else layers
         require(len(names) >= 1, "FedCKA.layers", layers, "give 1 or more")
         self.mu, self.similarity = mu, SIMILARITIES[similarity]

@@ -13,7 +13,7 @@ the paper keeps for client k.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.optim import Optimizer
@@ -45,6 +45,10 @@ class FedDyn(Method):
     """
 
     needs_exchange = True
+    remembers: ClassVar = {
+        "g": "g_k, by the name of the parameter",
+        "latest": "the client's last parameters, by name; for reported='all' only",
+    }
     mean_g = ServerValue(Server.zeros)
     shown: ServerValue[State] = ServerValue(lambda server: {})
     initial = ServerValue(lambda server: clone(server.state))

@@ -1,11 +1,11 @@
-r"""FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Eq. 5 to 7.
+r"""FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Eq. 6 and 7.
 
 Paper: https://arxiv.org/abs/2209.00189
 
 .. math:: \tilde o_c = o_c - \tau n_c^{-1/4}, \qquad \ell = -\tilde o_y + \log \sum_i e^{\tilde o_i}
 
-Eq. 7 as printed sums over :math:`i \ne y`, which has no lower bound. The paper's Theorem 3 and every implementation sum
-over all classes.
+The margin :math:`\tau n_c^{-1/4}` comes with Eq. 6. Eq. 7 as printed sums over :math:`i \ne y`, which has no lower
+bound. The paper's Theorem 3 and every implementation sum over all classes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client import Client
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Method, Step
@@ -24,8 +25,9 @@ from fl_lightning.method import Method, Step
 class FedLC(Method):
     r"""Subtracts a margin from each logit o according to the client's label counts, larger for rarer classes.
 
-    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the training loss uses
-    these logits; evaluation uses the raw ones. The paper does not print :math:`\tau`.
+    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the module's
+    ``training_step`` sees these logits, so that its ``train/accuracy`` is of calibrated logits too; evaluation uses the
+    raw ones. The paper does not print :math:`\tau`.
 
     Args:
         tau: :math:`\tau \ge 0`; 0 gives FedAvg, unless ``missing="mask"`` and the client lacks a class.
@@ -35,7 +37,8 @@ class FedLC(Method):
             requires a cross-entropy loss.
 
     Raises:
-        UsageError: ``tau`` is below 0, or the clients' label counts are not known.
+        UsageError: ``tau`` is below 0, the clients' label counts are not known, or ``missing="mask"`` together with
+            ``denominator="exclude_true"`` leaves a client of one class nothing to sum over.
     """
 
     requires = ("logits",)
@@ -49,6 +52,14 @@ class FedLC(Method):
     ) -> None:
         require(tau >= 0, "FedLC.tau", tau, "give 0 or more")
         self.tau, self.missing, self.denominator = tau, missing, denominator
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        if self.missing != "mask" or self.denominator == "all":
+            return
+        for k in range(data.num_clients):
+            counts: Tensor = data.info(k).label_counts  # type: ignore[assignment]
+            hint = f"client {k} has one class only, which leaves no other in the sum; take denominator: all"
+            require(int((counts > 0).sum()) != 1, "FedLC.denominator", f"{self.denominator} with missing=mask", hint)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]

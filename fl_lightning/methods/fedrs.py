@@ -22,17 +22,20 @@ from fl_lightning.method import Method
 class FedRS(Method):
     r"""Scales down the logits o of classes that a client lacks, so that it does not unlearn them.
 
-    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the training loss uses the
-    restricted logits; evaluation uses the raw ones.
+    :math:`n_c` is the client's number of training examples of class c, and y the label. Only the module's
+    ``training_step`` sees the restricted logits, so that its ``train/accuracy`` is of them too; evaluation uses the raw
+    ones.
 
     Args:
         alpha: :math:`\alpha \in [0, 1]`; 1 gives FedAvg if ``use_bias``. The authors choose among 0.1, 0.5 and 0.9.
         mode: ``binary``, as in the paper, or ``frequency``, :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, as in
             the first author's code.
-        use_bias: scale the whole logit. If not, the training loss leaves out the classifier's bias, as that code does.
+        use_bias: scale the whole logit. If not, training leaves out the classifier's bias, as that code does: it is
+            subtracted from the logits and gets no gradient, so that weight decay does not change it either.
 
     Raises:
-        UsageError: ``alpha`` is outside [0, 1], or the clients' label counts are not known.
+        UsageError: ``alpha`` is outside [0, 1], the clients' label counts are not known, or ``use_bias`` is false and
+            the tap ``logits`` is bound to a module that has no attribute ``bias``.
     """
 
     requires = ("logits",)
@@ -44,11 +47,23 @@ class FedRS(Method):
         require(0 <= alpha <= 1, "FedRS.alpha", alpha, "give a number in [0, 1]")
         self.alpha, self.mode, self.use_bias = alpha, mode, use_bias
 
+    @property
+    def corrects_gradients(self) -> bool:
+        return not self.use_bias
+
     def setup(self, client: Client, optimizer: Optimizer) -> None:
-        head = client.module.get_submodule(client.tap_paths["logits"])
-        self._bias: Tensor | None = None if self.use_bias else getattr(head, "bias", None)
+        path = client.tap_paths["logits"]
+        head = client.module.get_submodule(path)
+        hint = f"the tap logits is bound to {path!r}, which has no bias; bind it to the classifier, or set it to true"
+        require(self.use_bias or hasattr(head, "bias"), "FedRS.use_bias", self.use_bias, hint)
+        self._bias: Tensor | None = None if self.use_bias else head.bias  # type: ignore[assignment]
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         logits = logits if self._bias is None else logits - self._bias
         return restricted_logits(logits, counts.to(logits.device), self.alpha, self.mode)
+
+    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+        # subtracting the bias leaves a gradient of 0, with which weight decay and momentum would still move it
+        if self._bias is not None:
+            self._bias.grad = None

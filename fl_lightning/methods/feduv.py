@@ -1,4 +1,4 @@
-r"""FedUV: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024, Eq. 2 to 5.
+r"""FedUV: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024, Eq. 1 to 4.
 
 Paper: https://arxiv.org/abs/2402.18372
 Code: https://github.com/sonhamin/FedUV

@@ -8,7 +8,7 @@ Code: https://github.com/QinbinLi/MOON
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -32,13 +32,14 @@ class MOON(Method):
         pool_size: how many previous models to contrast with, at least 1; 1 in the paper.
         first: the previous model in a client's first visit: none, so that there is no term (``none``), a model with
             initial weights drawn for this client (``random``, by the layers' default initialisation), or the received
-            one (``global``).
+            one (``global``). A subclass can give others, as the ``pool`` of its ``initial_memory``.
 
     Raises:
         UsageError: ``mu`` is below 0, ``temperature`` is not above 0, or ``pool_size`` is below 1.
     """
 
     requires = ("representation",)
+    remembers: ClassVar = {"pool": "the client's last models, as a list of states, the newest last"}
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ Paper: https://arxiv.org/abs/1910.06378
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.optim import Optimizer
@@ -30,7 +30,8 @@ class SCAFFOLD(Method):
     Args:
         variate: how :math:`c_k^+` is computed: by the equation above, the paper's option II (``displacement``, with the
             sum of the learning rates for :math:`K \eta`), which is correct only for SGD without momentum; or as the
-            mean of the visit's uncorrected ``gradients``, which equals it there and is correct for any optimizer.
+            mean of the visit's ``gradients``, which equals it there and is correct for any optimizer. A gradient is
+            read after clipping, as the optimizer gets it, and the correction :math:`c - c_k` is subtracted from it.
         correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
@@ -42,6 +43,7 @@ class SCAFFOLD(Method):
     """
 
     needs_exchange = True
+    remembers: ClassVar = {"variate": "c_k, by the name of the parameter"}
     global_variate = ServerValue(Server.zeros)
 
     def __init__(
@@ -62,7 +64,8 @@ class SCAFFOLD(Method):
     def on_client_start(self, client: Client) -> None:
         self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
         zeros = {name: torch.zeros_like(value) for name, value in self._global.items()}
-        self._own, self._gradients = client.memory(self).get("variate", zeros), clone(zeros)
+        self._own = client.memory(self).get("variate", zeros)
+        self._gradients, self._clipping = clone(zeros), clone(zeros)
         self._gap = {name: value - self._own[name] for name, value in self._global.items()}
         self._rates = 0.0
 
@@ -72,6 +75,13 @@ class SCAFFOLD(Method):
             client.add_gradients_to(self._gradients)
         if self.correction == "gradient":
             client.add_to_gradients(self._gap)
+        if self.variate == "gradients":
+            client.add_gradients_to(self._clipping, -1.0)
+
+    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
+        # what clipping takes off is added up by itself, exactly 0 without it: there the correction cancels no digits
+        if self.variate == "gradients":
+            client.add_gradients_to(self._clipping)
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         if self.correction == "post_step":
@@ -81,7 +91,7 @@ class SCAFFOLD(Method):
         if client.num_steps == 0:
             return None
         if self.variate == "gradients":
-            new = {name: total / client.num_steps for name, total in self._gradients.items()}
+            new = {n: (total + self._clipping[n]) / client.num_steps for n, total in self._gradients.items()}
         else:
             new = {n: self._own[n] - self._global[n] - client.change[n] / self._rates for n in client.sent}
         client.memory(self)["variate"] = {name: value.to(self._own[name]) for name, value in new.items()}

@@ -47,5 +47,5 @@ class StructuredDeCov(Method):
         require(self.groups <= width, "StructuredDeCov.groups", self.groups, hint)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        z = step.taps["representation"].flatten(1)
+        z = step.taps["representation"]
         return self.weight * structured_covariance_decorrelation(z, self.groups, self.gamma)

@@ -73,6 +73,10 @@ class ImageClassifier(LightningModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self._step(batch)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The logits ``(B, C)`` of a batch of images, with or without labels."""
+        return self(batch[0] if isinstance(batch, (list, tuple)) else batch)
+
     def configure_optimizers(self) -> Optimizer:
         return self.optimizer(self.parameters()) if self.optimizer else SGD(self.parameters(), lr=0.01)
 

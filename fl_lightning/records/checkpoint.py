@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_lightning.errors import UsageError, require
 
@@ -42,15 +44,54 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: no such file, or no checkpoint.
     """
-    require(path.is_file(), "ckpt_path", str(path), "there is no such file; give RUN/checkpoints/last.ckpt")
-    try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of tensors and plain values: {text}") from error
+    contents = _contents(path, "ckpt_path", "give RUN/checkpoints/last.ckpt")
     usable = isinstance(contents, dict) and "state_dict" in contents
     require(usable, "ckpt_path", str(path), "it is not a checkpoint")
     return contents
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """The contents of a file of weights: a checkpoint, with its key ``state_dict``, or a state dict itself.
+
+    Raises:
+        UsageError: no such file, or neither of the two.
+    """
+    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict")
+    plain = isinstance(contents, dict) and bool(contents)
+    usable = plain and ("state_dict" in contents or any(isinstance(one, Tensor) for one in contents.values()))
+    require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")
+    return contents
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(2**20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _contents(path: Path, key: str, hint: str) -> Any:
+    """What a file holds, tensors and plain values only; ``key`` is the argument that names it."""
+    require(path.is_file(), key, str(path), f"there is no such file; {hint}")
+    try:
+        if path.suffix == ".safetensors":
+            return _safetensors(path, key)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise UsageError(f"{key}={str(path)!r}: not a checkpoint of tensors and plain values: {text}") from error
+
+
+def _safetensors(path: Path, key: str) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
+    return load_file(path)
 
 
 def check_same_run(path: Path, contents: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from fl_lightning.records import loggers
 from fl_lightning.records.checkpoint import in_place
 
 
@@ -46,14 +47,26 @@ class RunFolder:
         for logger in self.loggers:
             logger.log_metrics(dict(metrics), step=round_)
 
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Give hyper-parameters to the loggers; TensorBoard takes them with the final metrics, at the end."""
+        for logger in self.loggers[1:]:
+            if not loggers.is_tensorboard(logger):
+                loggers.log_hyperparams(logger, params)
+
+    def compare_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float], round_: int) -> None:
+        """Give TensorBoard the hyper-parameters with the metrics of the last round, by which it compares runs."""
+        for logger in self.loggers[1:]:
+            if loggers.is_tensorboard(logger):
+                loggers.compare_hyperparams(logger, params, metrics, round_)
+
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
-        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and show it in TensorBoard."""
+        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
         if self.path is None:
             return
         (self.path / "figures").mkdir(exist_ok=True)
         figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
-        for writer in self.summary_writers:
-            writer.add_figure(name, figure, round_)
+        for logger in self.loggers[1:]:
+            loggers.log_figure(logger, name, figure, round_)
 
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
@@ -63,7 +76,7 @@ class RunFolder:
     @property
     def summary_writers(self) -> list[Any]:
         """TensorBoard's writers among the loggers."""
-        return [logger.experiment for logger in self.loggers if isinstance(logger, TensorBoardLogger)]
+        return [loggers.experiment(one) for one in self.loggers[1:] if loggers.is_tensorboard(one)]
 
     def _new_table(self) -> CSVLogger:
         table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)

@@ -42,8 +42,9 @@ class Weighted:
     @classmethod
     def of(cls, value: Tensor | float, weight: Tensor | float = 1.0) -> Weighted:
         """The sum over one element: ``value`` with weight ``weight``, in float64."""
-        total = torch.as_tensor(value).detach().double()
-        scale = torch.as_tensor(weight, device=total.device).detach().double()
+        # a plain number is never rounded to float32 on the way
+        total = torch.as_tensor(value, dtype=torch.float64).detach()
+        scale = torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach()
         return cls(total * scale, scale)
 
     @classmethod

@@ -64,8 +64,8 @@ def test_what_is_not_known_stays_on_one_line():
             "callbacks='mine.Nope': module 'mine' has no attribute 'Nope'; give one of CCVR",
         ),
         (
-            "Import path does not correspond to a subclass of Callback - Expected a Given value: lightning.Callback",
-            "callbacks='lightning.Callback': it is no subclass of Callback; give one of CCVR",
+            "Import path does not correspond to a subclass of Callback - Expected a Given value: collections.Counter",
+            "callbacks='collections.Counter': it is no subclass of Callback; give one of CCVR",
         ),
     ],
 )

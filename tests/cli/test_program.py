@@ -46,7 +46,8 @@ def refused(capsys, *args):
 
 
 def test_the_printed_config_has_the_top_level_keys(capsys):
-    assert list(printed(capsys, *FIT)) == ["seed_everything", "trainer", "model", "data", "method", "ckpt_path"]
+    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights"]
+    assert list(printed(capsys, *FIT)) == keys
 
 
 def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):
@@ -77,6 +78,45 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
     accuracy = next(part for part in said.split(", ") if part.startswith("test/accuracy"))
     assert accuracy in capsys.readouterr().out
+
+
+def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path):
+    import torch
+
+    from fl_lightning.models import ImageClassifier
+
+    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
+    run = tmp_path / "fedavg" / "version_0"
+    model, path = run / "checkpoints" / "model.ckpt", run / "predictions.pt"
+    loaded = ImageClassifier.load_from_checkpoint(model)
+    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, last[name]) for name, value in loaded.state_dict().items())
+    given = torch.load(model, weights_only=True)["hyper_parameters"]
+    assert given["_class_path"] == "fl_lightning.models.ImageClassifier"
+    assert given["encoder"]["init_args"]
+    capsys.readouterr()
+    config = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    main(["predict", *config])
+    assert f"outputs of predict_step in {path}" in capsys.readouterr().out
+    outputs = torch.load(path, weights_only=True)
+    assert sum(map(len, outputs)) == 50
+    main(["predict", *config, "--output", str(tmp_path / "mine.pt"), "--trainer.devices", "2"])
+    again = torch.load(tmp_path / "mine.pt", weights_only=True)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
+
+
+def test_given_weights_are_in_the_config_and_their_digest_in_the_record(tmp_path):
+    import hashlib
+    import json
+
+    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
+    weights = tmp_path / "fedavg" / "version_0" / "checkpoints" / "model.ckpt"
+    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--weights", str(weights)])
+    second = tmp_path / "fedavg" / "version_1"
+    assert yaml.safe_load((second / "config.yaml").read_text())["weights"] == str(weights)
+    record = json.loads((second / "environment.json").read_text())["weights"]
+    assert record == {"path": str(weights), "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    main(["test", "--config", str(second / "config.yaml")])
 
 
 def test_the_saved_config_runs_again_to_the_same_bits(tmp_path):

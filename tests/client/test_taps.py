@@ -1,5 +1,9 @@
 """Taps record what submodules give, and a forward can end at the last of them."""
 
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -76,3 +80,184 @@ def test_the_trainers_taps_replace_those_of_the_module():
         resolve_taps(net, {}, {"z": "FedUV"})
     with pytest.raises(UsageError, match="bound to 'neck', no submodule of Net"):
         resolve_taps(net, {"z": "neck"}, {"z": "FedUV"})
+
+
+class Output(dict):
+    """A mapping whose fields are attributes too, as those of Hugging Face's models."""
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+
+class Pair(NamedTuple):
+    hidden: torch.Tensor
+    scores: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Fields:
+    hidden: torch.Tensor
+    scores: torch.Tensor
+
+
+class Plain:
+    def __init__(self, hidden, scores):
+        self.hidden, self.scores = hidden, scores
+
+
+def mapping(hidden, scores):
+    output = Output()
+    output["hidden"], output["scores"] = hidden, scores
+    return output
+
+
+# how the submodule gives its two tensors, their names, and how to read the second
+OUTPUTS = {
+    "mapping": (mapping, ("hidden", "scores"), lambda out: (out["scores"], out.scores)),
+    "tuple": (lambda hidden, scores: (hidden, scores), ("0", "1"), lambda out: (out[1],)),
+    "negative index": (lambda hidden, scores: (hidden, scores), ("-2", "-1"), lambda out: (out[1],)),
+    "list": (lambda hidden, scores: [hidden, scores], ("0", "1"), lambda out: (out[1],)),
+    "namedtuple by field": (Pair, ("hidden", "scores"), lambda out: (out.scores,)),
+    "namedtuple by index": (Pair, ("0", "1"), lambda out: (out.scores,)),
+    "integer keys": (lambda hidden, scores: {0: hidden, 1: scores}, ("0", "1"), lambda out: (out[1],)),
+    "dataclass": (Fields, ("hidden", "scores"), lambda out: (out.scores,)),
+    "object": (Plain, ("hidden", "scores"), lambda out: (out.scores,)),
+    "nested": (lambda *both: {"all": (*both,)}, ("all:0", "all:1"), lambda out: (out["all"][1],)),
+}
+
+
+class Inner(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.body, self.head, self.kind, self.given = nn.Linear(3, 2), nn.Linear(2, 4), kind, None
+
+    def forward(self, x):
+        hidden = self.body(x)
+        self.given = self.kind(hidden, self.head(hidden))
+        return self.given
+
+
+def wrapped(kind):
+    net = nn.Module()
+    net.inner = Inner(kind)
+    net.forward = lambda x: net.inner(x)
+    return net
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_tap_can_be_a_part_of_an_output_that_is_no_tensor(name):
+    kind, (hidden, scores), _ = OUTPUTS[name]
+    net = wrapped(kind)
+    bound = {"representation": f"inner:{hidden}", "logits": f"inner:{scores}"}
+    taps = Taps(net, resolve_taps(net, bound, dict.fromkeys(bound, "FedUV")))
+    assert net(X) is net.inner.given
+    assert torch.equal(taps.values["representation"], net.inner.body(X))
+    assert torch.equal(taps.values["logits"], net.inner.head(net.inner.body(X)))
+    assert taps.values["logits"].requires_grad
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_the_transform_replaces_the_logits_in_a_copy_of_such_an_output(name):
+    kind, (hidden, scores), read = OUTPUTS[name]
+    net = wrapped(kind)
+    taps = Taps(net, {"logits": f"inner:{scores}", "z": f"inner:{hidden}"}, transform=lambda logits: logits + 1)
+    out = net(X)
+    raw = net.inner.head(net.inner.body(X))
+    assert type(out) is type(net.inner.given) and out is not net.inner.given
+    assert all(torch.equal(value, raw + 1) for value in read(out))
+    assert all(torch.equal(value, raw) for value in read(net.inner.given))
+    assert torch.equal(taps.values["logits"], raw)
+    assert torch.equal(taps.values["z"], net.inner.body(X))
+
+
+def test_the_whole_of_such_an_output_is_refused_and_its_parts_are_named():
+    net = wrapped(mapping)
+    Taps(net, {"z": "inner"})
+    message = (
+        "trainer.taps: z='inner': that is no tensor but a Output; bind the tap to a part of it: inner:hidden, "
+        "inner:scores"
+    )
+    with pytest.raises(UsageError, match=re.escape(message)):
+        net(X)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "message"),
+    [
+        (mapping, "pooled", "a Output has no pooled; it has hidden, scores"),
+        (Pair, "2", "a Pair has no 2; it has hidden, scores"),
+        (Plain, "pooled", "a Plain has no pooled; it has hidden, scores"),
+        (lambda hidden, scores: (hidden, scores), "hidden", "a tuple has no hidden; it has 0, 1"),
+        (lambda hidden, scores: {"hidden": None}, "hidden", "that is no tensor but a NoneType"),
+        (lambda hidden, scores: scores, "pooled", "a Tensor has no pooled"),
+    ],
+)
+def test_a_part_that_there_is_not_is_refused(kind, field, message):
+    net = wrapped(kind)
+    Taps(net, {"z": f"inner:{field}"})
+    with pytest.raises(UsageError, match=f"trainer.taps: z='inner:{field}': {message}") as refusal:
+        net(X)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_colon_without_a_field_is_refused():
+    with pytest.raises(UsageError, match=r"trainer.taps: z='inner:': name a field after the colon"):
+        resolve_taps(wrapped(Pair), {"z": "inner:"}, {"z": "FedUV"})
+
+
+def test_logits_beside_a_loss_that_is_made_of_them_cannot_be_replaced():
+    net = wrapped(lambda hidden, scores: {"loss": scores.sum(), "scores": scores})
+    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits)
+    net(X)
+    net = wrapped(lambda hidden, scores: {"loss": scores.sum(), "scores": scores})
+    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits + 1)
+    with pytest.raises(UsageError, match=r"logits='inner:scores': its output holds the loss too, .* bind logits to"):
+        net(X)
+
+
+def test_logits_that_cannot_be_replaced_are_refused():
+    class Fixed:
+        __slots__ = ("_scores",)
+
+        def __init__(self, hidden, scores):
+            self._scores = scores
+
+        scores = property(lambda self: self._scores)
+
+    net = wrapped(Fixed)
+    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits + 1)
+    with pytest.raises(UsageError, match=r"scores of a Fixed cannot be replaced; bind logits to the classifier"):
+        net(X)
+
+
+def test_a_submodule_that_the_forward_does_not_call_is_named():
+    net = Net()
+    net.unused = nn.Linear(1, 1)
+    taps = Taps(net, {"z": "unused", "logits": "head"})
+    net(X)
+    message = "trainer.taps: z='unused': the forward of this batch does not call this submodule"
+    with pytest.raises(UsageError, match=message):
+        taps.values["z"]
+    with pytest.raises(UsageError, match=message):
+        taps.run_until(["z", "logits"], lambda: net(X))
+    with pytest.raises(KeyError, match="never declared"):
+        taps.values["never declared"]
+
+
+def test_of_a_submodule_that_is_called_twice_the_last_output_is_recorded():
+    net = Net()
+    taps = Taps(net, PATHS)
+    net(X)
+    net(2 * X)
+    assert torch.equal(taps.values["representation"], net.body(2 * X))
+
+
+def test_of_many_submodules_an_error_names_the_nearest():
+    net = nn.Module()
+    net.layers = nn.ModuleList(nn.ModuleDict({"attention": nn.Linear(1, 1)}) for _ in range(100))
+    net.classifier = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match=r"SUBMODULE being one of 202, such as .*layers.7.attention.*") as refusal:
+        resolve_taps(net, {"z": "layer.7.attention"}, {"z": "FedUV"})
+    assert "classifier" in str(refusal.value)
+    assert len(str(refusal.value)) < 500

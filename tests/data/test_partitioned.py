@@ -18,7 +18,7 @@ from fl_lightning.data import (
     Shards,
 )
 from fl_lightning.data.labels import labels_of
-from fl_lightning.data.partitioned import transfer_hooks_of
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import UsageError
 
 X, Y = torch.randn(90, 3), torch.arange(90) % 3
@@ -264,7 +264,7 @@ def test_hooks_reach_the_users_data_module():
     data.load_state_dict({"a": 1})
     assert theirs.called == [error, {"a": 1}]
     assert data.state_dict() == {"seen": 2} and data.predict_dataloader() == "predict"
-    assert transfer_hooks_of(data) is transfer_hooks_of(theirs) is theirs
+    assert own_module_of(data) is own_module_of(theirs) is theirs
     assert Partitioned(Theirs()).predict_dataloader() == []
 
 

@@ -125,11 +125,49 @@ LOSSES = {
         for mode in ("binary", "frequency")
     },
 }
-OTHERS = {"class_sums", "covariance_spectrum", "effective_rank", "eigenvalues", "singular_values", "stable_rank"}
+OTHERS = {
+    "as_rows",
+    "class_sums",
+    "covariance_spectrum",
+    "effective_rank",
+    "eigenvalues",
+    "singular_values",
+    "stable_rank",
+}
 
 
 def test_every_function_is_among_the_losses_or_has_properties_of_its_own():
     assert {name.split()[0] for name in LOSSES} | OTHERS == set(F.__all__)
+
+
+OF_REPRESENTATIONS = {
+    "model_contrastive_loss": lambda z: F.model_contrastive_loss(z, z.roll(1, 0), [z.flip(0)]),
+    "rbf_uniformity": F.rbf_uniformity,
+    "correlation_frobenius": F.correlation_frobenius,
+    "correlation_frobenius paper": lambda z: F.correlation_frobenius(z, "paper"),
+    "covariance_decorrelation": F.covariance_decorrelation,
+    "structured_covariance_decorrelation": lambda z: F.structured_covariance_decorrelation(z, 4, 0.5),
+    "prototype_distance": lambda z: F.prototype_distance(
+        z, torch.tensor([0, 1, 0, 1, 1]), torch.ones(2, 12), torch.tensor([True, False])
+    ),
+    "class_sums": lambda z: F.class_sums(z, torch.tensor([0, 1, 0, 1, 1]), 2)[0],
+    "linear_cka": lambda z: F.linear_cka(z, z.flip(0)),
+    "rbf_cka": lambda z: F.rbf_cka(z, z.flip(0)),
+    "covariance_spectrum": F.covariance_spectrum,
+}
+
+
+@pytest.mark.parametrize("name", OF_REPRESENTATIONS)
+@pytest.mark.parametrize("shape", [(5, 3, 4), (5, 3, 2, 2)], ids=["tokens", "maps"])
+def test_representations_of_more_dimensions_are_flattened(name, shape):
+    function, z = OF_REPRESENTATIONS[name], torch.randn(*shape)
+    assert torch.equal(function(z), function(z.reshape(5, 12)))
+    assert torch.equal(F.as_rows(z), z.reshape(5, 12))
+
+
+def test_a_number_for_each_example_is_a_row_of_one():
+    assert torch.equal(F.as_rows(torch.arange(3.0)), torch.tensor([[0.0], [1.0], [2.0]]))
+    assert F.correlation_frobenius(torch.randn(5)) == 0
 
 
 @pytest.mark.parametrize("name", LOSSES)

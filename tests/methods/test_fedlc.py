@@ -1,17 +1,18 @@
 """FedLC lowers logits by the client's label counts, in training alone."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.quadratics import Quadratic, quadratic_data
-from helpers.runs import small_data
+from helpers.runs import assert_finite, small_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Method
-from fl_lightning.data import Dirichlet
+from fl_lightning.data import ClassesPerClient, Dirichlet
 from fl_lightning.errors import UsageError
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Step
-from fl_lightning.methods import FedLC
+from fl_lightning.methods import FedLC, FedProx, FedRS
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -68,3 +69,44 @@ def test_fedlc_without_labels_is_refused_before_round_0(run):
     data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
     with pytest.raises(UsageError, match="method='FedLC': the clients' label counts are not known"):
         run([FedLC()], model=model, data=data, taps={"logits": "head"})
+
+
+def test_fedlc_leaves_a_client_of_one_class_something_to_sum_over(run):
+    """Without the true class and without missing ones nothing is left: refused for all clients before any trains."""
+    data = small_data(num_clients=10, partitioner=ClassesPerClient(2))
+    assert_finite(*run([FedLC(missing="mask", denominator="exclude_true")], data=data, max_rounds=1))
+    one = small_data(num_clients=10, partitioner=OnlyTheFourth())
+    message = r"FedLC.denominator='exclude_true with missing=mask': client 3 has one class only, .* denominator: all"
+    with pytest.raises(UsageError, match=message):
+        run([FedLC(missing="mask", denominator="exclude_true")], data=one)
+    for method in (FedLC(missing="mask"), FedLC(denominator="exclude_true")):
+        assert_finite(*run([method], data=small_data(num_clients=10, partitioner=OnlyTheFourth()), max_rounds=1))
+
+
+class OnlyTheFourth:
+    """Gives client 3 examples of one class, and the others what is left."""
+
+    moved = 0
+
+    def __call__(self, labels, number, rng):
+        sevens, rest = np.flatnonzero(labels == 7), np.flatnonzero(labels != 7)
+        parts = np.array_split(rest, number - 1)
+        return [*parts[:3], sevens, *parts[3:]]
+
+
+@pytest.mark.parametrize("methods", [[FedLC()], [FedRS()], [FedLC(), FedRS()], [FedProx()]])
+def test_a_fit_says_once_that_what_it_logs_in_training_is_of_changed_logits(run, methods, caplog):
+    with caplog.at_level("INFO"):
+        run(methods, max_rounds=1)
+    said = [record.message for record in caplog.records if "logits as changed" in record.message]
+    names = [type(method).__name__ for method in methods]
+    expected = f"method={names}: what the module computes from its logits in training, such as train/accuracy"
+    assert len(said) == (names != ["FedProx"])
+    assert all(message.startswith(expected) for message in said)
+
+
+def test_accuracy_in_training_is_of_calibrated_logits_as_it_says(run):
+    _, trainer = run([FedLC(tau=1e6, missing="mask")], max_rounds=1)
+    assert trainer.metrics["train/accuracy"] < 1
+    _, raw = run([], max_rounds=1)
+    assert trainer.metrics["train/accuracy"] != raw.metrics["train/accuracy"]

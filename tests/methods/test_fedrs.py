@@ -1,9 +1,14 @@
 """FedRS scales the logits of classes that a client does not hold."""
 
-import torch
+import copy
 
+import pytest
+import torch
+from helpers.runs import assert_same_bits, plain_sgd_model
+
+from fl_lightning.errors import UsageError
 from fl_lightning.functional import restricted_logits
-from fl_lightning.methods import FedRS
+from fl_lightning.methods import FedProx, FedRS, FedUV
 
 
 def test_fedrs_touches_the_logits_of_missing_classes_only():
@@ -28,3 +33,27 @@ def test_fedrs_without_bias_is_scaled_products_of_features_and_weights(run):
 
     run([Spy(use_bias=False)], max_rounds=1)
     assert seen and all(seen)
+
+
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"momentum": 0.9}], ids=["decay", "momentum"])
+@pytest.mark.parametrize("beside", [[], [FedProx(0.1)], [FedUV()]], ids=["alone", "fedprox", "feduv"])
+def test_fedrs_without_bias_leaves_the_bias_as_it_is(run, options, beside):
+    """No gradient, rather than one of 0, with which weight decay would still move it."""
+    for methods in ([FedRS(use_bias=False), *beside], [*beside, FedRS(use_bias=False)]):
+        model = plain_sgd_model(**options)
+        before = model.classifier.bias.detach().clone()
+        assert before.any()
+        state, _ = run(methods, model=model, max_rounds=2)
+        assert torch.equal(state["classifier.bias"], before)
+        assert not torch.equal(state["classifier.weight"], plain_sgd_model().classifier.weight)
+
+
+def test_fedrs_without_bias_takes_a_classifier_that_has_none_and_refuses_what_is_none(run):
+    model = plain_sgd_model()
+    model.classifier = torch.nn.Linear(16, 10, bias=False)
+    states = [run([FedRS(use_bias=use)], model=copy.deepcopy(model), max_rounds=1)[0] for use in (True, False)]
+    assert_same_bits(*states)
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 10))
+    message = r"FedRS.use_bias=False: the tap logits is bound to 'classifier', which has no bias; bind it to"
+    with pytest.raises(UsageError, match=message):
+        run([FedRS(use_bias=False)], model=model)

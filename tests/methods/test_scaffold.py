@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
-from helpers.runs import assert_finite, assert_same_bits, differs
+from helpers.runs import assert_finite, assert_same_bits, differs, plain_sgd_model
 from torch.optim import SGD, Adam
 
-from fl_lightning.methods import SCAFFOLD
+from fl_lightning import Method
+from fl_lightning.methods import SCAFFOLD, FedProx
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -94,3 +95,70 @@ def test_scaffold_after_the_step_is_the_same_for_plain_sgd_and_passes_by_momentu
 def test_scaffold_by_gradients_takes_any_optimizer(run):
     model = ImageClassifier(MLP(64, [16]), optimizer=partial(Adam, lr=0.01))
     assert_finite(*run([SCAFFOLD(variate="gradients")], model=model))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["free", "clipped"])
+def test_scaffolds_gradients_are_what_the_optimizer_gets_less_the_correction(run, clip):
+    """So that they are the displacement, whatever is clipped, and in later rounds too."""
+    found = []
+    for variate in ("displacement", "gradients"):
+        method = SCAFFOLD(variate=variate)
+        _, trainer = settle(run, [method], local_steps=3, max_rounds=3, gradient_clip_val=clip)
+        own = [trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() for k in range(3)]
+        found.append([method.global_variate["y"].item(), *own])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    if clip is not None:
+        # in the first round, where nothing is corrected, no gradient is larger than the clip
+        method = SCAFFOLD(variate="gradients")
+        settle(run, [method], local_steps=3, max_rounds=1, gradient_clip_val=clip)
+        assert abs(method.global_variate["y"].item()) <= 1
+
+
+def test_scaffolds_gradients_without_clipping_are_the_uncorrected_ones_to_the_bit(run):
+    """A clip that is too large to act changes no bit either."""
+    sums, visits = {}, []
+
+    class Watch(Method):
+        def on_client_start(self, client):
+            sums.clear()
+
+        def on_before_optimizer_step(self, client, optimizer):
+            for name in client.sent:
+                gradient = client.live[name].grad
+                sums[name] = gradient.clone() if name not in sums else sums[name] + gradient
+
+    class Late(SCAFFOLD):
+        def on_client_end(self, client):
+            sent = super().on_client_end(client)
+            assert_same_bits(client.memory(self)["variate"], {n: t / client.num_steps for n, t in sums.items()})
+            visits.append(client.info.id)
+            return sent
+
+    methods = [Watch(), Late(variate="gradients")]
+    states = [
+        run(methods, model=plain_sgd_model(), max_rounds=3, gradient_clip_val=clip, local_epochs=2)[0]
+        for clip in (None, 1e6)
+    ]
+    assert len(visits) == 2 * 3 * 4
+    assert_same_bits(*states)
+
+
+def test_scaffolds_gradients_do_not_depend_on_its_place_in_the_list(run):
+    found = []
+    for order in (1, -1):
+        method = SCAFFOLD(variate="gradients")
+        settle(run, [method, FedProx(0.3)][::order], local_steps=3, max_rounds=3)
+        found.append(method.global_variate["y"].item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_after_clipping_a_method_reads_what_the_optimizer_gets(run):
+    norms = []
+
+    class Watch(Method):
+        def on_after_clipping(self, client, optimizer):
+            gradients = [client.live[name].grad for name in client.trainable]
+            norms.append(torch.stack([g.norm() for g in gradients]).norm().item())
+
+    run([Watch(), FedProx(10.0)], max_rounds=1, gradient_clip_val=0.01)
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)

@@ -1,0 +1,218 @@
+"""A model in a file: the one that a run leaves for Lightning, and the ones that a run begins with or evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch
+from torch import Tensor
+
+from fl_lightning.errors import UsageError
+from fl_lightning.namespaces import is_overridden
+from fl_lightning.records.checkpoint import client_files, read, read_weights
+from fl_lightning.records.files import load, save
+from fl_lightning.records.hyperparameters import of_class
+from fl_lightning.records.plain import is_storable, on_cpu, require_storable
+from fl_lightning.state import State, clone, copy_into, tensors
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    from fl_lightning.client import Client
+    from fl_lightning.engine.run import Run
+
+ON_SAVE = "model: on_save_checkpoint: checkpoint key"
+SHOWN = 3
+
+
+def save_model(run: Run, path: Path) -> None:
+    """Write the global model as a checkpoint that Lightning's ``load_from_checkpoint`` and ``Trainer`` take.
+
+    Worker 0 alone writes.
+
+    Raises:
+        UsageError: the module's ``on_save_checkpoint`` gives something that is not of tensors and plain values.
+    """
+    if run.workers.rank != 0:
+        return
+    left_out = ", ".join(name for name, value in hyperparameters(run).items() if not is_storable(value))
+    if left_out:
+        run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
+    checkpoint = lightning_checkpoint(run)
+    run.client.call("on_save_checkpoint", checkpoint)
+    require_storable(checkpoint, ON_SAVE)
+    save(on_cpu(checkpoint), path)
+
+
+def lightning_checkpoint(run: Run) -> dict[str, Any]:
+    """The global model in the form of Lightning's checkpoints; it is loaded into the resident module."""
+    module, trainer = run.client.module, run.trainer
+    run.client.load_afresh(run.methods.evaluated_state(run.server))
+    rounds = len(run.metrics.history)
+    hparams = {name: value for name, value in hyperparameters(run).items() if is_storable(value)}
+    named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
+    return {
+        "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
+        "global_step": rounds,
+        "pytorch-lightning_version": lightning.pytorch.__version__,
+        "state_dict": module.state_dict(),
+        **({"hyper_parameters": hparams, **named} if hparams else {}),
+        **state_of_data(run.data),
+    }
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
+    return of_class(run.trainer.config["model"]) if run.trainer.config else dict(run.client.module.hparams)
+
+
+def entries_of_module(run: Run) -> dict[str, Any]:
+    """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile.
+
+    Raises:
+        UsageError: it adds something that is not of tensors and plain values.
+    """
+    if "on_save_checkpoint" not in run.client.hooks:
+        return {}
+    checkpoint = lightning_checkpoint(run)
+    known = set(checkpoint)
+    run.client.call("on_save_checkpoint", checkpoint)
+    added = {key: value for key, value in checkpoint.items() if key not in known}
+    require_storable(added, ON_SAVE)
+    return on_cpu(added)
+
+
+def check_storable(run: Run) -> None:
+    """Refuse, before round 0, a module or data module whose own state no checkpoint could hold.
+
+    Raises:
+        UsageError: it gives something that is not of tensors and plain values.
+    """
+    try:
+        entries_of_module(run)
+        state_of_data(run.data)
+    except UsageError:
+        raise
+    except Exception:  # its hook may need what only training makes; then the first checkpoint tells
+        return
+
+
+def data_modules(data: Any) -> list[Any]:
+    """The data module of a run and, where it is ``Partitioned``, the user's inside."""
+    return [data, *([data.datamodule] if hasattr(data, "datamodule") else [])]
+
+
+def state_of_data(data: Any) -> dict[str, Any]:
+    """The state of the data modules by class name, of those that have one.
+
+    Raises:
+        UsageError: a state is not of tensors and plain values.
+    """
+    overriding = [one for one in data_modules(data) if is_overridden("state_dict", one)]
+    states = {type(one).__qualname__: one.state_dict() for one in overriding}
+    for name, state in states.items():
+        require_storable(state, f"data: {name}.state_dict()")
+    return {name: state for name, state in states.items() if state}
+
+
+def restore_data(data: Any, states: Mapping[str, Any]) -> None:
+    """Restore what :func:`state_of_data` gave."""
+    for one in data_modules(data):
+        if type(one).__qualname__ in states:
+            one.load_state_dict(states[type(one).__qualname__])
+
+
+def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint as the module's own hook expects it, from one of a run or of Lightning."""
+    if "server" not in contents:
+        return dict(contents)
+    return {"state_dict": clone(contents["state_dict"]), **contents.get("module", {})}
+
+
+def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint.
+
+    It is not called for a checkpoint of a run that was written before ``on_save_checkpoint`` was called.
+    """
+    checkpoint = as_lightnings(contents)
+    if "server" not in contents or "module" in contents:
+        client.call("on_load_checkpoint", checkpoint)
+    return checkpoint
+
+
+def load_model(run: Run, path: Path) -> dict[int, State]:
+    """Load the global model of a checkpoint, and return the state entries that stay with each client.
+
+    Raises:
+        UsageError: there is no such file, or it is a checkpoint of another model.
+    """
+    contents = read(path)
+    load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
+    memories = {k: load(file) for k, file in client_files(path, contents).items()}
+    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}
+
+
+def load_weights(run: Run, path: Path) -> None:
+    """Load given weights, those of a checkpoint of any kind or a plain state dict, as the global model.
+
+    Raises:
+        UsageError: there is no such file, or its weights are those of another model.
+    """
+    contents = read_weights(path)
+    checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
+    load_state(run.client.module, checkpoint["state_dict"], "weights", path)
+    run.server.assign(run.client.state())
+
+
+def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path: Path) -> None:
+    """Load a state dict into a module, strictly unless the module's ``strict_loading`` is off.
+
+    Raises:
+        UsageError: names or shapes differ; names the first few, and the module is as it was.
+    """
+    live = tensors(module)
+    before, where = clone(live), f"{key}={str(path)!r}: not a checkpoint of this model"
+    try:
+        wrong = other_shapes(module.state_dict(), state)
+        require_none(where, {"other shapes": wrong})
+        missing, unknown = module.load_state_dict(dict(state), strict=False)
+        if getattr(module, "strict_loading", True):
+            require_none(where, {"missing": without_tied(module, state, missing), "unknown": unknown})
+    except Exception as error:
+        copy_into(live, before)
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+def other_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The entries whose shape in the module is another, with both shapes."""
+    both = [(name, own[name], given[name]) for name in own if name in given]
+    pairs = [(name, tuple(a.shape), tuple(b.shape)) for name, a, b in both if isinstance(a, Tensor)]
+    return [f"{name} {there}, the model has {here}" for name, here, there in pairs if here != there]
+
+
+def without_tied(module: LightningModule, given: Mapping[str, Any], missing: Iterable[str]) -> list[str]:
+    """The missing names without those of a tensor that is given by another name."""
+    own = module.state_dict(keep_vars=True)
+    there = {id(value) for name, value in own.items() if name in given}
+    return [name for name in missing if name not in own or id(own[name]) not in there]
+
+
+def require_none(where: str, wrong: Mapping[str, list[str]]) -> None:
+    """Refuse names that are wrong in some way, by the first few of each way.
+
+    Raises:
+        UsageError: there are any.
+    """
+    parts = [f"{what}: {few(names)}" for what, names in wrong.items() if names]
+    if parts:
+        raise UsageError(f"{where}: {'; '.join(parts)}")
+
+
+def few(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,64 @@
+"""The two distributions of Lightning, ``lightning.pytorch`` and ``pytorch_lightning``: the same classes, twice.
+
+An object of one is no instance of the classes of the other, so what is asked of a user's object is asked here.
+``pytorch_lightning`` need not be installed, and is never imported here: whoever has an object of it has imported it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.utilities import model_helpers
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, LightningModule
+
+NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
+# Lightning's classes with hooks
+KINDS = ("LightningModule", "LightningDataModule", "Callback")
+
+
+def classes(name: str) -> tuple[type, ...]:
+    """Lightning's classes called ``name``, one of each distribution that is imported."""
+    modules = [sys.modules.get(space) for space in NAMESPACES]
+    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def is_callback(value: object) -> bool:
+    """Whether an object is a callback of Lightning's own trainer."""
+    return isinstance(value, classes("Callback"))
+
+
+def is_overridden(hook: str, instance: object) -> bool:
+    """Whether the class of a module, data module or callback overrides a hook of Lightning's class.
+
+    An object of another class has the hooks that it defines.
+    """
+    parents = (parent for kind in KINDS for parent in classes(kind) if isinstance(instance, parent))
+    parent = next(parents, None)
+    return hasattr(instance, hook) if parent is None else model_helpers.is_overridden(hook, instance, parent)
+
+
+class _OfBoth(type):
+    """The type of a class that stands for both of Lightning's classes of its name, as a type in a config."""
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return subclass is cls or issubclass(subclass, classes(cls.__name__))
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, classes(cls.__name__))
+
+    def __subclasses__(cls) -> list[type]:
+        # where a parser looks up short names
+        return [*itertools.chain.from_iterable(one.__subclasses__() for one in classes(cls.__name__))]
+
+
+if not TYPE_CHECKING:
+
+    class LightningModule(metaclass=_OfBoth):
+        """A LightningModule of either distribution."""
+
+    class LightningDataModule(metaclass=_OfBoth):
+        """A LightningDataModule of either distribution."""

@@ -1,0 +1,79 @@
+"""The hyper-parameters of a run as loggers get them: nested dictionaries of plain values."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+PLAIN = (str, int, float, bool, type(None))
+
+
+def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved config, in which a list of classes is a dictionary by class name, so that each value has a key."""
+    return {key: _of_value(value) for key, value in config.items()}
+
+
+def of_class(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a class in a config, in the form from which ``load_from_checkpoint`` builds an object.
+
+    It is that of LightningCLI: with the class path, and the function that resolves the classes of the arguments.
+    """
+    built = {"_class_path": entry["class_path"], "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
+
+
+def of_objects(model: Any, trainer: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a run without a config.
+
+    Args:
+        model: the module, whose ``hparams`` are taken.
+        trainer: the arguments of the trainer.
+        methods: the methods of the run, by class name.
+    """
+    of_methods = {name: arguments(method) for name, method in methods.items()}
+    return {"model": only_plain(dict(model.hparams)), "method": of_methods, "trainer": only_plain(trainer)}
+
+
+def arguments(given: Any) -> dict[str, Any]:
+    """The plain arguments of an object's constructor, as far as it keeps them under their names."""
+    names = inspect.signature(type(given).__init__).parameters
+    return only_plain({name: getattr(given, name) for name in names if name != "self" and hasattr(given, name)})
+
+
+def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are plain values, or lists and dictionaries of them; a path as its text."""
+    texts = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in values.items()}
+    return {str(key): _plain(value) for key, value in texts.items() if is_plain(value)}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a truth value or None, or a list or dictionary of such."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, PLAIN) and is_plain(one) for key, one in value.items())
+    return all(map(is_plain, value)) if isinstance(value, (list, tuple)) else type(value) in PLAIN
+
+
+def _plain(value: Any) -> Any:
+    """A plain value in dictionaries and lists of their plain types."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def _of_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return of_config(value)
+    classes = isinstance(value, list) and all(isinstance(one, Mapping) and "class_path" in one for one in value)
+    return _by_class(value) if value and classes else value
+
+
+def _by_class(entries: list[Any]) -> dict[str, Any]:
+    """The arguments of each class of a list by its name, with a number from the second of a name on."""
+    named: dict[str, Any] = {}
+    for entry in entries:
+        name = entry["class_path"].rsplit(".", 1)[-1]
+        number = sum(known.split(".")[0] == name for known in named)
+        named[f"{name}.{number}" if number else name] = of_config(entry.get("init_args") or {})
+    return named

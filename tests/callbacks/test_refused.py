@@ -1,0 +1,64 @@
+"""Callbacks of Lightning's own trainer are refused by a line that names ours."""
+
+import sys
+
+import pytest
+from helpers.runs import small_data, small_model, small_trainer
+from lightning.pytorch import callbacks
+
+from fl_lightning.callbacks import Callback, EarlyStopping
+from fl_lightning.cli import main
+from fl_lightning.errors import UsageError
+
+GIVEN = {
+    "EarlyStopping": (lambda where: where.EarlyStopping("val_loss"), "give fl_lightning.callbacks.EarlyStopping"),
+    "ModelCheckpoint": (lambda where: where.ModelCheckpoint(), "trainer.checkpoint_every_n_rounds"),
+    "LearningRateMonitor": (lambda where: where.LearningRateMonitor(), "learning rate is logged as lr"),
+    "ModelSummary": (lambda where: where.ModelSummary(), "write a fl_lightning.callbacks.Callback"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_callback_of_lightnings_own_trainer_is_refused(tmp_path, name, namespace):
+    make, hint = GIVEN[name]
+    theirs = make(pytest.importorskip(f"{namespace}.callbacks"))
+    with pytest.raises(UsageError, match=f"trainer.callbacks='{name}': .*{hint}"):
+        small_trainer(tmp_path, callbacks=[theirs])
+
+
+@pytest.mark.parametrize("path", ["ModelCheckpoint", "lightning.pytorch.callbacks.ModelCheckpoint"])
+def test_the_command_line_names_what_takes_its_place(monkeypatch, capsys, request, path):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(request.config.rootpath)
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "experiments/smoke/fedavg.yaml", f"--trainer.callbacks+={path}"])
+    error = capsys.readouterr().err
+    assert "Lightning's own trainer; checkpoints are written every trainer.checkpoint_every_n_rounds" in error
+
+
+@pytest.mark.parametrize(
+    ("brought", "hint"),
+    [
+        ([callbacks.EarlyStopping("val_loss")], "EarlyStopping: give fl_lightning.callbacks.EarlyStopping"),
+        (EarlyStopping("val/loss"), "give them as trainer.callbacks"),
+        (callbacks.ModelSummary(), "ModelSummary: write a fl_lightning.callbacks.Callback"),
+    ],
+)
+def test_callbacks_that_a_module_brings_are_refused_before_anything_is_written(tmp_path, brought, hint):
+    model = small_model()
+
+    class Brings(type(model)):
+        def configure_callbacks(self):
+            return brought
+
+    model.__class__ = Brings
+    with pytest.raises(UsageError, match=rf"Brings.configure_callbacks\(\)=.*{hint}"):
+        small_trainer(tmp_path).fit(model, small_data())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_that_brings_none_is_trained(tmp_path):
+    model = small_model()
+    model.configure_callbacks = lambda: []
+    small_trainer(tmp_path, callbacks=Callback(), fast_dev_run=True).fit(model, small_data())

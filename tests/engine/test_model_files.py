@@ -1,0 +1,264 @@
+"""The model file that a run leaves for Lightning, and the files that a run begins with."""
+
+import lightning.pytorch
+import pytest
+import torch
+from helpers.methods import METHODS
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.theirs import Labelled, TheirData, Theirs
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fl_lightning import Partitioned
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import UsageError
+from fl_lightning.models import MLP, ImageClassifier, Projector
+
+
+class Data(TheirData):
+    """Lightning's Trainer asks for one more argument's name than ours."""
+
+    def setup(self, stage):
+        super().setup(stage)
+
+    def test_dataloader(self):
+        return DataLoader(Labelled(self.items[240:]), batch_size=25)
+
+
+class Net(Theirs):
+    """A module with hyper-parameters and things of its own in a checkpoint."""
+
+    def __init__(self, width: int = 16, smooth: float = 0.0, act: type = nn.ReLU):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), act(), nn.Linear(width, 3))
+        self.seen = None
+
+    def test_step(self, batch, batch_idx):
+        self.log("hits", (self.net(batch["x"]).argmax(1) == batch["label"]).float().mean())
+
+    def on_save_checkpoint(self, checkpoint):
+        assert set(checkpoint["state_dict"]) == set(self.state_dict())
+        checkpoint["their_words"] = {"names": ["a", "b"], "table": torch.arange(3)}
+
+    def on_load_checkpoint(self, checkpoint):
+        assert "state_dict" in checkpoint
+        self.seen = checkpoint["their_words"]
+
+
+def fit(tmp_path, model=None, data=None, ckpt_path=None, weights=None, methods=(), **kwargs):
+    torch.manual_seed(0)
+    trainer = small_trainer(tmp_path, **{"name": "run", **kwargs})
+    model = Net(8) if model is None else model
+    trainer.fit(model, data or Partitioned(Data(), num_clients=3), list(methods), ckpt_path, weights)
+    return trainer, model
+
+
+def file(tmp_path, name="model.ckpt", version=0):
+    return tmp_path / f"run/version_{version}/checkpoints/{name}"
+
+
+def lightning_trainer(tmp_path):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_loads_the_final_model_and_tests_it_to_the_same_metrics(tmp_path):
+    trainer, model = fit(tmp_path)
+    loaded = Net.load_from_checkpoint(file(tmp_path))
+    assert_same_bits(loaded.state_dict(), model.state_dict())
+    assert loaded.hparams["width"] == 8
+    assert "act" not in loaded.hparams or loaded.hparams["act"] is nn.ReLU
+    assert loaded.seen["names"] == ["a", "b"]
+    (metrics,) = lightning_trainer(tmp_path).test(Net(8), Data(), ckpt_path=file(tmp_path), verbose=False)
+    assert metrics["hits"] == pytest.approx(trainer.metrics["test/hits"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_house_module_is_loaded_with_its_objects(tmp_path):
+    model = plain_sgd_model()
+    trainer, _ = fit(tmp_path, model, small_data(train_size=100))
+    parts = {"encoder": MLP(64, [32, 24]), "projector": Projector(16)}
+    loaded = ImageClassifier.load_from_checkpoint(file(tmp_path), **parts)
+    assert_same_bits(loaded.state_dict(), model.state_dict())
+    (metrics,) = lightning_trainer(tmp_path).test(
+        plain_sgd_model(), DataLoader(list(zip(*all_of_test(trainer.data), strict=True)), 32), file(tmp_path), False
+    )
+    assert metrics["accuracy"] == pytest.approx(trainer.metrics["test/accuracy"])
+
+
+def all_of_test(data):
+    pairs = [(x, y) for batch in data.test_dataloader() for x, y in zip(*batch, strict=True)]
+    return zip(*pairs, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_file_is_whole_at_the_end_only_and_tied_weights_are_in_it(tmp_path):
+    class Tied(Net):
+        def __init__(self):
+            super().__init__(8)
+            self.other = self.net[0]
+
+    class Looks(Callback):
+        def on_round_end(self, trainer):
+            assert not file(tmp_path).exists()
+            trainer.should_stop = True
+
+    fit(tmp_path, Tied(), callbacks=Looks())
+    saved = torch.load(file(tmp_path), weights_only=True)
+    assert {"net.0.weight", "other.weight"} <= set(saved["state_dict"])
+    assert saved["pytorch-lightning_version"] == lightning.pytorch.__version__
+    assert "act" not in saved["hyper_parameters"]
+    assert [path.name for path in file(tmp_path).parent.glob("*partial*")] == []
+    fresh = Tied()
+    small_trainer(tmp_path).test(fresh, Partitioned(Data(), num_clients=3), file(tmp_path, "last.ckpt"))
+    assert_same_bits(fresh.state_dict(), saved["state_dict"])
+
+
+def test_hyperparameters_that_are_no_plain_values_are_left_out_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="model.ckpt: act of hparams is no plain value"):
+        fit(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "model.ckpt"])
+def test_the_modules_own_entries_come_back_when_a_model_is_loaded(tmp_path, name):
+    fit(tmp_path, max_rounds=1)
+    for how in ({"ckpt_path": file(tmp_path, name)}, {"weights": file(tmp_path, name)}):
+        model = Net(8)
+        small_trainer(tmp_path).test(model, Partitioned(Data(), num_clients=3), **how)
+        assert torch.equal(model.seen["table"], torch.arange(3))
+    _, model = fit(tmp_path, weights=file(tmp_path, name))
+    assert model.seen["names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_states_of_module_and_data_module_are_restored_by_a_run_that_resumes(tmp_path, devices):
+    class Counts(Data):
+        calls = 0
+
+        def state_dict(self):
+            return {"calls": self.calls + 1}
+
+        def load_state_dict(self, state):
+            self.calls = 10 * state["calls"]
+
+    fit(tmp_path, data=Partitioned(Counts(), num_clients=3), max_rounds=1, devices=devices)
+    data = Partitioned(Counts(), num_clients=3)
+    _, model = fit(tmp_path, data=data, max_rounds=2, ckpt_path="last", devices=devices)
+    assert model.seen["names"] == ["a", "b"]
+    assert data.datamodule.calls == 10
+    saved = torch.load(file(tmp_path), weights_only=True)
+    assert saved[Counts.__qualname__] == {"calls": 11}
+
+
+@pytest.mark.parametrize("kind", ["module", "data"])
+def test_a_state_that_no_file_could_hold_is_refused_before_round_0(tmp_path, kind):
+    class Odd(Data):
+        def state_dict(self):
+            return {"set": Labelled([])}
+
+    class Odder(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["net"] = self.net
+
+    where = {"module": r"on_save_checkpoint: checkpoint key='net': a Sequential", "data": r"Odd.state_dict\(\)='set'"}
+    model, data = (Odder(8), Data()) if kind == "module" else (Net(8), Odd())
+    with pytest.raises(UsageError, match=where[kind]):
+        fit(tmp_path, model, Partitioned(data, num_clients=3))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):
+    fit(tmp_path, max_rounds=1)
+    contents = torch.load(file(tmp_path, "last.ckpt"), weights_only=True)
+    torch.save({k: v for k, v in contents.items() if k not in ("module", "datamodule")}, file(tmp_path, "last.ckpt"))
+    _, model = fit(tmp_path, ckpt_path="last")
+    assert model.seen is None
+
+
+# ---------------------------------------------------------------------- given weights
+FORMS = {
+    "state dict": lambda contents, path: torch.save(contents["state_dict"], path),
+    "checkpoint": torch.save,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedBN", "MOON"])
+def test_a_run_begins_with_given_weights_whatever_its_methods(tmp_path, form, name):
+    class Keeps(Callback):
+        def on_round_start(self, trainer):
+            if trainer.server.round == 0:
+                self.start = {key: value.clone() for key, value in trainer.server.state.items()}
+
+    data, keeps = small_data(train_size=100), Keeps()
+    fit(tmp_path, plain_sgd_model(), data, max_rounds=1)
+    contents = torch.load(file(tmp_path), weights_only=True)
+    FORMS[form](contents, tmp_path / "given.pt")
+    how = {"max_rounds": 1, "callbacks": keeps}
+    torch.manual_seed(7)
+    fit(tmp_path, plain_sgd_model(), data, weights=tmp_path / "given.pt", methods=METHODS[name](), **how)
+    assert_same_bits(keeps.start, contents["state_dict"])
+
+
+def test_a_run_from_weights_has_the_bits_of_one_from_a_module_that_has_them(tmp_path):
+    fit(tmp_path, max_rounds=1)
+    loaded = Net(8)
+    loaded.load_state_dict(torch.load(file(tmp_path), weights_only=True)["state_dict"])
+    first, _ = fit(tmp_path, loaded, name="first")
+    second, _ = fit(tmp_path, Net(8), weights=file(tmp_path), name="second", devices=2, threads_per_worker=1)
+    assert_same_bits(first.server.state, second.server.state)
+
+
+def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_path):
+    fit(tmp_path, max_rounds=1)
+    state = torch.load(file(tmp_path), weights_only=True)["state_dict"]
+    given = {
+        "missing: net.0.weight": {k: v for k, v in state.items() if k != "net.0.weight"},
+        "unknown: more.0, more.1, more.2 and 1 more": {**state, **{f"more.{i}": torch.zeros(1) for i in range(4)}},
+        r"other shapes: net.0.bias \(9,\), the model has \(8,\)": {**state, "net.0.bias": torch.zeros(9)},
+        "neither a checkpoint nor a state dict": [state],
+        "not a checkpoint of tensors and plain values": Labelled([]),
+    }
+    for message, contents in given.items():
+        torch.save(contents, tmp_path / "given.pt")
+        model = Net(8)
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        with pytest.raises(UsageError, match=f"weights='.*given.pt'.*{message}") as refused:
+            small_trainer(tmp_path).fit(model, Partitioned(Data(), num_clients=3), weights=tmp_path / "given.pt")
+        assert "\n" not in str(refused.value)
+        assert_same_bits(before, model.state_dict())
+    with pytest.raises(UsageError, match=r"weights='nowhere\.pt': there is no such file"):
+        fit(tmp_path, weights="nowhere.pt")
+    assert len(list((tmp_path / "run").iterdir())) == 1
+
+
+def test_weights_beside_a_checkpoint_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"weights='w\.pt': a run that resumes has its weights in ckpt_path='last'"):
+        fit(tmp_path, ckpt_path="last", weights="w.pt")
+
+
+def test_safetensors_are_read_where_they_can_be(tmp_path):
+    fit(tmp_path, max_rounds=1)
+    state = torch.load(file(tmp_path), weights_only=True)["state_dict"]
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        (tmp_path / "w.safetensors").write_bytes(b"")
+        with pytest.raises(UsageError, match="install safetensors to read it"):
+            fit(tmp_path, weights=tmp_path / "w.safetensors")
+        return
+    save_file(state, tmp_path / "w.safetensors")
+    fit(tmp_path, weights=tmp_path / "w.safetensors")
+
+
+def test_a_module_that_is_not_strict_takes_a_part_of_its_weights(tmp_path):
+    fit(tmp_path, max_rounds=1)
+    state = torch.load(file(tmp_path), weights_only=True)["state_dict"]
+    torch.save({k: v for k, v in state.items() if "net.0" in k}, tmp_path / "part.pt")
+    model = Net(8)
+    model.strict_loading = False
+    fit(tmp_path, model, weights=tmp_path / "part.pt", max_rounds=0)
+    assert torch.equal(model.state_dict()["net.0.weight"], state["net.0.weight"])

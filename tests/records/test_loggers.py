@@ -1,0 +1,126 @@
+"""What loggers get beside metrics: hyper-parameters and figures."""
+
+import csv
+from types import SimpleNamespace
+
+import lightning.pytorch.loggers
+import pytest
+import yaml
+from helpers.runs import plain_sgd_model, small_data, small_trainer
+from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import FedDecorr, FedProx
+
+
+class Fake(Logger):
+    """A logger that remembers what it gets."""
+
+    name, version, root_dir = "fake", 0, None
+
+    def __init__(self, **members):
+        self.calls = []
+        vars(self).update(members)
+
+    def log_metrics(self, metrics, step=None):
+        self.calls.append(("metrics", step))
+
+    def log_hyperparams(self, params):
+        self.calls.append(("hyperparams", params))
+
+
+class Recorder:
+    """Remembers the arguments of each call of ``log_image``, ``log_figure`` or ``add_figure``."""
+
+    def __init__(self, *names):
+        self.calls = []
+        for name in names:
+            setattr(self, name, lambda *args, **kwargs: self.calls.append((args, kwargs)))
+
+
+class Draws(Callback):
+    def on_round_end(self, trainer):
+        self.figure = Figure()
+        trainer.log_figure("mine/plot", self.figure)
+
+
+def fit(tmp_path, logger, **kwargs):
+    trainer = small_trainer(tmp_path, logger=logger, **{"max_rounds": 2, "local_steps": 1, **kwargs})
+    trainer.fit(plain_sgd_model(), small_data(train_size=100), [FedProx(0.5), FedDecorr(0.2)])
+    return trainer
+
+
+def hparams_of(folder):
+    """The start of a session in TensorBoard's events: the hyper-parameters and the tags that it compares."""
+    events = EventAccumulator(str(folder)).Reload()
+    contents = events.SummaryMetadata
+    tags = events.PluginTagToContent("hparams")
+    assert contents
+    parsed = {tag: plugin_data_pb2.HParamsPluginData.FromString(content) for tag, content in tags.items()}
+    start = parsed["_hparams_/session_start_info"].session_start_info.hparams
+    compared = parsed["_hparams_/experiment"].experiment.metric_infos
+    return dict(start), {info.name.tag for info in compared}, events
+
+
+def test_every_logger_has_the_hyperparameters_before_the_first_metrics(tmp_path):
+    first, second = Fake(), Fake()
+    fit(tmp_path, [first, second], server_optimizer=None, local_steps=2)
+    for logger in (first, second):
+        assert [kind for kind, _ in logger.calls] == ["hyperparams", "metrics", "metrics"]
+        params = logger.calls[0][1]
+        assert params["methods"] == "fedprox+feddecorr"
+        assert params["method"] == {"fedprox": {"mu": 0.5}, "feddecorr": {"beta": 0.2, "form": "official"}}
+        assert params["trainer"]["local_steps"] == 2
+        assert params["trainer"]["default_root_dir"] == str(tmp_path)
+        assert "logger" not in params["trainer"]
+
+
+@pytest.mark.parametrize("kind", [TensorBoardLogger, lightning.pytorch.loggers.TensorBoardLogger, None])
+def test_tensorboard_compares_runs_by_their_final_metrics(tmp_path, kind):
+    trainer = fit(tmp_path, kind(tmp_path / "theirs") if kind else True)
+    folder = next(tmp_path.glob("**/events.out*")).parent
+    params, compared, events = hparams_of(folder)
+    assert params["methods"].string_value == "fedprox+feddecorr"
+    assert params["method/fedprox/mu"].number_value == 0.5
+    assert {"test/accuracy", "test/loss", "train/loss", "train/fedprox"} <= compared
+    assert not any(tag.startswith(("time/", "placed/")) for tag in compared)
+    last = events.Scalars("test/accuracy")[-1]
+    assert (last.step, last.value) == (1, pytest.approx(trainer.metrics["test/accuracy"]))
+
+
+def test_lightnings_csv_logger_has_them_and_fabrics_which_takes_none_is_left_out(tmp_path):
+    fit(tmp_path, [lightning.pytorch.loggers.CSVLogger(tmp_path / "csv"), CSVLogger(tmp_path / "fabric")])
+    saved = yaml.safe_load(next(tmp_path.glob("csv/**/hparams.yaml")).read_text())
+    assert saved["method"]["fedprox"] == {"mu": 0.5}
+    with next(tmp_path.glob("fabric/**/metrics.csv")).open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+def test_loggers_that_take_images_get_each_figure_in_their_way_and_others_nothing(tmp_path):
+    images, mlflow, comet, board = (Recorder("log_image"), *(Recorder(n) for n in ("log_figure",) * 2), Recorder())
+    board.add_figure = lambda *args, **kwargs: board.calls.append((args, kwargs))
+    wandb = Fake(log_image=images.log_image, experiment=SimpleNamespace())
+    loggers = [wandb, Fake(experiment=mlflow, run_id="r1"), Fake(experiment=comet), Fake(experiment=board), Fake()]
+    draws = Draws()
+    fit(tmp_path, loggers, callbacks=draws, max_rounds=1)
+    assert images.calls == [((), {"key": "mine/plot", "images": [draws.figure], "step": 0})]
+    assert mlflow.calls == [(("r1", draws.figure, "figures/mine/plot/0.png"), {})]
+    assert comet.calls == [((), {"figure_name": "mine/plot", "figure": draws.figure, "step": 0})]
+    assert board.calls == [(("mine/plot", draws.figure, 0), {})]
+    assert next(tmp_path.glob("**/figures/mine_plot.png")).is_file()
+
+
+def test_a_config_names_each_value_of_a_list_of_classes():
+    from fl_lightning.records.hyperparameters import of_config
+
+    prox = {"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": 0.1}}
+    mine = {"class_path": "mine.Watch"}
+    config = {"method": [prox], "trainer": {"callbacks": [mine, mine], "devices": [0, 1]}, "model": prox}
+    assert of_config(config) == {
+        "method": {"FedProx": {"mu": 0.1}},
+        "trainer": {"callbacks": {"Watch": {}, "Watch.1": {}}, "devices": [0, 1]},
+        "model": prox,
+    }

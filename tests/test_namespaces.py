@@ -1,0 +1,132 @@
+"""Modules and data modules of ``pytorch_lightning`` are taken as those of ``lightning.pytorch``."""
+
+import sys
+import types
+
+import lightning.pytorch
+import pytest
+import torch
+import yaml
+from helpers.runs import assert_same_bits, small_trainer
+from helpers.theirs import Labelled, TheirData, Theirs
+from lightning.pytorch import LightningDataModule as OfLightning
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fl_lightning import Partitioned
+from fl_lightning.cli import main
+from fl_lightning.namespaces import LightningDataModule, LightningModule, classes, is_callback, is_overridden
+
+MODULE = """
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(LightningModule):
+    def __init__(self, width=3):
+        super().__init__()
+        self.net = torch.nn.Linear(6, width)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def test_step(self, batch, batch_idx):
+        self.log("loss", self.training_step(batch, batch_idx))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Data(LightningDataModule):
+    def setup(self, stage):
+        x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+        self.set = TensorDataset(x, x[:, :3].argmax(1))
+
+    def train_dataloader(self):
+        return DataLoader(self.set, batch_size=16)
+
+    def test_dataloader(self):
+        return DataLoader(self.set, batch_size=40)
+"""
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """A stand-in for the other distribution, with classes of its own."""
+    module = types.ModuleType("pytorch_lightning")
+    for name in ("LightningModule", "LightningDataModule", "Callback"):
+        kind = type(name, (nn.Module,) if name == "LightningModule" else (), {"on_train_start": lambda self: None})
+        setattr(module, name, kind)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", module)
+    return module
+
+
+def test_a_class_of_either_distribution_is_one_of_both(other):
+    class Net(other.LightningModule):
+        def on_train_start(self):
+            pass
+
+    assert issubclass(Net, LightningModule)
+    assert isinstance(Theirs(), LightningModule)
+    assert isinstance(TheirData(), LightningDataModule)
+    assert not issubclass(Net, LightningDataModule)
+    assert not issubclass(nn.Linear, LightningModule)
+    assert Net in LightningModule.__subclasses__()
+    assert Theirs in LightningModule.__subclasses__()
+    assert is_overridden("on_train_start", Net())
+    assert not is_overridden("on_train_start", other.LightningModule())
+    assert is_callback(other.Callback())
+
+
+def test_without_the_other_distribution_there_is_one_class_of_a_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
+    assert classes("LightningDataModule") == (OfLightning,)
+    assert not is_callback(Theirs())
+    assert is_callback(lightning.pytorch.callbacks.ModelSummary())
+
+
+def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path):
+    pytorch_lightning = pytest.importorskip("pytorch_lightning")
+    steps = {name: vars(Theirs)[name] for name in ("training_step", "test_step", "configure_optimizers")}
+
+    class Net(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Theirs().net
+
+    class Data(pytorch_lightning.LightningDataModule):
+        setup, train_dataloader = TheirData.setup, TheirData.train_dataloader
+
+        def test_dataloader(self):
+            return DataLoader(Labelled(self.items[240:]), batch_size=25)
+
+    for name, step in steps.items():
+        setattr(Net, name, step)
+    found = {}
+    for kind, net, data in (("ours", Theirs, TheirData), ("theirs", Net, Data)):
+        torch.manual_seed(0)
+        trainer = small_trainer(tmp_path, name=kind)
+        trainer.fit(net(), Partitioned(data(), num_clients=3))
+        found[kind] = trainer
+    assert_same_bits(found["ours"].server.state, found["theirs"].server.state)
+    assert found["ours"].metrics["test/hits"] == found["theirs"].metrics["test/hits"]
+
+
+def test_a_config_names_classes_of_the_other_distribution(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pytorch_lightning")
+    (tmp_path / "of_the_other.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    config = {
+        "model": {"class_path": "of_the_other.Net"},
+        "data": {"class_path": "Partitioned", "init_args": {"datamodule": {"class_path": "of_the_other.Data"}}},
+        "trainer": {"max_rounds": 1, "logger": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", "config.yaml"])
+    assert "1 rounds, test/loss" in capsys.readouterr().out
