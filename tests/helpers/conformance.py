@@ -17,7 +17,7 @@ from fl_lightning import FederatedTrainer, Partitioned
 from fl_lightning.data.partitioners import Partitioner, Pooled
 
 PRECISIONS = ("64-true", "32-true")
-TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5}
+TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 1e-5, "bf16-true": 1e-5}
 both_precisions = pytest.mark.parametrize("precision", PRECISIONS)
 
 # what ``self.trainer`` has with the values of Lightning's Trainer
