@@ -60,7 +60,7 @@ class FederatedTrainer(RunAccess):
             ``restart`` at every visit. One that watches a metric is stepped once a round, on the round's metrics; with
             ``restart`` within the visit.
         gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.
-        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``.
+        gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``; None is ``norm``.
         accumulate_grad_batches: batches of a local step, at least 1; the last step of an epoch may have fewer.
         accelerator: as in Fabric: auto, cpu, gpu, ...
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
@@ -126,7 +126,7 @@ class FederatedTrainer(RunAccess):
         client_lr_scheduler: LRSchedulerCallable | None = None,
         client_schedulers: Literal["continue", "restart"] = "continue",
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
         accelerator: str = "auto",
         devices: int | str | list[int] = 1,

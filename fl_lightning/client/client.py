@@ -101,6 +101,7 @@ class Client(LightningModule):
         self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
         check_state(module, self.live)
         self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
+        self._parameters_of_module = list(module.parameters())
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
@@ -274,6 +275,8 @@ class Client(LightningModule):
         self.references.start()
         self.load(self.received)
         self._transient.restore()
+        for parameter in self._parameters_of_module:
+            parameter.grad = None
         self.methods.on_client_start(self)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -33,7 +33,7 @@ class Setting:
 
     Args:
         gradient_clip_val: largest norm or value of a gradient, None for none.
-        gradient_clip_algorithm: ``norm`` or ``value``.
+        gradient_clip_algorithm: ``norm`` or ``value``, None for the default.
         precision: as in Fabric.
         device: the device.
         datamodule: the user's data module.
@@ -46,7 +46,7 @@ class Setting:
     """
 
     gradient_clip_val: float | None = None
-    gradient_clip_algorithm: str = "norm"
+    gradient_clip_algorithm: str | None = None
     precision: str = "32-true"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     datamodule: Any = None
@@ -293,8 +293,8 @@ class StandIn:
 
     @property
     def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
-        clips = self.setting.gradient_clip_val is not None
-        return GradClipAlgorithmType(self.setting.gradient_clip_algorithm) if clips else None
+        given = self.setting.gradient_clip_algorithm
+        return None if given is None else GradClipAlgorithmType(given)
 
     @property
     def precision(self) -> str:

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.state import tensors
 
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
 OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
@@ -24,15 +25,18 @@ class Transient:
     """Restores a module's modes, gradient flags, attributes and non-persistent buffers.
 
     Attributes are those of every submodule: tensors, numbers, containers, random generators and torchmetrics objects
-    get their values back, any other object is the same object again. Attributes that are new are removed.
+    get their values back, any other object is the same object again. Attributes that are new are removed. Parameters
+    that the state dict leaves out get their values back, too.
 
     Args:
         module: the module, as each visit shall find it.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        registered = {id(value) for value in (*module.parameters(), *module.buffers())}
+        state = {id(value) for value in tensors(module).values()}
+        registered = state | {id(value) for value in module.parameters()}
         parts = list(module.modules())
+        self._left_out = [(value, value.detach().clone()) for value in module.parameters() if id(value) not in state]
         self._modes = [(part, part.training) for part in parts]
         self._trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._saved = [
@@ -40,7 +44,7 @@ class Transient:
             for part in parts
             for saved in (
                 Saved(vars(part), registered, OWN),
-                Saved(part._buffers, registered - {id(b) for b in transient_buffers(part).values()}, persistent(part)),
+                Saved(part._buffers, registered, in_state(part, state)),
             )
         ]
 
@@ -52,6 +56,8 @@ class Transient:
                 parameter.requires_grad_(trained)
         for saved in self._saved:
             saved.restore()
+        for parameter, value in self._left_out:
+            parameter.detach().copy_(value)
 
     def restore_modes(self) -> None:
         """Put every submodule in the mode, training or evaluation, in which it was."""
@@ -137,10 +143,10 @@ def persistent(part: nn.Module) -> set[str]:
     return part._buffers.keys() - part._non_persistent_buffers_set
 
 
-def transient_buffers(part: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a submodule that do not belong to its state dict."""
-    named = {name: part._buffers.get(name) for name in part._non_persistent_buffers_set}
-    return {name: value for name, value in named.items() if value is not None}
+def in_state(part: nn.Module, state: set[int]) -> set[str]:
+    """Names of a submodule's buffers that :class:`StateBuffers` looks after; ``state`` has the ids of the state."""
+    named = part._buffers.items()
+    return {name for name, value in named if id(value) in state or (value is None and name in persistent(part))}
 
 
 class StateBuffers:

@@ -40,7 +40,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value"), "give norm or value"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
@@ -126,6 +126,8 @@ def check_module(model: LightningModule) -> None:
     kind = type(model).__name__
     for name in ("training_step", "configure_optimizers"):
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
+    hint = "Lightning has replaced it by configure_model; rename it"
+    require(not is_overridden("configure_sharded_model", model), "model", f"{kind}.configure_sharded_model", hint)
     require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
     check_own_callbacks(model)
 

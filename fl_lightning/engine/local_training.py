@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
@@ -183,7 +184,7 @@ class LocalTraining:
     def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
         """One local step, on this batch and those since the last one."""
         if self._closes:
-            self._call_step(torch.enable_grad()(partial(self._gradients, batch, index, rows, optimizer)), index)
+            self._call_step(Closure(partial(self._gradients, batch, index, rows, optimizer)), index, optimizer)
             return
         self._gradients(batch, index, rows, optimizer)
         if self._has_gradients:
@@ -191,13 +192,29 @@ class LocalTraining:
             self.fabric.strategy.optimizer_step(optimizer)
             self.client.end_step(optimizer)
 
-    def _call_step(self, closure: Callable[[], Any], index: int) -> None:
-        """Let the module, or the optimizer, decide when the closure runs."""
-        wrapper = self.client.stand_in.strategy._lightning_optimizers[0]
+    def _call_step(self, closure: Closure, index: int, optimizer: Optimizer) -> None:
+        """Let the module, or the optimizer, decide when the closure runs.
+
+        Raises:
+            ClientError: it never runs, or the module goes round the methods' corrections.
+        """
+        client, wrapper = self.client, self.client.stand_in.strategy._lightning_optimizers[0]
+        done, versions = client.num_steps, self._versions()
         if self._own_step:
-            self.client.call("optimizer_step", self._clock.current_epoch, index, wrapper, closure)
+            client.call("optimizer_step", self._clock.current_epoch, index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
+        if not closure.ran:
+            raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
+        if client.num_steps == done and self._versions() != versions:
+            if any(method.corrects_gradients for method in client.methods.methods):
+                hint = "which leaves out what the methods do; call optimizer.step(closure=optimizer_closure)"
+                raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
+            client.end_step(optimizer)
+
+    def _versions(self) -> list[int]:
+        """Changes whenever a trained parameter does."""
+        return [self.client.live[name]._version for name in self.client.trainable]
 
     def _closure_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """What ``optimizer.step(closure)`` does where the module steps by itself, or the optimizer needs a closure."""
@@ -261,8 +278,26 @@ class LocalTraining:
         if "configure_gradient_clipping" in self.client.hooks:
             how = {"gradient_clip_val": value, "gradient_clip_algorithm": algorithm}
             self.client.call("configure_gradient_clipping", optimizer, **how)
-        elif value is not None and algorithm is not None:
-            stand_in.precision_plugin.clip_gradients(optimizer, value, algorithm)
+        elif value is not None:
+            stand_in.precision_plugin.clip_gradients(optimizer, value, algorithm or GradClipAlgorithmType.NORM)
+
+
+class Closure:
+    """Computes the loss and the gradients of a batch, and returns the detached loss.
+
+    Args:
+        compute: does it, and gives None for a batch that the module skips.
+    """
+
+    def __init__(self, compute: Callable[[], torch.Tensor | None]) -> None:
+        self._compute, self.ran = compute, False
+
+    @torch.enable_grad()
+    def __call__(self) -> torch.Tensor | None:
+        """Compute them."""
+        self.ran = True
+        loss = self._compute()
+        return None if loss is None else loss.detach()
 
 
 class Stopwatch:

@@ -157,7 +157,7 @@ def build(
     stand_in = StandIn(clock(trainer, data), setting(trainer, fabric, data, folder))
     data.trainer = stand_in  # type: ignore[assignment]
     cleanup.callback(stand_in.detach, model)
-    set_up_module(model, stand_in, seed, stage)
+    set_up_module(model, stand_in, fabric, seed, stage)
     channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
@@ -230,12 +230,13 @@ def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFol
     )
 
 
-def set_up_module(model: LightningModule, stand_in: StandIn, seed: int, stage: str) -> None:
+def set_up_module(model: LightningModule, stand_in: StandIn, fabric: Fabric, seed: int, stage: str) -> None:
     """Call the hooks in which a module may build itself; its random numbers are the same on all workers."""
     stand_in.attach(model)
     with ambient(seed, "setup"):
         model.setup(stage)
-        model.configure_model()
+        with fabric.init_module():
+            model.configure_model()
     stand_in.attach(model)  # what has been built, too
 
 
@@ -251,7 +252,8 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     hint = "the module returns a scheduler of its own; keep one of them"
     require(not both, "trainer.client_lr_scheduler", "given", hint)
     known = {id(client.live[name]) for name in client.live}
-    foreign = sum(id(value) not in known for group in optimizer.param_groups for value in group["params"])
+    trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
+    foreign = sum(id(value) not in known for value in trained)
     require(not foreign, kind, f"{foreign} tensors", "they are not in the state_dict, so nobody averages them")
     if needs_closure(optimizer):
         correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
