@@ -17,7 +17,6 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from fl_lightning import foreach, namespaces
 from fl_lightning.client.batch import targets_of
@@ -103,13 +102,9 @@ class Client(LightningModule):
         self.others = [name for name in self.live if name not in set(self.trainable)]
         self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
         check_state(module, self.live)
-        metrics: list[Any] = [part for part in module.modules() if isinstance(part, Metric)]
-        self._synchronised = [(metric, metric.distributed_available_fn) for metric in metrics]
-        for metric in metrics:
-            # a client is one process: its values are never those of other workers, which train other clients
-            metric.distributed_available_fn = never
         self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
         self._parameters_of_module = list(module.parameters())
+        self._released = False
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
@@ -392,6 +387,8 @@ class Client(LightningModule):
         name = {"validate": "validation"}.get(stage, stage)
         self._transient.restore()
         self.stand_in.clock.end_of_round(self._first_batches)
+        if self._released:
+            self._install()
         with self.stand_in.stage(RunningStage(stage)):
             getattr(self.module, f"on_{name}_model_eval")()
             try:
@@ -399,6 +396,8 @@ class Client(LightningModule):
             finally:
                 self.call(f"on_{name}_model_train")
                 self._transient.restore_modes()
+                if self._released:
+                    self._uninstall()
 
     def release(self) -> None:
         """Give the user's module back as it was, and remove the files of clients on disk.
@@ -408,12 +407,8 @@ class Client(LightningModule):
         self._taps.remove()
         self._state_buffers.bind()
         self._transient.restore()
-        for part in self.module.modules():
-            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
-                part.__dict__.pop(name, None)
-        for metric, available in self._synchronised:
-            metric.distributed_available_fn = available
-        self.stand_in.detach(self.module)
+        self._uninstall()
+        self._released = True
         self._memories.close()
 
     @property
@@ -450,6 +445,12 @@ class Client(LightningModule):
                 replaced: Any = part
                 replaced.log, replaced.log_dict = logged.log, logged.log_dict
 
+    def _uninstall(self) -> None:
+        self.stand_in.detach(self.module)
+        for part in self.module.modules():
+            for name in ("log", "log_dict", "forward") if isinstance(part, namespaces.LightningModule) else ():
+                part.__dict__.pop(name, None)
+
     def _hooked_taps(self) -> Taps:
         return Taps(self.module, self._bindings, self._transform_logits)
 
@@ -482,11 +483,6 @@ class Client(LightningModule):
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
-
-
-def never() -> bool:
-    """False: what torchmetrics asks before it synchronises."""
-    return False
 
 
 # what a training_step may return

@@ -156,11 +156,13 @@ class Representations:
         taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client)
-            for index, seed, step, batch in batches:
+            for index, seed, step, given in batches:
                 self._load(state)
-                with ambient(self.loaders.seed, *seed), self.loaders.fabric.autocast():
-                    # a copy: the forward of another iterator would be recorded in the same dictionary
-                    values = dict(taps.run_until(names, partial(step, batch, index.batch)))
+                with ambient(self.loaders.seed, *seed):
+                    batch = self.loaders.to_device(given, 0 if data == "train" else seed[1])
+                    with self.loaders.fabric.autocast():
+                        # a copy: the forward of another iterator would be recorded in the same dictionary
+                        values = dict(taps.run_until(names, partial(step, batch, index.batch)))
                 yield index, batch, targets_of(batch), values
         finally:
             taps.remove()
@@ -176,7 +178,8 @@ class Representations:
         step = bound_step(self._copy, "training_step")
         clients = range(self.loaders.data.num_clients) if client is None else [client]
         for k in clients[self.workers.rank :: self.workers.size]:
-            for index, (_, batch) in enumerate(self.loaders.batches(self.loaders.train(k, round_))):
+            loader = self.loaders.train(k, round_)
+            for index, (_, batch) in enumerate(loader.batches(self.loaders.channels_last)):
                 yield BatchIndex(k, index), ("representations", round_, k, index), step, batch
 
     def _test(self, client: int | None) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:

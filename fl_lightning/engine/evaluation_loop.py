@@ -86,11 +86,12 @@ class EvaluationLoop:
             return logged.end_evaluation()
 
     def _pass(self, loader: ClientLoader, index: int, several: bool) -> None:
-        for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size, index):
+        for batch_idx, given in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
-            self.client.logged.begin_batch(batch, index if several else None)
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
+                batch = self.loaders.to_device(given, index)
+                self.client.logged.begin_batch(batch, index if several else None)
                 self._batch(batch, batch_idx, (index,) if several else ())
             if self.shared:
                 self._take(index, batch_idx)

@@ -72,10 +72,12 @@ class Loaders:
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
         return [as_client_loader(one) for one in flattened(loaders)]
 
-    def share(self, loader: ClientLoader, rank: int, size: int, dataloader_idx: int = 0) -> Iterator[tuple[int, Any]]:
-        """The batches of worker ``rank`` of ``size``, on the device, each with its index in the pass."""
-        shared = loader.share(rank, size, self.limit, self.channels_last)
-        return ((index, self.to_device(batch, dataloader_idx)) for index, batch in shared)
+    def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
+        """The batches of worker ``rank`` of ``size``, each with its index in the pass.
+
+        They are not on the device yet: :meth:`to_device` belongs into the random stream of the batch.
+        """
+        return loader.share(rank, size, self.limit, self.channels_last)
 
     def length(self, loader: ClientLoader) -> int:
         """The number of batches in a pass over evaluation data."""
