@@ -45,7 +45,7 @@ argument or key that changes the behaviour.
 {% for argument in part.arguments -%}
 | `{{ argument.name }}` | `{{ argument.default }}` | {{ argument.meaning }} |
 {% endfor %}{% endif %}{% if part.remembers %}
-Kept for each client, in `client.memory(method)`:
+Kept for each client, in `client.memory(method)` (callbacks: `trainer.client.memories()[k]["{{ part.name | lower }}"]`):
 {% for key, meaning in part.remembers.items() %}
 - `{{ key }}`: {{ meaning }}
 {%- endfor %}

@@ -102,7 +102,7 @@ class Method:
         needs_exchange: whether it makes no sense in a run that sends no weights, checked before round 0.
     """
 
-    name = _OwnName()
+    name: str = _OwnName()  # type: ignore[assignment]
     remembers: ClassVar[Mapping[str, str]] = {}
     requires: tuple[str, ...] = ()
     needs_label_counts = False

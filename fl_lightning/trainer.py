@@ -66,7 +66,9 @@ class FederatedTrainer(RunAccess):
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
             the same, bit for bit, for any number of workers of equal ``threads_per_worker``. Under torchrun and SLURM
-            the number of processes they start replaces this argument.
+            the number of processes they start replaces this argument. Workers train different clients, so a module, its
+            metrics and its libraries see one process, as if ``torch.distributed`` were not initialized. Where processes
+            cannot be forked (macOS, Windows), ``auto`` is one worker, and several run the program anew.
         workers_per_device: workers that share a GPU; on a CPU, workers are counted by ``devices``.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.
@@ -227,7 +229,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
@@ -248,7 +250,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
@@ -273,7 +275,7 @@ class FederatedTrainer(RunAccess):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
             method: the methods of the run, so that its config serves here too; they have no part in a prediction.
-            weights: as in :meth:`fit`; without ``ckpt_path``, these are loaded first.
+            weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
         """

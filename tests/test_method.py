@@ -247,3 +247,26 @@ def test_a_list_passes_the_hooks_on_in_order():
     given.on_after_clipping("client", "optimizer")
     given.check_data("data")
     assert calls == [("a", "client", "optimizer"), ("b", "client", "optimizer"), ("a", "data"), ("b", "data")]
+
+
+class OwnMOON(MOON):
+    def initial_memory(self, client):
+        return {"pool": [{name: value + client.info.id for name, value in client.received.items()}]}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: [OwnMOON(), FirstModel("classifier.bias"), OwnHead()],
+        lambda: [SCAFFOLD(variate="gradients"), methods.FedRS(use_bias=False)],
+    ],
+    ids=["first models", "clipped gradients"],
+)
+def test_two_workers_give_the_same_bits(run, given):
+    how = {"max_rounds": 3, "participation": 0.5, "gradient_clip_val": 0.5, "threads_per_worker": 1}
+    runs = [run(given(), model=plain_sgd_model(), devices=workers, **how) for workers in (1, 2)]
+    assert_same_bits(*(state for state, _ in runs))
+    logged = [
+        [{k: v for k, v in row.items() if k.startswith(("train/", "test/"))} for row in history(t)] for _, t in runs
+    ]
+    assert logged[0] == logged[1]

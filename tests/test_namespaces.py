@@ -2,19 +2,21 @@
 
 import sys
 import types
+from typing import ClassVar
 
 import lightning.pytorch
 import pytest
 import torch
 import yaml
-from helpers.runs import assert_same_bits, small_trainer
-from helpers.theirs import Labelled, TheirData, Theirs
+from helpers.runs import assert_same_bits, history, small_trainer
+from helpers.theirs import TheirData, Theirs
 from lightning.pytorch import LightningDataModule as OfLightning
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
+from fl_lightning.methods import MOON
 from fl_lightning.namespaces import LightningDataModule, LightningModule, classes, is_callback, is_overridden
 
 MODULE = """
@@ -90,31 +92,86 @@ def test_without_the_other_distribution_there_is_one_class_of_a_name(monkeypatch
     assert is_callback(lightning.pytorch.callbacks.ModelSummary())
 
 
-def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path):
-    pytorch_lightning = pytest.importorskip("pytorch_lightning")
-    steps = {name: vars(Theirs)[name] for name in ("training_step", "test_step", "configure_optimizers")}
+def module_of(base):
+    """The same module, with one inside that logs and is frozen for methods, as subclasses of ``base``."""
 
-    class Net(pytorch_lightning.LightningModule):
+    class Inner(base):
         def __init__(self):
             super().__init__()
-            self.net = Theirs().net
+            self.layer = nn.Linear(6, 3)
 
-    class Data(pytorch_lightning.LightningDataModule):
-        setup, train_dataloader = TheirData.setup, TheirData.train_dataloader
+        def forward(self, x):
+            if self.training:
+                self.log("mean_input", x.mean())
+            return self.layer(x)
+
+    class Net(base):
+        taps: ClassVar = {"representation": "inner", "logits": "inner"}
+
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
+
+        def on_train_start(self):
+            self.log("epoch", float(self.current_epoch))
+
+        def test_step(self, batch, batch_idx):
+            self.log("hits", (self.inner(batch[0]).argmax(1) == batch[1]).float().mean())
+
+        def predict_step(self, batch, batch_idx):
+            return self.inner(batch[0])
+
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["mine"] = {"number": 7}
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    return Net()
+
+
+def data_of(base):
+    """The same data module as a subclass of ``base``."""
+
+    class Data(base):
+        def setup(self, stage):
+            x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+            self.set = TensorDataset(x, x[:, :3].argmax(1))
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return [batch[0] * 2, batch[1]]
+
+        def train_dataloader(self):
+            return DataLoader(self.set, batch_size=16)
 
         def test_dataloader(self):
-            return DataLoader(Labelled(self.items[240:]), batch_size=25)
+            return DataLoader(self.set, batch_size=40)
 
-    for name, step in steps.items():
-        setattr(Net, name, step)
+    return Data()
+
+
+def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path):
     found = {}
-    for kind, net, data in (("ours", Theirs, TheirData), ("theirs", Net, Data)):
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        namespace = pytest.importorskip(name)
         torch.manual_seed(0)
-        trainer = small_trainer(tmp_path, name=kind)
-        trainer.fit(net(), Partitioned(data(), num_clients=3))
-        found[kind] = trainer
-    assert_same_bits(found["ours"].server.state, found["theirs"].server.state)
-    assert found["ours"].metrics["test/hits"] == found["theirs"].metrics["test/hits"]
+        model = module_of(namespace.LightningModule)
+        data = Partitioned(data_of(namespace.LightningDataModule), num_clients=3)
+        trainer = small_trainer(tmp_path, name=name)
+        trainer.fit(model, data, [MOON()])
+        path = tmp_path / name / "version_0/checkpoints/model.ckpt"
+        found[name] = trainer, small_trainer(tmp_path).predict(model, data), torch.load(path, weights_only=True)
+        assert type(model).load_from_checkpoint(path).inner.layer.bias.equal(model.inner.layer.bias)
+    (ours, predicted, saved), (theirs, also, other) = found.values()
+    assert_same_bits(ours.server.state, theirs.server.state)
+    assert history(ours) == history(theirs)
+    assert {"test/hits", "train/mean_input", "train/epoch", "train/moon"} <= set(ours.metrics)
+    assert all(map(torch.equal, predicted, also))
+    assert saved["mine"] == other["mine"] == {"number": 7}
 
 
 def test_a_config_names_classes_of_the_other_distribution(tmp_path, monkeypatch, capsys):
@@ -123,10 +180,13 @@ def test_a_config_names_classes_of_the_other_distribution(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     config = {
-        "model": {"class_path": "of_the_other.Net"},
+        "model": {"class_path": "of_the_other.Net", "init_args": {"width": 4}},
         "data": {"class_path": "Partitioned", "init_args": {"datamodule": {"class_path": "of_the_other.Data"}}},
         "trainer": {"max_rounds": 1, "logger": False},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     main(["fit", "--config", "config.yaml"])
     assert "1 rounds, test/loss" in capsys.readouterr().out
+    path = tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt"
+    loaded = sys.modules["of_the_other"].Net.load_from_checkpoint(path)
+    assert_same_bits(loaded.state_dict(), torch.load(path, weights_only=True)["state_dict"])

@@ -40,6 +40,8 @@ def test_every_command_is_known_to_a_test():
         "protocols/short.yaml",
         "cifar10.yaml",
         "cli.py test",
+        "cli.py predict",
+        "--weights",
         "cli.py partition",
         "--ckpt_path last",
         "--trainer.devices auto",
@@ -55,6 +57,10 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
     assert "test/accuracy" in said
     main(command("cli.py test"))
     assert said.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
+    main(command("cli.py predict"))
+    assert "runs/feduv/version_0/predictions.pt" in capsys.readouterr().out
+    main([*command("--weights"), "--trainer.max_rounds", "0"])
+    assert "0 rounds" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["--method+=", "CCVR", "protocols/short.yaml"])

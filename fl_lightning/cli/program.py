@@ -117,9 +117,9 @@ class FederatedCLI(LightningCLI):
         """Write the outputs into a file, and print where it is, on one line."""
         trainer: Any = self.trainer
         kwargs["output"] = kwargs["output"] or predictions_of(kwargs["ckpt_path"], trainer.default_root_dir)
-        outputs = trainer.predict(**kwargs)
+        trainer.predict(**kwargs)
         if trainer.global_rank == 0:
-            print(f"{len(outputs)} outputs of predict_step in {kwargs['output']}")
+            print(f"predictions in {kwargs['output']}")
 
     def _print(self, metrics: Any) -> None:
         trainer: Any = self.trainer

@@ -96,7 +96,8 @@ class Taps:
 
     def clear(self) -> None:
         """Forget what was recorded, so that nothing of one batch is taken for another's."""
-        self.values = Values(self.paths)
+        if self.values:
+            self.values = Values(self.paths)
 
     def run_until(self, names: Collection[str], forward: Callable[[], object]) -> dict[str, Tensor]:
         """Run ``forward`` and leave it as soon as all of ``names`` are recorded.
@@ -203,17 +204,24 @@ def submodule(binding: str) -> str:
 def get_field(value: Any, field: str) -> Any:
     """An entry of a mapping, an element of a sequence, or an attribute of an object."""
     if isinstance(value, Mapping):
-        return value[field] if field in value else value[int(field)]
+        return value[key_of(value, field)]
     if isinstance(value, Sequence) and field.lstrip("-").isdigit():
         return value[int(field)]
     return getattr(value, field)
+
+
+def key_of(value: Mapping, field: str) -> Any:
+    """The key that ``field`` names: itself, as a number, or the key at this place of a ``ModelOutput``."""
+    if field in value or not field.isdigit():
+        return field
+    return list(value)[int(field)] if hasattr(value, "to_tuple") else int(field)
 
 
 def with_field(value: Any, field: str, new: Any) -> Any:
     """A copy of ``value`` with another value of a field."""
     if isinstance(value, Mapping):
         changed = copy.copy(value)
-        changed[field if field in value else int(field)] = new  # type: ignore[index]
+        changed[key_of(value, field)] = new  # type: ignore[index]
         return changed
     if isinstance(value, (tuple, list)):
         names = fields_of(value)

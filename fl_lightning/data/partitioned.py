@@ -108,7 +108,8 @@ class Partitioned(FederatedDataModule):
 
     def predict_dataloader(self) -> Any:
         if is_overridden("predict_dataloader", self.datamodule):
-            self.datamodule.setup("predict")  # no other command needs it
+            with ambient(base_seed(), "setup"):
+                self.datamodule.setup("predict")  # no other command needs it
         return self._loaders("predict_dataloader")
 
     # hooks of the user's data module; `own_module_of` says which module to ask whether it has them

@@ -25,6 +25,7 @@ from fl_lightning.namespaces import is_callback, is_overridden
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
+TRAINS = ("training_step", "configure_optimizers")
 # the condition on each argument of the trainer that has a range, and the hint where it does not hold
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: n >= 0, "give 0 or more rounds"),
@@ -117,19 +118,26 @@ def as_list(given: Any) -> list:
     return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
-def check_module(model: LightningModule) -> None:
-    """Refuse a module that local training cannot run.
+def can_train(model: LightningModule) -> bool:
+    """Whether a module has what local training needs; it can be evaluated without."""
+    return all(is_overridden(name, model) for name in TRAINS) and model.automatic_optimization
+
+
+def check_module(model: LightningModule, stage: str = "fit") -> None:
+    """Refuse a module that the command cannot run.
 
     Raises:
-        UsageError: no ``training_step`` or ``configure_optimizers``, manual optimization, or callbacks of its own.
+        UsageError: callbacks of its own; to fit, no ``training_step`` or ``configure_optimizers``, or manual
+            optimization.
     """
     kind = type(model).__name__
-    for name in ("training_step", "configure_optimizers"):
-        require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     hint = "Lightning has replaced it by configure_model; rename it"
     require(not is_overridden("configure_sharded_model", model), "model", f"{kind}.configure_sharded_model", hint)
-    require(model.automatic_optimization, "model", kind, "manual optimization is not supported, return a loss")
     check_own_callbacks(model)
+    for name in TRAINS if stage == "fit" else ():
+        require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
+    automatic = stage != "fit" or model.automatic_optimization
+    require(automatic, "model", kind, "manual optimization is not supported, return a loss")
 
 
 def check_own_callbacks(model: LightningModule) -> None:
@@ -194,10 +202,11 @@ def check_transfer_hooks(model: LightningModule, data: Any) -> None:
     Raises:
         UsageError: the module or the data module overrides such a hook; the error names it.
     """
-    hooks = [hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, model, data)) is not None]
-    own = ", ".join(hook.__qualname__ for hook in hooks)
-    hint = f"{own} may change an example from epoch to epoch; set it to false"
-    require(not hooks, "trainer.cache_references", True, hint)
+    for name in TRANSFER_HOOKS:
+        hook = transfer_hook(name, model, data)
+        owner = type(getattr(hook, "__self__", model)).__name__
+        hint = f"{name} of {owner} may change an example from epoch to epoch; set it to false"
+        require(hook is None, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch
 from torch import Tensor
 
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import UsageError
-from fl_lightning.namespaces import is_overridden
+from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.checkpoint import client_files, read, read_weights
 from fl_lightning.records.files import load, save
 from fl_lightning.records.hyperparameters import of_class
@@ -65,7 +66,8 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 def hyperparameters(run: Run) -> dict[str, Any]:
     """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
-    return of_class(run.trainer.config["model"]) if run.trainer.config else dict(run.client.module.hparams)
+    module, config = run.client.module, run.trainer.config
+    return of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
@@ -99,36 +101,30 @@ def check_storable(run: Run) -> None:
         return
 
 
-def data_modules(data: Any) -> list[Any]:
-    """The data module of a run and, where it is ``Partitioned``, the user's inside."""
-    return [data, *([data.datamodule] if hasattr(data, "datamodule") else [])]
-
-
 def state_of_data(data: Any) -> dict[str, Any]:
-    """The state of the data modules by class name, of those that have one.
+    """The state of the user's data module by its class name; nothing where it has none.
 
     Raises:
-        UsageError: a state is not of tensors and plain values.
+        UsageError: the state is not of tensors and plain values.
     """
-    overriding = [one for one in data_modules(data) if is_overridden("state_dict", one)]
-    states = {type(one).__qualname__: one.state_dict() for one in overriding}
-    for name, state in states.items():
-        require_storable(state, f"data: {name}.state_dict()")
-    return {name: state for name, state in states.items() if state}
+    own = own_module_of(data)
+    state = own.state_dict() if is_overridden("state_dict", own) else {}
+    require_storable(state, f"data: {type(own).__qualname__}.state_dict()")
+    return {type(own).__qualname__: state} if state else {}
 
 
 def restore_data(data: Any, states: Mapping[str, Any]) -> None:
     """Restore what :func:`state_of_data` gave."""
-    for one in data_modules(data):
-        if type(one).__qualname__ in states:
-            one.load_state_dict(states[type(one).__qualname__])
+    own = own_module_of(data)
+    if type(own).__qualname__ in states:
+        own.load_state_dict(states[type(own).__qualname__])
 
 
 def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as the module's own hook expects it, from one of a run or of Lightning."""
     if "server" not in contents:
         return dict(contents)
-    return {"state_dict": clone(contents["state_dict"]), **contents.get("module", {})}
+    return {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
 
 
 def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +135,7 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     checkpoint = as_lightnings(contents)
     if "server" not in contents or "module" in contents:
         client.call("on_load_checkpoint", checkpoint)
+        client.begin_run()  # visits begin with the attributes that it set
     return checkpoint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine import prediction
 from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
-from fl_lightning.engine.evaluation import PHASES
+from fl_lightning.engine.evaluation import PHASES, step_name
 from fl_lightning.engine.failures import Failures
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.workers import place
@@ -71,6 +72,7 @@ def cohort(run: Run, round_: int) -> list[int]:
 def train_cohort(run: Run, round_: int) -> Totals:
     """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
     totals, failures = Totals(run.fabric.device), Failures()
+    rates: dict[int, float] = {}
     run.stopwatch.reset()
     for k in place_cohort(run):
         run.workers.check()
@@ -83,9 +85,11 @@ def train_cohort(run: Run, round_: int) -> Totals:
             if run.trainer.on_client_error == "raise":
                 break
             continue
+        if run.client.num_steps:
+            rates[k] = run.client.lr
         with run.workers.alone():
             run.call("on_client_end", client=run.client)
-    share_outcome(run, failures)
+    share_outcome(run, failures, rates)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
     run.metrics.update(mean_seconds(run))
@@ -107,17 +111,23 @@ def place_cohort(run: Run) -> list[int]:
     return sorted(placed[run.workers.rank])
 
 
-def share_outcome(run: Run, failures: Failures) -> None:
+def share_outcome(run: Run, failures: Failures, rates: dict[int, float]) -> None:
     """Share with the other workers which clients failed, what was measured and whose memories lie here.
+
+    The mean of the clients' last learning rates, ``rates``, is logged as ``lr``.
 
     Raises:
         ClientError: a client failed and must not be skipped, or too few clients are left.
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
-    outcomes = run.workers.gather((failures.messages, run.metrics.current, owned))
+    outcomes = run.workers.gather((failures.messages, run.metrics.current, rates, owned))
     run.client.memories().note_owners([owned for *_, owned in outcomes])
-    for messages, metrics, _ in outcomes:
+    every_rate = [rate for *_, found, _ in outcomes for rate in found.values()]
+    if every_rate:
+        # rounded once, so that it does not depend on the order
+        run.metrics.update({"lr": math.fsum(every_rate) / len(every_rate)})
+    for messages, metrics, *_ in outcomes:
         failures.take(messages)
         run.metrics.fill(metrics)
     if len(failures):
@@ -152,7 +162,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
     run.server.step(delta, totals.others | frozen)
     run.methods.on_round_end(run.server, payload)
-    run.metrics.update({tagged("train", name): float(mean) for name, mean in totals.logged.items()})
+    run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
 
 
@@ -217,7 +227,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
         run.client.call("on_fit_end")
-        if folder is not None:
+        if folder is not None and run.client.sent:
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
         status = "success"
@@ -263,14 +273,14 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     """
     if ckpt_path is None and weights is not None:
         load_weights(run, weights)
-    own = {} if ckpt_path is None else load_model(run, Path(ckpt_path))
-    run.client.begin_run()  # on_load_checkpoint may have set attributes
-    return own
+    return {} if ckpt_path is None else load_model(run, Path(ckpt_path))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
     """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
+    module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
+    require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
     if not own:
@@ -305,6 +315,5 @@ def warn_of_kept_entries(run: Run) -> None:
     """Warn where entries of the state do not travel: there is no one global model, and metrics mean something else."""
     if run.client.kept:
         some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
-        run.trainer.warn(
-            f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        )
+        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+        run.trainer.warn(stay if run.client.sent else f"{stay}, and there is no model.ckpt")

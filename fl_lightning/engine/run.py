@@ -105,7 +105,7 @@ def launch(
     stage: str = "fit",
 ) -> Result:
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
-    checks.check_module(model)
+    checks.check_module(model, stage)
     checks.check_data(data)
     prepared = forks(trainer)
     if prepared:
@@ -130,9 +130,7 @@ def _work(
 ) -> Result:
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
-    with ExitStack() as cleanup:
-        workers = Workers(fabric)
-        cleanup.callback(workers.close)
+    with Workers(fabric) as workers, ExitStack() as cleanup:
         if not prepared:
             prepare(data, model, workers)
         checks.check_data_fits(trainer, model, data, methods)
@@ -166,7 +164,8 @@ def build(
     cleanup.callback(client.release)
     cleanup.callback(data.teardown, stage)
     cleanup.callback(model.teardown, stage)
-    check_optimizer(trainer, client, data)
+    if stage == "fit" or checks.can_train(model):
+        check_optimizer(trainer, client, data)
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
@@ -174,6 +173,7 @@ def build(
     how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
     local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
+    evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
     return Run(
         trainer=trainer,

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
+from fl_lightning.engine.checks import can_train
 from fl_lightning.engine.optimizers import configure_optimizer, group_options, set_group_options
 from fl_lightning.errors import UsageError, require
 
@@ -110,7 +111,9 @@ class MonitoredSchedule:
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules, module = schedules, schedules.client.module
-        self._optimizer, configs = configure_optimizer(module)
+        # a module that is only evaluated may have no optimizer
+        built: tuple[Any, Configs] = configure_optimizer(module) if can_train(module) else (None, [])
+        self._optimizer, configs = built
         monitored = [config for config in configs if config.reduce_on_plateau]
         together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
         if monitored and len(configs) > 1:
@@ -150,11 +153,14 @@ class MonitoredSchedule:
 def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
     """The metric that a scheduler watches, under its name or with the name of its phase; None if there is none yet.
 
+    As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
+
     Raises:
         UsageError: ``strict``, and there is none.
     """
     name = str(config.monitor)
-    tags = [tag for tag in (name, f"val/{name}", f"test/{name}", f"train/{name}") if tag in metrics]
+    names = [f"{phase}{one}" for one in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    tags = [tag for tag in names if tag in metrics]
     logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
     require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
     return metrics[tags[0]] if tags else None

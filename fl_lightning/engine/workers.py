@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -113,10 +113,18 @@ class Workers:
             finish(self._group.recv([packed], rank, 0))
         return packed
 
-    def close(self) -> None:
-        """Part from the other workers, at the end of the run."""
-        if self._size > 1:
-            self._strategy.leave()
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Part from the other workers; after an error without waiting for them, who may never come."""
+        if self._size == 1:
+            return
+        if kind is None:
+            # a connection that is closed at once can lose what the others have not read yet
+            with suppress(RuntimeError):
+                self.barrier()
+        self._strategy.leave()
 
     @property
     def _group(self) -> Any:

@@ -15,12 +15,13 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _of_value(value) for key, value in config.items()}
 
 
-def of_class(entry: Mapping[str, Any]) -> dict[str, Any]:
+def of_class(entry: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     """The entry of a class in a config, in the form from which ``load_from_checkpoint`` builds an object.
 
-    It is that of LightningCLI: with the class path, and the function that resolves the classes of the arguments.
+    It is that of LightningCLI: with the class path, and the function that resolves the classes of the arguments, in the
+    distribution of Lightning that is called ``namespace``.
     """
-    built = {"_class_path": entry["class_path"], "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
     return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
 
 

@@ -27,8 +27,26 @@ def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:
 
 
 def compare_hyperparams(logger: Any, params: Mapping[str, Any], metrics: Mapping[str, float], round_: int) -> None:
-    """Give hyper-parameters to a TensorBoard logger, with the metrics by which its page HParams compares runs."""
-    logger.log_hyperparams(dict(params), dict(metrics), round_)
+    """Give hyper-parameters to a TensorBoard logger, with the metrics by which its page HParams compares runs.
+
+    The metrics are logged already: given to ``log_hyperparams``, they would be a second point of the same round.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
+    for summary in hparams(flat(params), dict(metrics)) if metrics else ():
+        experiment(logger).file_writer.add_summary(summary, round_)
+
+
+def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers, truth values and texts by the path of their keys; anything else as its text."""
+    values: dict[str, Any] = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}/")
+        else:
+            values[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return values
 
 
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:

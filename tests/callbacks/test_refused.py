@@ -3,8 +3,9 @@
 import sys
 
 import pytest
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 from lightning.pytorch import callbacks
+from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning.callbacks import Callback, EarlyStopping
 from fl_lightning.cli import main
@@ -62,3 +63,14 @@ def test_a_module_that_brings_none_is_trained(tmp_path):
     model = small_model()
     model.configure_callbacks = lambda: []
     small_trainer(tmp_path, callbacks=Callback(), fast_dev_run=True).fit(model, small_data())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_clients_learning_rate_is_logged_as_lr(tmp_path, devices):
+    def halves(optimizer):
+        return StepLR(optimizer, 1, 0.5)
+
+    how = {"client_lr_scheduler": halves, "devices": devices, "local_steps": 1, "threads_per_worker": 1}
+    trainer = small_trainer(tmp_path, **how)
+    trainer.fit(plain_sgd_model(lr=0.1), small_data(train_size=100, num_clients=3))
+    assert [row["lr"] for row in trainer.history] == [pytest.approx(0.1), pytest.approx(0.05)]

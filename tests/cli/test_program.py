@@ -97,7 +97,7 @@ def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, 
     capsys.readouterr()
     config = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     main(["predict", *config])
-    assert f"outputs of predict_step in {path}" in capsys.readouterr().out
+    assert f"predictions in {path}" in capsys.readouterr().out
     outputs = torch.load(path, weights_only=True)
     assert sum(map(len, outputs)) == 50
     main(["predict", *config, "--output", str(tmp_path / "mine.pt"), "--trainer.devices", "2"])

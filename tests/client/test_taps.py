@@ -112,6 +112,22 @@ def mapping(hidden, scores):
     return output
 
 
+class Numbered(Output):
+    """A mapping that gives the values by their places too, but sets them by their names alone."""
+
+    def to_tuple(self):
+        return (*self.values(),)
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
+
+
+def numbered(hidden, scores):
+    output = Numbered()
+    output["hidden"], output["scores"] = hidden, scores
+    return output
+
+
 # how the submodule gives its two tensors, their names, and how to read the second
 OUTPUTS = {
     "mapping": (mapping, ("hidden", "scores"), lambda out: (out["scores"], out.scores)),
@@ -123,6 +139,7 @@ OUTPUTS = {
     "integer keys": (lambda hidden, scores: {0: hidden, 1: scores}, ("0", "1"), lambda out: (out[1],)),
     "dataclass": (Fields, ("hidden", "scores"), lambda out: (out.scores,)),
     "object": (Plain, ("hidden", "scores"), lambda out: (out.scores,)),
+    "places of a ModelOutput": (numbered, ("0", "1"), lambda out: (out["scores"],)),
     "nested": (lambda *both: {"all": (*both,)}, ("all:0", "all:1"), lambda out: (out["all"][1],)),
 }
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import UsageError
+from fl_lightning.methods import Local
 from fl_lightning.models import MLP, ImageClassifier, Projector
 
 
@@ -117,6 +118,13 @@ def test_the_model_file_is_whole_at_the_end_only_and_tied_weights_are_in_it(tmp_
     assert_same_bits(fresh.state_dict(), saved["state_dict"])
 
 
+def test_a_run_without_a_global_model_has_no_model_file_and_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="stay with each client: .*, and there is no model.ckpt"):
+        fit(tmp_path, plain_sgd_model(), small_data(train_size=100), methods=[Local()], max_rounds=1)
+    assert not file(tmp_path).exists()
+    assert file(tmp_path, "last.ckpt").exists()
+
+
 def test_hyperparameters_that_are_no_plain_values_are_left_out_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="model.ckpt: act of hparams is no plain value"):
         fit(tmp_path)
@@ -176,6 +184,28 @@ def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):
     torch.save({k: v for k, v in contents.items() if k not in ("module", "datamodule")}, file(tmp_path, "last.ckpt"))
     _, model = fit(tmp_path, ckpt_path="last")
     assert model.seen is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_lightning_is_tested_and_begun_with(tmp_path):
+    class Plain(Net):
+        def __init__(self):
+            super().__init__(8)
+            self.hparams.clear()  # a class among them cannot be read with weights_only
+
+    theirs = lightning_trainer(tmp_path)
+    theirs.fit_loop.max_epochs = 1
+    trained = Plain()
+    theirs.fit(trained, Data())
+    theirs.save_checkpoint(tmp_path / "theirs.ckpt")
+    (expected,) = theirs.test(trained, Data(), verbose=False)
+    data = Partitioned(Data(), num_clients=3)
+    as_it_is = small_trainer(tmp_path).test(trained, data)
+    for how in ({"ckpt_path": tmp_path / "theirs.ckpt"}, {"weights": tmp_path / "theirs.ckpt"}):
+        assert small_trainer(tmp_path).test(Plain(), data, **how) == as_it_is
+    assert as_it_is["test/hits"] == pytest.approx(expected["hits"])
+    _, model = fit(tmp_path, Plain(), weights=tmp_path / "theirs.ckpt", max_rounds=0)
+    assert_same_bits(model.state_dict(), trained.state_dict())
 
 
 # ---------------------------------------------------------------------- given weights

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 from helpers.methods import METHODS
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
-from helpers.theirs import Labelled, TheirData, Theirs
+from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
@@ -23,9 +24,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
 from fl_lightning.cli import main
-from fl_lightning.engine.workers import place
+from fl_lightning.engine.launch import build_fabric
+from fl_lightning.engine.workers import ROOM, Workers, place
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import FedBN
+from fl_lightning.models import MLP
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,6 +123,13 @@ def test_nothing_leaks_from_client_to_client_through_buffers_in_no_state(tmp_pat
     compare(tmp_path, model=Leaks)
 
 
+def test_what_a_module_synchronises_is_of_one_client(tmp_path):
+    def model():
+        return Synchronises(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.02))
+
+    compare(tmp_path, model=model, data=lambda: small_data(num_clients=3))
+
+
 def test_local_spectra_and_calibration_are_those_of_one_worker(tmp_path):
     compare(tmp_path, callbacks=[SpectrumMonitor(local_models=True), CCVR(samples_per_class=20, epochs=2)])
 
@@ -186,6 +196,91 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
         assert min(times.values()) >= 0
         assert sum(times[name] for name in visits) <= 1.05 * times["train"]
         assert sum(times[name] for name in visits) >= 0.6 * times["train"]
+
+
+# ---------------------------------------------------------------------- collectives
+
+
+def by_two(tmp_path, work):
+    """What two forked workers return from ``work(workers)``, by rank."""
+
+    def _work(fabric):
+        workers = Workers(fabric)
+        return workers.gather(work(workers))
+
+    return build_fabric(small_trainer(tmp_path), 2).launch(_work)
+
+
+@pytest.mark.parametrize("size", [0, 1, ROOM - 100, ROOM, 3 * ROOM])
+def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, size):
+    values = [{"text": "a"}, {"text": "b" * size, "tensor": torch.arange(3)}]
+    for seen in by_two(tmp_path, lambda workers: workers.gather(values[workers.rank])):
+        assert seen[0] == values[0]
+        assert seen[1]["text"] == values[1]["text"]
+        assert torch.equal(seen[1]["tensor"], values[1]["tensor"])
+
+
+def test_tensors_are_added_up_and_sent(tmp_path):
+    def work(workers):
+        total = torch.arange(5, dtype=torch.float64) + workers.rank
+        workers.all_reduce(total)
+        for packed in (torch.arange(7, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
+            if workers.rank == 0:
+                workers.send(packed, 1)
+            else:
+                assert torch.equal(workers.receive(0), packed)
+        workers.barrier()
+        return total.tolist()
+
+    assert by_two(tmp_path, work) == [[1.0, 3.0, 5.0, 7.0, 9.0]] * 2
+
+
+class AsksAlone(Callback):
+    """Calls a collective on the first worker only."""
+
+    def on_round_end(self, trainer):
+        if trainer.global_rank == 0:
+            trainer.gather(1)
+
+
+def test_a_collective_that_one_worker_alone_calls_is_refused_by_place(tmp_path):
+    with pytest.raises(UsageError, match=r"worker 0 in gather < on_round_end < .*; worker 1 in .*; all workers call"):
+        small_trainer(tmp_path, devices=2, callbacks=[AsksAlone()]).fit(small_model(), small_data())
+
+
+def test_collectives_end_with_the_run(tmp_path):
+    trainer = small_trainer(tmp_path, devices=2, max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    with pytest.raises(UsageError, match="the run has ended"):
+        trainer.gather(1)
+
+
+@pytest.fixture
+def default_group():
+    """Makes a default process group of this process alone; it ends with the test."""
+
+    def make():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    yield make
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_a_default_group_beside_several_workers_is_refused(tmp_path, default_group):
+    default_group()
+    small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data())
+    with pytest.raises(UsageError, match=r"torch.distributed=.*synchronised across clients; call .*destroy_process_gr"):
+        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
+
+
+def test_a_default_group_that_the_users_code_makes_in_the_run_is_refused(tmp_path, default_group):
+    class Joins(Callback):
+        def on_fit_start(self, trainer):
+            default_group()
+
+    with pytest.raises(UsageError, match=r"torch\.distributed="):
+        small_trainer(tmp_path, devices=2, callbacks=[Joins()]).fit(small_model(), small_data())
 
 
 # ---------------------------------------------------------------------- placing
@@ -315,19 +410,25 @@ ONE_THREAD = ("--trainer.threads_per_worker=1",)
 
 
 def scaffold(tmp_path, name, more):
-    """The command of a run of SCAFFOLD."""
+    """The command of a run of SCAFFOLD, on a module that synchronises its numbers."""
     config = str(ROOT / "experiments/smoke/scaffold.yaml")
     size = ["--trainer.max_rounds=3", "--data.train_size=400"]
-    return ["fit", "--config", config, *size, *more, f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
+    model = ["--model=helpers.theirs.Synchronises", "--model.optimizer.lr=0.02"]
+    folder = [f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
+    return ["fit", "--config", config, *model, *size, *more, *folder]
 
 
 def start(tmp_path, name, launcher=(), more=ONE_THREAD, **variables):
     """That run in a process of its own."""
-    run = ["cli.py", *scaffold(tmp_path, name, more)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **variables}
+    return program(tmp_path, [*launcher, "cli.py", *scaffold(tmp_path, name, more)], **variables)
+
+
+def program(tmp_path, arguments, **variables):
+    """Python with these arguments, in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}", **variables}
     environment.pop("PL_GLOBAL_SEED", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *launcher, *run], cwd=ROOT, env=environment, **pipes)
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes)
 
 
 def torchrun(tmp_path, name, how, more=()):
@@ -339,7 +440,7 @@ def torchrun(tmp_path, name, how, more=()):
 def end(*runs):
     """Wait for runs, which must succeed; what the first one said."""
     texts = [run.communicate(timeout=240)[0] for run in runs]
-    assert not any(run.returncode for run in runs), texts
+    assert not any(run.returncode for run in runs), "\n".join(texts)
     return texts[0]
 
 
@@ -387,6 +488,26 @@ def test_workers_of_several_threads_run_the_program_anew(tmp_path):
     more = ["--trainer.threads_per_worker=2"]
     end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
     assert_same_bits(saved(tmp_path, "threads"), by_one_worker(tmp_path, more))
+
+
+TWICE = """
+import sys
+from fl_lightning.engine import launch
+from helpers.runs import small_data, small_model, small_trainer
+
+launch.can_fork = lambda: False
+for _ in range(2):
+    trainer = small_trainer(sys.argv[1], devices=2, max_rounds=1, enable_progress_bar=False)
+    trainer.fit(small_model(), small_data())
+    assert trainer.world_size == 2
+"""
+
+
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]])
+def test_a_program_that_each_worker_runs_can_fit_twice(tmp_path, launcher):
+    (tmp_path / "twice.py").write_text(TWICE)
+    end(program(tmp_path, [*launcher, str(tmp_path / "twice.py"), str(tmp_path)]))
+    assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
 
 
 KILLED = """

@@ -87,8 +87,11 @@ def test_tensorboard_compares_runs_by_their_final_metrics(tmp_path, kind):
     assert params["method/fedprox/mu"].number_value == 0.5
     assert {"test/accuracy", "test/loss", "train/loss", "train/fedprox"} <= compared
     assert not any(tag.startswith(("time/", "placed/")) for tag in compared)
-    last = events.Scalars("test/accuracy")[-1]
-    assert (last.step, last.value) == (1, pytest.approx(trainer.metrics["test/accuracy"]))
+    points = events.Scalars("test/accuracy")
+    assert [point.step for point in points] == [0, 1]
+    assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
+    if kind is lightning.pytorch.loggers.TensorBoardLogger:
+        assert yaml.safe_load((folder / "hparams.yaml").read_text())["methods"] == "fedprox+feddecorr"
 
 
 def test_lightnings_csv_logger_has_them_and_fabrics_which_takes_none_is_left_out(tmp_path):

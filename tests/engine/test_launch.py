@@ -1,0 +1,130 @@
+"""How the workers start: by forks, by running the program anew, or not at all, and what is said of it."""
+
+import logging
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import small_data, small_model, small_trainer
+from lightning.fabric import connector
+from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from fl_lightning.engine import launch
+from fl_lightning.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """What Lightning's logger said so far."""
+    monkeypatch.setattr(logging.getLogger("lightning.fabric"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.text
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """A prompt, which has no program to run anew."""
+    for module in (launch, connector):
+        monkeypatch.setattr(module, "_IS_INTERACTIVE", True)
+
+
+@pytest.fixture
+def macos(monkeypatch):
+    monkeypatch.setattr(launch.sys, "platform", "darwin")
+    monkeypatch.setattr(launch.platform, "system", lambda: "Darwin")
+
+
+def test_where_processes_can_be_forked(monkeypatch):
+    assert launch.can_fork()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert not launch.can_fork()
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert not launch.can_fork()
+
+
+def test_a_command_or_a_prompt_cannot_be_run_anew(monkeypatch):
+    main = type(sys)("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for argument, fits in (("-c", False), ("", False), (__file__, True)):
+        monkeypatch.setattr(sys, "argv", [argument])
+        assert launch.can_run_anew() == fits
+    main.__spec__ = launch.__spec__
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    assert launch.can_run_anew()
+    monkeypatch.setattr(launch, "_IS_INTERACTIVE", True)
+    assert not launch.can_run_anew()
+
+
+def test_auto_is_one_worker_in_this_process_where_none_can_be_forked(tmp_path, macos, said):
+    trainer = small_trainer(tmp_path, devices="auto", max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    assert trainer.world_size == 1
+    assert "trainer.devices=auto: 1 worker, which is this process (Darwin cannot fork a process safely)" in said()
+
+
+def test_auto_of_several_threads_is_one_worker_in_a_notebook(tmp_path, notebook, said):
+    trainer = small_trainer(tmp_path, devices="auto", threads_per_worker=2, max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    assert trainer.world_size == 1
+    assert "1 worker, which is this process (trainer.threads_per_worker=2, and a forked process has one thr" in said()
+
+
+def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said, monkeypatch):
+    monkeypatch.setattr(launch, "can_run_anew", lambda: True)
+    trainer = small_trainer(tmp_path, devices=2)
+    assert not launch.forks(trainer)
+    fabric = launch.build_fabric(trainer, *launch.devices_and_nodes(trainer, small_data()))
+    assert isinstance(fabric.strategy.launcher, _SubprocessScriptLauncher)
+    assert "trainer.devices=2: each worker runs the program anew (Darwin cannot fork a process safely)" in said()
+
+
+@pytest.mark.parametrize(
+    ("options", "fixture", "why"),
+    [
+        ({}, "macos", "Darwin cannot fork a process safely"),
+        ({"threads_per_worker": 2}, None, "trainer.threads_per_worker=2, and a forked process has one thread"),
+    ],
+)
+def test_several_workers_are_refused_in_a_notebook_where_they_cannot_be_forked(
+    tmp_path, request, notebook, options, fixture, why
+):
+    if fixture:
+        request.getfixturevalue(fixture)
+    with pytest.raises(UsageError, match=f"trainer.devices=2: {why}, and a notebook .* give 1, or run a script"):
+        small_trainer(tmp_path, devices=2, **options).fit(small_model(), small_data())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_was_started_by_another_says_nothing(tmp_path, macos, notebook, monkeypatch, said):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    launch.check_start(small_trainer(tmp_path, devices=2))
+    assert "anew" not in said()
+
+
+def test_a_gpu_that_was_used_cannot_be_used_by_forked_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert (
+        launch.obstacle_to_forks(small_trainer(tmp_path)) == "a forked process cannot use a GPU that this one has used"
+    )
+
+
+AT_A_PROMPT = """
+import sys
+from helpers.runs import small_data, small_model, small_trainer
+
+trainer = small_trainer(sys.argv[1], devices=2)
+trainer.fit(small_model(), small_data())
+print("trained by", trainer.world_size)
+"""
+
+
+def test_workers_are_forked_from_a_prompt(tmp_path):
+    how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
+    command = [sys.executable, "-i", "-c", f"import sys; sys.path.insert(0, 'tests'){AT_A_PROMPT}", str(tmp_path)]
+    assert "trained by 2" in subprocess.run(command, check=True, **how).stdout
