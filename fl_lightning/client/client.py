@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning import foreach, namespaces
+from fl_lightning.client.batch import targets_of
+from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import Logged, tagged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
@@ -30,7 +32,7 @@ from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.method import Method, MethodList, Step
 from fl_lightning.state import State, clone, copy_into, difference, norm, num_bytes, select, tensors
-from fl_lightning.sums import Update, Weighted
+from fl_lightning.sums import Reduced, Update, Weighted
 from fl_lightning.sums.weighted import flatten
 
 Weighting = Literal["examples", "uniform"]
@@ -94,7 +96,7 @@ class Client(LightningModule):
         self.stand_in = stand_in or StandIn()
         self.hooks = overridden_hooks(module)
         self.weighting, self.buffer_policy = weighting, buffers
-        self.logged = Logged()
+        self.logged = Logged(module)
         self.live = tensors(module)
         self.trainable = [name for name, value in self.live.items() if value.requires_grad]
         self.others = [name for name in self.live if name not in set(self.trainable)]
@@ -106,7 +108,7 @@ class Client(LightningModule):
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
-        self._means: dict[str, Weighted] = {}
+        self._values: dict[str, Reduced] = {}
         self.info = info or ClientInfo(0, 0, None)
         self.weight = 1.0
         self.epoch = 0
@@ -141,7 +143,7 @@ class Client(LightningModule):
 
         A callback reads it in ``on_client_end``.
         """
-        return {tagged("train", name): float(value.mean()) for name, value in self._means.items()}
+        return {tagged("train", name): value.value for name, value in self._values.items()}
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
@@ -191,17 +193,17 @@ class Client(LightningModule):
         return [name for name in self.trainable if name.startswith(f"{self.tap_paths[tap]}.")]
 
     def log(self, name: str, value: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> None:
-        """Log a value of this visit as ``train/<name>``, the weighted mean over the visit and over the clients.
+        """Log a value of this visit as ``train/<name>``, by default the weighted mean over the visit and the clients.
 
         Args:
             name: the tag.
             value: a number or a scalar tensor.
-            *args: accepted, as by Lightning's ``log``, and ignored.
+            *args: those of Lightning's ``log``, as are ``kwargs``; see :class:`~fl_lightning.client.logged.Logged`.
             weight: its weight; None is the number of examples of the present batch.
-            **kwargs: accepted, as by Lightning's ``log``; all but ``batch_size``, another name for the weight, are
-                ignored.
+            **kwargs: ``reduce_fx`` and others; ``batch_size`` is another name for the weight.
         """
-        self.logged.add(name, value, kwargs.get("batch_size") if weight is None else weight)
+        given = kwargs.pop("batch_size", None) if weight is None else weight
+        self.logged.add(name, value, given, **dict(zip(Arguments._fields, args, strict=False)), **kwargs)
 
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
@@ -271,8 +273,8 @@ class Client(LightningModule):
         if self.kept:
             self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
         self.epoch, self.num_steps, self._change = 0, 0, None
-        self._means = {}
-        self.logged.clear()
+        self._values = {}
+        self.logged.clear(info.num_examples)
         self.references.start()
         self.load(self.received)
         self._transient.restore()
@@ -284,12 +286,17 @@ class Client(LightningModule):
         """Begin a pass over the client's data."""
         self.epoch = self.stand_in.clock.epoch = epoch
 
+    def end_epoch(self) -> None:
+        """End a pass, after the module's hook: reduce what was logged in it, which schedulers then watch."""
+        self.logged.end_epoch()
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """In this block the module trains by its own loss, without the methods, and nothing of the visit changes."""
         before = {name: getattr(self, name) for name in ("methods", "logged", "num_steps", "lr", "epoch", "outputs")}
         now, clock = Transient(self.module), copy.copy(self.stand_in.clock)
-        self.methods, self.logged = MethodList([]), Logged()
+        self.methods = MethodList([])
+        self._log_into(Logged(self.module))
         self._transient.restore()
         try:
             with self.taps.paused(), self.stand_in.stage(RunningStage.TRAINING):
@@ -298,6 +305,7 @@ class Client(LightningModule):
             now.restore()
             vars(self.stand_in.clock).update(vars(clock))
             vars(self).update(before)
+            self._log_into(before["logged"])
 
     def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -305,7 +313,7 @@ class Client(LightningModule):
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
         self.references.begin_batch(batch, batch_idx, rows)
-        self.logged.begin_batch(count_examples(batch))
+        self.logged.begin_batch(batch)
         self._taps.clear()
         loss = self.own_loss(batch, batch_idx)
         if loss is None:
@@ -357,8 +365,8 @@ class Client(LightningModule):
         others, frozen = select(self.live, self.sent_others), self._changed_frozen()
         numbers = sum(value.total.numel() for value in flatten(payload).values())
         size = num_bytes(select(self.live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
-        self._means = self.logged.sums()
-        return Update(delta, others, self.weight, payload, self._means, self.drift, frozen, size)
+        self._values = self.logged.sums()
+        return Update(delta, others, self.weight, payload, self._values, self.drift, frozen, size)
 
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
@@ -428,10 +436,14 @@ class Client(LightningModule):
         """Let the module, and the LightningModules within it, log here and find the stand-in as their trainer."""
         self.stand_in.attach(self.module)
         self.stand_in.strategy._lightning_module = self.module
+        self._log_into(self.logged)
+
+    def _log_into(self, logged: Logged) -> None:
+        self.logged, self.stand_in.logged = logged, logged.callback_metrics
         for part in self.module.modules():
             if isinstance(part, namespaces.LightningModule):
                 replaced: Any = part
-                replaced.log, replaced.log_dict = self.log, self._log_dict
+                replaced.log, replaced.log_dict = logged.log, logged.log_dict
 
     def _uninstall(self) -> None:
         self.stand_in.detach(self.module)
@@ -444,10 +456,6 @@ class Client(LightningModule):
 
     def _transform_logits(self, logits: Tensor) -> Tensor:
         return self.methods.transform_logits(self, logits) if self.module.training else logits
-
-    def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        for name, value in dictionary.items():
-            self.log(name, value, *args, **kwargs)
 
     def _travels(self, other: str) -> bool:
         return self.methods.exchanges(other) and self.buffer_policy == "average"
@@ -505,20 +513,3 @@ def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) ->
     for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):
             raise ClientError(f"what it sends as {name} is nan or infinite")
-
-
-def count_examples(batch: Any) -> int:
-    """The number of examples of a batch: the length of its first tensor, 1 where it has none."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((count_examples(part) for part in parts), 1)
-
-
-def targets_of(batch: Any) -> Tensor | None:
-    """The labels of a batch: the second entry of a pair, or the entry with a usual name of labels."""
-    if isinstance(batch, Mapping):
-        return next((batch[key] for key in ("target", "targets", "label", "labels", "y") if key in batch), None)
-    if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[1], Tensor):
-        return batch[1]
-    return None

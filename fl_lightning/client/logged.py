@@ -1,137 +1,355 @@
-"""Collects what a module logs, as totals weighted by examples."""
+"""What a module logs in a visit or an evaluation, with the signature, names and reductions of Lightning's ``log``."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.client.batch import batch_size as size_of
+from fl_lightning.client.batch import graphs_of
+from fl_lightning.client.entry import Arguments, Entry, Form
 from fl_lightning.errors import require
-from fl_lightning.sums import Weighted
+from fl_lightning.sums.reduced import Reduced
 
-
-class _Mean:
-    """A running weighted mean. It counts how many values stayed finite, without waiting for the device at each step."""
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-        self.count = 0
-        self._total = 0.0
-        self._finite = 0
-        self._pending: list[tuple[Tensor, float]] = []
-
-    def add(self, value: Tensor, weight: float) -> None:
-        # a step only appends to a list; reading the values would wait for the device
-        self._pending.append((value, weight))
-        self.weight += weight
-        self.count += 1
-        if len(self._pending) >= MANY:
-            self._read()
-
-    @property
-    def total(self) -> float:
-        self._read()
-        return self._total
-
-    @property
-    def finite(self) -> int:
-        """How many values were added before the total became nan or infinite."""
-        self._read()
-        return self._finite
-
-    def _read(self) -> None:
-        if self._pending:
-            values = torch.stack([value for value, _ in self._pending]).tolist()
-            for value, (_, weight) in zip(values, self._pending, strict=True):
-                self._total += weight * value
-                self._finite += math.isfinite(self._total)
-            self._pending = []
+# hook, name and index of the data loader
+Key = tuple[str, str, int | None]
+# what a method logs comes from no hook of the module
+METHODS_HOOK = "on_train_epoch_end"
 
 
 class Logged:
     """Collects the values of ``self.log`` and the terms of the loss, in a visit or an evaluation.
 
+    In the record there is one value of each name for a visit. A mean is that over the visit; a sum, a maximum, a
+    minimum and the value of a torchmetrics object are those of the last epoch in which it was logged. Where both
+    ``on_step`` and ``on_epoch`` are set, the record has it as ``name_epoch``, and a visit's last step as ``name_step``.
+    In an evaluation only the reduction over all batches is recorded. ``logger=False`` keeps a value out of the record;
+    :meth:`callback_metrics` has it all the same. A visit is one process, and nothing is drawn while it lasts, so
+    ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to do.
+
+    Args:
+        module: the user's module; None where only terms are collected.
+
     Attributes:
-        batch_size: number of examples of the present batch, the weight of what is logged without one.
+        dataloader_idx: which of several data loaders is evaluated; None for a single one.
+        examples: weight of what is logged once an epoch: the client's examples, 1 in an evaluation.
     """
 
-    def __init__(self) -> None:
-        self.batch_size = 1
-        self._means: dict[str, _Mean] = {}
-        self._marks: dict[str, tuple[float, float]] = {}
-        self._metrics: dict[str, tuple[Metric, float]] = {}
-        self._terms: dict[str, None] = {}
-        self._named_by_module: set[str] = set()
+    def __init__(self, module: LightningModule | None = None) -> None:
+        self.module = module
+        self.dataloader_idx: int | None = None
+        self.examples = 1.0
+        self._training = True
+        self._batch: Any = None
+        self._size: int | None = None
+        self._counted: int | None = None
+        self._entries: dict[Key, Entry] = {}
+        self._terms: dict[str, Entry] = {}
+        self._callback: dict[str, Tensor] = {}
+        self._evaluated: dict[str, Tensor] = {}
+        self._attributes: dict[int, str] | None = None
 
-    def begin_batch(self, size: int) -> None:
-        """A batch of ``size`` examples, the weight of what is logged without one."""
-        self.batch_size = size
+    # ------------------------------------------------------------------ what the module calls
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[[Any], Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any | None = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Lightning's ``LightningModule.log``, whose arguments and names these are.
 
-    def clear(self) -> None:
-        """Forget everything, for a new pass."""
-        self._means, self._marks, self._metrics = {}, {}, {}
-        self._terms, self._named_by_module = {}, set()
+        Raises:
+            UsageError: the value or the arguments are not allowed, or not those with which the hook logged it before.
+        """
+        given = (
+            prog_bar,
+            logger,
+            on_step,
+            on_epoch,
+            reduce_fx,
+            enable_graph,
+            sync_dist,
+            sync_dist_group,
+            add_dataloader_idx,
+            metric_attribute,
+            rank_zero_only,
+        )
+        self._log(self._hook(), name, value, given, batch_size)
 
-    def add(self, name: str, value: Any, weight: float | None = None) -> None:
-        """Add a value that the module logged itself; it takes precedence over a term of the same name."""
-        weight = self.batch_size if weight is None else weight
-        if isinstance(value, Metric):
-            _, seen = self._metrics.get(name, (value, 0))
-            self._metrics[name] = (value, seen + weight)
-            return
-        self._named_by_module.add(name)
-        self._mean(name, value, weight)
+    def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
+        """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
+        options: dict[str, bool] = {}
+        if isinstance(dictionary, MetricCollection):
+            # the metrics of a group share their states; a copy of them would not be theirs
+            options = {"keep_base": False, **({"copy_state": False} if dictionary._enable_compute_groups else {})}
+        for name, value in dictionary.items(**options):
+            self.log(name, value, *args, **kwargs)
+
+    def add(self, name: str, value: Any, weight: float | None = None, **kwargs: Any) -> None:
+        """Add a value that a method logs; by default it is reduced to the mean over the visit."""
+        given = Arguments(False, None, None, None, "mean", False, False, None, True, None, False)._replace(**kwargs)
+        self._log(METHODS_HOOK, name, value, tuple(given), self.counted if weight is None else weight)
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_bad_term` watches."""
-        self._terms[name] = None
-        if name not in self._named_by_module:
-            self._mean(name, value, self.batch_size)
+        entry = self._terms.get(name)
+        if entry is None:
+            entry = self._terms[name] = Entry(Form(name))
+        value = value.detach()
+        entry.add(value.reshape(()) if value.ndim else value, self.counted)
 
-    def _mean(self, name: str, value: Any, weight: float) -> None:
-        scalar = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self._means.setdefault(name, _Mean()).add(scalar.reshape(()), weight)
+    # ------------------------------------------------------------------ what the engine calls
+    def clear(self, examples: float = 1.0) -> None:
+        """Begin a visit of a client that has so many examples."""
+        self._begin(True, examples)
+
+    def begin_evaluation(self) -> None:
+        """Begin an evaluation."""
+        self._begin(False, 1.0)
+
+    def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        """Begin a batch; its size, counted when it is needed, is the weight of what is logged without one."""
+        self._batch, self.dataloader_idx = batch, dataloader_idx
+        self._size = self._counted = None
+
+    @property
+    def counted(self) -> int:
+        """The number of examples of the present batch."""
+        if self._counted is None:
+            graphs = graphs_of(self._batch)
+            self._counted = graphs if graphs is not None else self._known_size(warns=False) or 1
+        return self._counted
 
     def first_bad_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        finite = {name: self._means[name].finite for name in self._terms}
-        bad = {name: steps for name, steps in finite.items() if steps < self._means[name].count}
+        for entry in self._terms.values():
+            entry.read()
+        bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad is not None}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
-    def mark(self) -> None:
-        """Set the mark from which :meth:`current` counts."""
-        self._marks = {name: (mean.total, mean.weight) for name, mean in self._means.items()}
+    def end_epoch(self) -> None:
+        """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it."""
+        for name, term in self._terms.items():
+            term.end_epoch()
+            if term.epoch is not None:
+                self._callback[name] = as_tensor(term.epoch)
+        for entry in self._entries.values():
+            if entry.count:
+                self._callback |= self._of_step(entry)
+                entry.end_epoch()
+                if entry.form.on_epoch:
+                    self._callback |= self._of_epoch(entry, entry.epoch)
+        self._reset_metrics()
+
+    def sums(self) -> dict[str, Reduced]:
+        """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
+        self.end_epoch()
+        record = {name: term.total for name, term in self._terms.items()}
+        for entry in self._entries.values():
+            if entry.form.logger:
+                record[entry.form.epoch_name] = entry.total
+                if entry.form.step_name != entry.form.epoch_name:
+                    record[entry.form.step_name] = entry.last_step()
+        return {name: value for name, value in record.items() if value is not None}
+
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """What Lightning's ``trainer.callback_metrics`` holds: the latest values by Lightning's names.
+
+        In a visit they are those of its client, beside those of the last evaluation of the global model.
+        """
+        metrics = dict(self._callback)
+        # in this hook Lightning has reduced the epoch already
+        ended = self._hook() == "on_train_epoch_end"
+        for entry in self._entries.values() if self._training else ():
+            if entry.count:
+                metrics |= self._of_step(entry)
+                metrics |= self._of_epoch(entry, entry.so_far()) if ended and entry.form.on_epoch else {}
+        return metrics
 
     def current(self, name: str | None) -> float:
-        """The mean of what was logged as ``name`` since the last mark, for a scheduler that watches it."""
-        require(name in self._means, "monitor", name, f"it is not logged; choose one of {sorted(self._means)}")
-        mean, (total, weight) = self._means[str(name)], self._marks.get(str(name), (0.0, 0.0))
-        return (mean.total - total) / max(mean.weight - weight, 1)
+        """The latest value of ``name``, for a scheduler that watches it."""
+        metrics = self.callback_metrics()
+        for term in self._terms.values():
+            metrics.setdefault(term.form.name, term.last)
+        require(name in metrics, "monitor", name, f"it is not logged; choose one of {sorted(metrics)}")
+        return float(metrics[str(name)])
 
-    def take(self) -> dict[str, Weighted]:
-        """The totals of the numbers logged so far, by name; they are then forgotten."""
-        totals = {name: Weighted.summed(mean.total, mean.weight) for name, mean in self._means.items()}
-        self._means = {}
-        return totals
+    # ------------------------------------------------------------------ of an evaluation
+    def take(self) -> dict[Key, Reduced]:
+        """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
+        values = {key: entry.take() for key, entry in self._entries.items() if entry.form.metric is None}
+        return {key: value for key, value in values.items() if value is not None}
 
-    def sums(self) -> dict[str, Weighted]:
-        """As :meth:`take`, with torchmetrics objects: each gives its value, weighted by its examples, and is reset."""
-        totals = self.take()
-        for name, (metric, weight) in self._metrics.items():
-            # this worker's value alone: the others may not compute this metric now, and it would wait for them
-            metric.sync_on_compute = False
-            totals[name] = Weighted.of(metric.compute(), weight)
-            metric.reset()
-        return totals
+    def forms(self) -> dict[Key, Form]:
+        """How each name that was logged is reduced and written."""
+        return {key: entry.form for key, entry in self._entries.items()}
+
+    def assign(self, forms: Mapping[Key, Form], values: Mapping[Key, Reduced]) -> None:
+        """Take what was reduced over all workers, those names included that were not logged in this one."""
+        entries = {key: self._entries.get(key) or Entry(form) for key, form in forms.items()}
+        self._entries = entries
+        for key, entry in entries.items():
+            if key in values:
+                entry.assign(values[key])
+        self.end_loader()
+
+    def end_loader(self) -> None:
+        """Reduce what was logged so far, for the hooks that follow."""
+        for entry in self._entries.values():
+            entry.end_epoch()
+            if entry.form.on_epoch:
+                self._callback |= self._of_epoch(entry, entry.epoch)
+
+    def end_evaluation(self) -> dict[str, float]:
+        """The values for the record, by name; the torchmetrics objects that were logged are reset."""
+        self.end_loader()
+        self._reset_metrics()
+        shown = [entry for entry in self._entries.values() if entry.form.logger]
+        return {entry.form.epoch_name: entry.total.value for entry in shown if entry.total is not None}
+
+    def keep(self) -> None:
+        """Keep the values of this evaluation among :meth:`callback_metrics` of the visits that follow."""
+        self._evaluated = {**self._evaluated, **self._callback}
+
+    # ------------------------------------------------------------------ inside
+    def _begin(self, training: bool, examples: float) -> None:
+        self._training, self.examples, self.dataloader_idx = training, examples, None
+        self._entries, self._terms, self._callback = {}, {}, dict(self._evaluated)
+        self._batch = self._size = self._counted = None
+
+    def _log(self, hook: str, name: str, value: Any, given: tuple, weight: float | None) -> None:
+        entry = self._entries.get((hook, name, self.dataloader_idx))
+        if entry is None or entry.given != given:
+            entry = self._entry(hook, name, value, given)
+        if weight is None:
+            weight = self._weight(entry, value)
+        # the check for a Metric is slow
+        if type(value) is not Tensor and isinstance(value, Metric):
+            entry.add_metric(value, weight)
+        else:
+            entry.add(scalar(name, value), weight)
+
+    def _weight(self, entry: Entry, value: Any) -> float:
+        """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
+        if entry.once:
+            return self.examples
+        size = self._known_size()
+        if size is not None:
+            return size
+        needed = entry.form.on_epoch and entry.form.kind == "mean" and not isinstance(value, Metric)
+        hint = f"its size cannot be told from the batch, a {type(self._batch).__name__}: give batch_size="
+        require(not needed, f"self.log({entry.form.name!r}, ..., batch_size=...)", None, hint)
+        return 1
+
+    def _known_size(self, warns: bool = True) -> int | None:
+        """The size of the batch by Lightning's rule; 1 outside of a batch, None where it cannot be told."""
+        if self._size is None:
+            self._size = 1 if self._batch is None else size_of(self._batch, warns)
+        return self._size
+
+    def _entry(self, hook: str, name: str, value: Any, given: tuple) -> Entry:
+        """The entry of a name that is new, or that was logged with other arguments."""
+        resolved = Arguments(*given).resolved(hook, name)
+        alike = [one for (of, called, _), one in self._entries.items() if (of, called) == (hook, name)]
+        entry = self._entries.get((hook, name, self.dataloader_idx))
+        # without its suffix, the name would be that of another loader
+        clash = [entry] if entry else alike if not resolved.add_dataloader_idx else []
+        same = all(one.resolved == resolved and one is entry for one in clash)
+        require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
+        if entry is None:
+            entry = self._entries[hook, name, self.dataloader_idx] = self._new(hook, name, value, resolved)
+        entry.given = given
+        return entry
+
+    def _new(self, hook: str, name: str, value: Any, resolved: Arguments) -> Entry:
+        check_kind(name, value)
+        number = self.dataloader_idx if resolved.add_dataloader_idx else None
+        suffix = "" if number is None else f"/dataloader_idx_{number}"
+        path = self._path(name, value, resolved.metric_attribute) if isinstance(value, Metric) else None
+        levels = (bool(resolved.on_step), bool(resolved.on_epoch), bool(resolved.logger))
+        options: Any = _FxValidator.functions[hook]
+        once = options["allowed_on_step"] == (False,)
+        return Entry(Form(name, suffix, resolved.reduce_fx, *levels, path), (), resolved, once=once)
+
+    def _path(self, name: str, metric: Metric, given: str | None) -> str:
+        """The name of a torchmetrics object in the module."""
+        if self._attributes is None:
+            parts = self.module.named_modules() if self.module is not None else ()
+            self._attributes = {id(part): path for path, part in parts if isinstance(part, Metric)}
+        known = self._attributes.get(id(metric), given)
+        hint = f"it is no attribute of the module; choose one of {list(self._attributes.values())}"
+        require(known is not None or self.module is None, f"self.log({name!r}, ...)", type(metric).__name__, hint)
+        return known or ""
+
+    def _hook(self) -> str:
+        """The hook that runs; the step where the engine has not called one."""
+        hook = self.module.__dict__["_current_fx_name"] if self.module is not None else None
+        return hook or ("training_step" if self._training else "validation_step")
+
+    def _of_step(self, entry: Entry) -> dict[str, Tensor]:
+        if not entry.form.on_step or entry.last is None:
+            return {}
+        value = torch.as_tensor(entry.last)
+        return {entry.form.plain: value, entry.form.step_name: value}
+
+    def _of_epoch(self, entry: Entry, reduced: Reduced | None) -> dict[str, Tensor]:
+        if reduced is None:
+            return {}
+        value = as_tensor(reduced)
+        return {entry.form.plain: value, entry.form.epoch_name: value}
+
+    def _reset_metrics(self) -> None:
+        for entry in self._entries.values():
+            if entry.metric is not None:
+                entry.metric.reset()
+
+
+def scalar(name: str, value: Any) -> Any:
+    """A number, or a copy of a tensor of one element without its graph.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(value, Tensor):
+        if value.ndim:
+            hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
+            require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
+            value = value.reshape(())
+        # a copy: the module may change it in place
+        return value.detach().clone() if value.requires_grad else value.clone()
+    check_kind(name, value)
+    return float(value)
+
+
+def check_kind(name: str, value: Any) -> None:
+    """Refuse what is no number, tensor or torchmetrics object, as Lightning does."""
+    allowed = isinstance(value, (Tensor, Number, Metric))
+    require(allowed, f"self.log({name!r}, ...)", type(value).__name__, "a number, a tensor or a Metric is logged")
+
+
+def as_tensor(value: Reduced) -> Tensor:
+    """A reduced value as a tensor, in float64."""
+    return torch.tensor(value.value, dtype=torch.float64)
 
 
 def tagged(phase: str, name: str) -> str:
     """``phase/name``; a name that already begins with its phase is kept as it is."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
-
-
-# values of a mean after which they are read
-MANY = 4096

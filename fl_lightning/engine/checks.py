@@ -202,10 +202,11 @@ def check_transfer_hooks(model: LightningModule, data: Any) -> None:
     Raises:
         UsageError: the module or the data module overrides such a hook; the error names it.
     """
-    hooks = [hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, model, data)) is not None]
-    own = ", ".join(hook.__qualname__ for hook in hooks)
-    hint = f"{own} may change an example from epoch to epoch; set it to false"
-    require(not hooks, "trainer.cache_references", True, hint)
+    for name in TRANSFER_HOOKS:
+        hook = transfer_hook(name, model, data)
+        owner = type(getattr(hook, "__self__", model)).__name__
+        hint = f"{name} of {owner} may change an example from epoch to epoch; set it to false"
+        require(hook is None, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:

@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torchmetrics import Metric
 
-from fl_lightning.client import Client, count_examples, targets_of
+from fl_lightning.client import Client, targets_of
 from fl_lightning.client.logged import tagged
 from fl_lightning.client.taps import Taps, resolve_taps
 from fl_lightning.data.loaders import ClientLoader
+from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.workers import Workers
 from fl_lightning.namespaces import is_overridden
@@ -74,6 +74,13 @@ class Evaluator:
         sums.all_reduce(self.workers)
         return {tag: float(mean) for tag, mean in sums.means().items()}
 
+    def check(self) -> None:
+        """Refuse a module whose steps and hooks do not take the index of one of several data loaders."""
+        for phase in PHASES:
+            step, loaders = step_name(self.client.module, phase), self.loaders.evaluation(phase)
+            if step is not None and loaders:
+                check_signatures(self.client.module, step, len(loaders))
+
     def has_data(self, phase: str) -> bool:
         """Whether there is data of this phase."""
         return bool(self.loaders.evaluation(phase))
@@ -83,39 +90,27 @@ class Evaluator:
         self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None
     ) -> dict[str, float]:
         """Metrics by tag of the state that is loaded, in eval mode."""
-        module, name = self.client.module, step_name(self.client.module, phase)
-        if not loaders or name is None:
+        step = step_name(self.client.module, phase)
+        if not loaders or step is None:
             return {}
-        stage = "validation" if name == "validation_step" else "test"
-        self.client.logged.clear()
-        sums = Sums()
-        # a module that adds something up over the batches by itself must see all of them, so every worker runs all
-        with self.client.evaluating(STAGES[phase]), self.workers.alone(not can_share(module, stage)):
-            with ambient(self.loaders.seed, phase):
-                getattr(module, f"on_{stage}_epoch_start")()
-                for index, loader in enumerate(loaders):
-                    self._evaluate_loader(loader, index, name, phase, observed, sums)
-                getattr(module, f"on_{stage}_epoch_end")()
-            sums.add(self.client.logged.sums())
-            sums.all_reduce(self.workers)
+        observe = partial(self._observe, phase) if observed else None
+        loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe)
+        self.client.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        if observed and phase == "val":
+            # as within Lightning's fit; the other evaluations are no part of one
+            self.client.call("on_validation_model_zero_grad")
+        # where the batches are not dealt out, every worker runs all
+        with self.client.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
+            values = loop.run(loaders)
+            if observed and client is None:
+                self.client.logged.keep()
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
-        return {tagged(phase, key): float(value) for key, value in sums.means().items()}
+        return {tagged(phase, name): value for name, value in values.items()}
 
-    def _evaluate_loader(
-        self, loader: ClientLoader, index: int, name: str, phase: str, observed: bool, sums: Sums
-    ) -> None:
-        step = bound_step(self.client.module, name, index)
-        for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
-            self.workers.check()
-            self.client.logged.begin_batch(count_examples(batch))
-            # each batch has an address of its own, so its random numbers do not depend on the number of workers
-            with ambient(self.loaders.seed, phase, index, batch_idx), self.loaders.fabric.autocast():
-                step(batch, batch_idx)
-            sums.add(self.client.logged.take())
-            if observed:
-                seen = {"batch": batch, "targets": targets_of(batch), "taps": self.client.taps.values}
-                self.call("on_evaluation_batch_end", phase=phase, **seen)
+    def _observe(self, phase: str, batch: Any) -> None:
+        seen = {"batch": batch, "targets": targets_of(batch), "taps": self.client.taps.values}
+        self.call("on_evaluation_batch_end", phase=phase, **seen)
 
 
 class BatchIndex(NamedTuple):
@@ -161,11 +156,13 @@ class Representations:
         taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client)
-            for index, seed, step, batch in batches:
+            for index, seed, step, given in batches:
                 self._load(state)
-                with ambient(self.loaders.seed, *seed), self.loaders.fabric.autocast():
-                    # a copy: the forward of another iterator would be recorded in the same dictionary
-                    values = dict(taps.run_until(names, partial(step, batch, index.batch)))
+                with ambient(self.loaders.seed, *seed):
+                    batch = self.loaders.to_device(given, 0 if data == "train" else seed[1])
+                    with self.loaders.fabric.autocast():
+                        # a copy: the forward of another iterator would be recorded in the same dictionary
+                        values = dict(taps.run_until(names, partial(step, batch, index.batch)))
                 yield index, batch, targets_of(batch), values
         finally:
             taps.remove()
@@ -181,7 +178,8 @@ class Representations:
         step = bound_step(self._copy, "training_step")
         clients = range(self.loaders.data.num_clients) if client is None else [client]
         for k in clients[self.workers.rank :: self.workers.size]:
-            for index, (_, batch) in enumerate(self.loaders.batches(self.loaders.train(k, round_))):
+            loader = self.loaders.train(k, round_)
+            for index, (_, batch) in enumerate(loader.batches(self.loaders.channels_last)):
                 yield BatchIndex(k, index), ("representations", round_, k, index), step, batch
 
     def _test(self, client: int | None) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
@@ -208,10 +206,3 @@ def bound_step(module: LightningModule, name: str, dataloader_idx: int = 0) -> C
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return lambda batch, index: step(batch, index, **extra)
     return lambda batch, index: step(batch, **extra)
-
-
-def can_share(module: LightningModule, stage: str) -> bool:
-    """Whether the batches can be dealt out: not if the module itself adds something up over them."""
-    hooks = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
-    accumulates = any(isinstance(part, Metric) for part in module.modules())
-    return not accumulates and not any(is_overridden(hook, module) for hook in hooks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
@@ -70,12 +70,18 @@ class Loaders:
             hint = "its test_dataloader takes no client, so no client has test data of its own"
             require(takes_client, "data", type(self.data).__name__, hint)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
-        return [as_client_loader(one) for one in (loaders if isinstance(loaders, (list, tuple)) else [loaders])]
+        return [as_client_loader(one) for one in flattened(loaders)]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
-        """The batches of worker ``rank`` of ``size``, on the device, each with its index in the pass."""
-        shared = loader.share(rank, size, self.limit, self.channels_last)
-        return ((index, self.to_device(batch)) for index, batch in shared)
+        """The batches of worker ``rank`` of ``size``, each with its index in the pass.
+
+        They are not on the device yet: :meth:`to_device` belongs into the random stream of the batch.
+        """
+        return loader.share(rank, size, self.limit, self.channels_last)
+
+    def length(self, loader: ClientLoader) -> int:
+        """The number of batches in a pass over evaluation data."""
+        return len(loader) if self.limit is None else min(len(loader), self.limit)
 
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
@@ -92,6 +98,23 @@ class Loaders:
         device = self.fabric.device
         batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
         return batch if after is None else after(batch, dataloader_idx)
+
+
+def flattened(loaders: Any) -> list[Any]:
+    """The loaders in a collection of them, in the order in which Lightning evaluates on them.
+
+    Raises:
+        UsageError: a ``CombinedLoader`` whose mode is not ``sequential``.
+    """
+    if hasattr(loaders, "flattened"):
+        mode = getattr(loaders, "_mode", None)
+        require(mode == "sequential", "CombinedLoader.mode", mode, "evaluation data is read with mode sequential")
+        return list(loaders.flattened)
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, (list, tuple)):
+        return [leaf for part in loaders for leaf in flattened(part)]
+    return [] if loaders is None else [loaders]
 
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:

@@ -155,6 +155,7 @@ class LocalTraining:
                 if not self._batch(batch, index, rows, length, optimizer, schedulers):
                     break
             client.call("on_train_epoch_end")
+            client.end_epoch()
             if self.schedules.mode == "restart":
                 self.schedules.after_epoch(schedulers)
         client.call("on_train_end")
@@ -169,6 +170,7 @@ class LocalTraining:
         client, clock = self.client, self._clock
         self.workers.check()
         self.stopwatch.lap("data")
+        client.logged.begin_batch(batch)
         goes_on = client.call("on_train_batch_start", batch, index) != -1
         steps = clock.is_step(index, length) or not goes_on
         if goes_on:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.utilities import CombinedLoader
 from torchmetrics import Metric
 
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.engine.evaluation import bound_step
+from fl_lightning.engine.loaders import flattened
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.records.plain import on_cpu
@@ -50,14 +49,8 @@ def predict(run: Run) -> list[Any]:
 def loaders_of(run: Run) -> list[ClientLoader]:
     """The loaders of ``predict_dataloader``, or without one those of the test data."""
     own = is_overridden("predict_dataloader", run.data)
-    given = run.data.predict_dataloader() if own else []
-    if isinstance(given, CombinedLoader):
-        mode = given._mode
-        require(mode == "sequential", "data: predict_dataloader(): CombinedLoader.mode", mode, "give sequential")
-        given = given.flattened
-    given = list(given.values()) if isinstance(given, Mapping) else given
-    listed = given if isinstance(given, (list, tuple)) else [given]
-    return [as_client_loader(one) for one in listed] or run.loaders.evaluation("test")
+    given = flattened(run.data.predict_dataloader()) if own else []
+    return [as_client_loader(one) for one in given] or run.loaders.evaluation("test")
 
 
 def interleaved(shares: list[list[Any]]) -> list[Any]:
@@ -78,12 +71,14 @@ def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]
     which = (index,) if number > 1 else ()
     # a loader that shuffles draws the same order on every worker
     with ambient(run.seed, "predict", index):
-        for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
+        for batch_idx, given in run.loaders.share(loader, run.workers.rank, run.workers.size):
             run.workers.check()
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
-            with ambient(run.seed, "predict", index, batch_idx), run.fabric.autocast():
+            with ambient(run.seed, "predict", index, batch_idx):
+                batch = run.loaders.to_device(given, index)
                 run.client.call("on_predict_batch_start", batch, batch_idx, *which)
-                output = step(batch, batch_idx)
+                with run.fabric.autocast():
+                    output = step(batch, batch_idx)
                 run.client.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs

@@ -162,7 +162,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
     run.server.step(delta, totals.others | frozen)
     run.methods.on_round_end(run.server, payload)
-    run.metrics.update({tagged("train", name): float(mean) for name, mean in totals.logged.items()})
+    run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
 
 

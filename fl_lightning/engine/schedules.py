@@ -153,11 +153,14 @@ class MonitoredSchedule:
 def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
     """The metric that a scheduler watches, under its name or with the name of its phase; None if there is none yet.
 
+    As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
+
     Raises:
         UsageError: ``strict``, and there is none.
     """
     name = str(config.monitor)
-    tags = [tag for tag in (name, f"val/{name}", f"test/{name}", f"train/{name}") if tag in metrics]
+    names = [f"{phase}{one}" for one in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    tags = [tag for tag in names if tag in metrics]
     logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
     require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
     return metrics[tags[0]] if tags else None

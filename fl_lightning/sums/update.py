@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
 from fl_lightning.sums.weighted import Sums, Weighted, means, weigh
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Update:
         others: values of the buffers that travel, by name.
         weight: p_k, before it is normalised over the cohort.
         payload: what each method sends beside the weights, by the method's name.
-        logged: the values logged in this visit, by name.
+        logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
         frozen: change of the frozen parameters that travel and that this client has changed, by name.
         num_bytes: bytes of all that, in the types in which a client has it.
@@ -33,13 +34,13 @@ class Update:
     others: dict[str, Tensor]
     weight: float
     payload: dict[str, dict[str, Weighted]]
-    logged: dict[str, Weighted]
+    logged: dict[str, Reduced]
     drift: float
     frozen: dict[str, Tensor] = field(default_factory=dict)
     num_bytes: int = 0
 
     def weighted(self) -> dict[str, Any]:
-        """The update as ``Weighted`` values, which can be added, by field."""
+        """The update as ``Weighted`` values, which can be added, by field; logged extremes are left out."""
         return {
             "clients": Weighted.of(1.0),
             "drift": Weighted.of(self.drift, torch.tensor(float(self.weight), dtype=torch.float64)),
@@ -48,7 +49,7 @@ class Update:
             "frozen": weigh(self.frozen, self.weight),
             "bytes": Weighted.summed(self.num_bytes, 1.0),
             "payload": self.payload,
-            "logged": self.logged,
+            "logged": addable(self.logged),
         }
 
 
@@ -61,14 +62,16 @@ class Totals:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._sums = Sums("cpu" if torch.device(device).type == "mps" else device)
+        self._extremes = Extremes()
 
     def add(self, update: Update) -> None:
         """Add a client's update."""
         self._sums.add(update.weighted())
+        self._extremes.add(update.logged)
 
     def all_reduce(self, workers: Workers) -> None:
         """Add up the totals of all workers, in one collective over one flat vector."""
-        self._sums.all_reduce(workers)
+        self._extremes.merge(self._sums.all_reduce(workers, self._extremes.values))
 
     @property
     def num_clients(self) -> int:
@@ -107,9 +110,9 @@ class Totals:
         return self._field("payload")
 
     @property
-    def logged(self) -> dict[str, Tensor]:
-        """Mean of the logged values by name."""
-        return means(self._field("logged"))
+    def logged(self) -> dict[str, float]:
+        """The logged values by name: means over examples, sums, maxima and minima over the clients."""
+        return reduced(self._field("logged"), self._extremes)
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
         return means({name: value for name, value in self._field(field).items() if bool(value.weight)})

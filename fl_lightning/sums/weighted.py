@@ -93,17 +93,19 @@ class Sums:
             self._extend(merged(self._layout, layout))
         self._exact.add(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
 
-    def all_reduce(self, workers: Workers) -> None:
-        """Add up the sums of all workers, who all call this."""
+    def all_reduce(self, workers: Workers, note: Any = None) -> list[Any]:
+        """Add up the sums of all workers, who all call this; returns the small ``note`` of each, by rank."""
         if workers.size == 1:
-            return
+            return [note]
         layout: Layout = {}
         exponents: set[int] = set()
-        for theirs, used in workers.gather((self._layout, self._exact.exponents)):
+        gathered = workers.gather((self._layout, self._exact.exponents, note))
+        for theirs, used, _ in gathered:
             layout, exponents = merged(layout, theirs), exponents | set(used)
         self._extend(layout)
         self._exact.all_reduce(workers, exponents)
         self._totals = None
+        return [theirs for *_, theirs in gathered]
 
     @property
     def totals(self) -> dict[str, Any]:

@@ -40,6 +40,12 @@ def test_each_optimizer_gives_what_lightning_gives(name, precision):
     assert any((value - before[key]).abs().max() > 0.01 for key, value in pair.model.state_dict().items())
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_bfloat16_as_in_lightning(precision):
+    conform(Net, precision, gradient_clip_val=0.5)
+    conform(WarmUp, precision)
+
+
 class Twice(SGD):
     """An optimizer that needs a closure and calls it twice, as sharpness-aware minimisation does."""
 
@@ -390,6 +396,27 @@ def test_methods_correct_the_gradients_before_clipping_and_see_them_after_it():
 
     _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), methods=[Watch()], rounds=1, epochs=1))
     assert notes == 4 * ["module", "corrections", "clipping", "after clipping", "after the step", "batch end"]
+
+
+def test_on_before_backward_gets_the_loss_with_the_penalties_and_on_train_batch_end_without_them():
+    class Penalty(Method):
+        def penalty(self, client, step):
+            return 2.0 * client.module.net[0].weight.square().sum()
+
+    class Model(Net):
+        def on_before_backward(self, loss):
+            note(loss.item() - self.returned - 2.0 * self.net[0].weight.square().sum().item())
+
+        def training_step(self, batch, batch_idx):
+            loss = self.loss(batch)
+            self.returned = loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            note(float(outputs["loss"]) - self.returned)
+
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), methods=[Penalty()], rounds=1, epochs=1))
+    assert notes == 8 * [pytest.approx(0.0, abs=1e-10)]
 
 
 def test_lbfgs_is_refused_with_methods_that_correct_gradients():

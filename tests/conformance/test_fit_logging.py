@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.conformance import Net, Rows, both_precisions, by_rounds, clients, conform
+from helpers.conformance import Net, Rows, both_precisions, by_rounds, clients, conform, note, same
 from helpers.runs import assert_same_bits, history
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -163,19 +163,27 @@ def test_several_validation_loaders_have_lightnings_suffixes():
         assert pick(pair.trainer.history[-1], "val", name) == pytest.approx(expected, rel=1e-6), name
 
 
-def test_callback_metrics_of_the_stand_in_hold_what_was_logged():
+def test_the_trainer_holds_what_was_logged_so_far():
     class Model(Net):
         def training_step(self, batch, batch_idx):
-            self.log("value", 1.0 + batch_idx, on_step=False, on_epoch=True)
+            self.log("value", 1.0 + batch_idx, on_step=False, on_epoch=True, prog_bar=True)
             return self.loss(batch)
 
+        def on_train_epoch_end(self):
+            note(float(self.trainer.callback_metrics["value"]))
+
         def validation_step(self, batch, batch_idx):
-            self.log("val_loss", self.loss(batch))
+            self.log("val_loss", 2.0 + batch_idx)
+
+        def on_validation_epoch_end(self):
+            note(float(self.trainer.callback_metrics["val_loss"]))
 
         def on_validation_end(self):
-            assert float(self.trainer.callback_metrics["val_loss"]) > 0
+            note(float(self.trainer.callback_metrics["val_loss"]))
 
-    conform(Model, data=lambda: Rows(held_out=[6]), epochs=1)
+    pair = conform(Model, data=lambda: Rows(held_out=[6]), epochs=1)
+    assert sorted(pair.notes) == same(sorted(pair.expected_notes), 1e-6)
+    assert len(pair.notes) == 6
 
 
 # ---------------------------------------------------------------------- over clients

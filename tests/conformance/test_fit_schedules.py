@@ -7,6 +7,7 @@ import torch
 from helpers.conformance import (
     Net,
     Rows,
+    StopAfter,
     assert_same_notes,
     both_precisions,
     by_lightning,
@@ -273,14 +274,14 @@ def test_schedules_have_the_same_bits_on_one_and_two_workers(name):
 
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
 def test_a_run_that_resumes_in_the_middle_gives_the_same_bits(name, tmp_path):
-    def train(folder, rounds=4, ckpt_path=None, **options):
+    def train(folder, **options):
         torch.manual_seed(0)
-        model = Scheduled(name, "step", total=32)
+        data = clients(Rows(22), 14, 8)
         given = {"folder": folder, "participation": 0.5, "checkpoint_every_n_rounds": 1, **options}
-        return by_rounds(model, clients(Rows(22), 14, 8), rounds, ckpt_path=ckpt_path, **given)
+        return by_rounds(Scheduled(name, "step"), data, rounds=4, **given)
 
     whole = train(tmp_path / "whole")
-    train(tmp_path / "part", rounds=2)
+    train(tmp_path / "part", callbacks=[StopAfter(2)])
     resumed = train(tmp_path / "part", ckpt_path="last")
     assert len(resumed.history) == 4
     assert_same_bits(resumed.server.state, whole.server.state)
@@ -377,14 +378,14 @@ def test_it_steps_after_rounds_that_evaluated_only():
 
 
 def test_it_is_the_same_on_two_workers_and_after_a_resume(tmp_path):
-    def train(folder, rounds=5, **options):
+    def train(folder, **options):
         torch.manual_seed(0)
         data = clients(Rows(28, held_out=[6]), 14, 14)
-        return by_rounds(Plateau(), data, rounds, 1, folder=folder, checkpoint_every_n_rounds=1, **options)
+        return by_rounds(Plateau(), data, 5, 1, folder=folder, checkpoint_every_n_rounds=1, **options)
 
     whole = train(tmp_path / "whole")
     assert_same_bits(train(tmp_path / "two", devices=2).server.state, whole.server.state)
-    train(tmp_path / "part", rounds=2)
+    train(tmp_path / "part", callbacks=[StopAfter(2)])
     assert_same_bits(train(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
 
 

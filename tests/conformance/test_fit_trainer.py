@@ -108,16 +108,6 @@ def test_what_lightnings_own_methods_ask_for(tmp_path):
             assert len(trainer.train_dataloader) == trainer.num_training_batches
             note(trainer.log_dir)
 
-        def training_step(self, batch, batch_idx):
-            self.log("value", torch.tensor(1.5), on_step=False, on_epoch=True)
-            self.log("more", 2.5)
-            return self.loss(batch)
-
-        def on_train_epoch_end(self):
-            for metrics in (self.trainer.callback_metrics, self.trainer.logged_metrics):
-                assert metrics["value"] == 1.5 and metrics["more"] == 2.5
-            assert isinstance(self.trainer.progress_bar_metrics, dict)
-
         def test_step(self, batch, batch_idx):
             note(self.trainer.num_test_batches)
 

@@ -18,7 +18,7 @@ from helpers.conformance import (
     notes_of,
     recording,
 )
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -185,14 +185,18 @@ class Whole(Net):
         return self(batch[0])
 
 
+def predicting():
+    return FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+
+
 def test_every_hook_that_is_called_is_called(tmp_path):
     make = recording(Whole, [name for name in of_kind(CALLED) if name in public_names()])
-    data = clients(Rows(held_out=[6], tested=[5]))
+    data = clients(Remembering())
 
     def use():
-        trainer = by_rounds(make(), data, rounds=2, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
+        by_rounds(make(), data, rounds=2, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
         by_rounds(make(), data, rounds=3, epochs=1, folder=tmp_path, ckpt_path="last")
-        trainer.predict(make(), data)
+        predicting().predict(make(), data)
 
     _, notes = notes_of(use)
     called = {one[0] for one in notes}
@@ -348,6 +352,73 @@ def test_manual_backward_is_refused_where_it_is_called():
 
 def test_every_name_that_is_refused_has_its_test():
     assert set(of_kind(REFUSED)) == {"configure_callbacks", "configure_sharded_model", "manual_backward"}
+
+
+# ---------------------------------------------------------------------- data modules
+# what a run does with each name of a data module
+DATA = {
+    "load_state_dict": CALLED,
+    "on_after_batch_transfer": CALLED,
+    "on_before_batch_transfer": CALLED,
+    "on_exception": CALLED,
+    "predict_dataloader": CALLED,
+    "prepare_data": CALLED,
+    "setup": CALLED,
+    "state_dict": CALLED,
+    "teardown": CALLED,
+    "test_dataloader": CALLED,
+    "train_dataloader": CALLED,
+    "transfer_batch_to_device": CALLED,
+    "val_dataloader": CALLED,
+    "hparams": GIVEN,
+    "hparams_initial": GIVEN,
+    "CHECKPOINT_HYPER_PARAMS_KEY": INHERITED,
+    "CHECKPOINT_HYPER_PARAMS_NAME": INHERITED,
+    "CHECKPOINT_HYPER_PARAMS_TYPE": INHERITED,
+    "from_datasets": INHERITED,
+    "load_from_checkpoint": INHERITED,
+    "name": INHERITED,
+    "remove_ignored_hparams": INHERITED,
+    "save_hyperparameters": INHERITED,
+}
+
+
+def test_every_public_name_of_a_data_module_is_in_the_table():
+    names = {name for one in LightningDataModule.__mro__ if one is not object for name in vars(one) if name[0] != "_"}
+    assert names - set(DATA) == set()
+    assert set(DATA) - names <= NEW
+
+
+class Remembering(Rows):
+    """A data module with a state of its own and loaders for everything."""
+
+    def __init__(self):
+        super().__init__(held_out=[6], tested=[5])
+
+    def predict_dataloader(self):
+        return self.loader(4)
+
+    def state_dict(self):
+        return {"mine": 3}
+
+
+def test_every_hook_of_a_data_module_that_is_called_is_called(tmp_path):
+    class Failing(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no step")
+
+    make = recording(Remembering, [name for name, kind in DATA.items() if kind == CALLED])
+
+    def use():
+        by_rounds(Whole(), clients(make()), rounds=1, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
+        by_rounds(Whole(), clients(make()), rounds=2, epochs=1, folder=tmp_path, ckpt_path="last")
+        predicting().predict(Whole(), clients(make()))
+        with pytest.raises(ClientError, match="no step"):
+            by_rounds(Failing(), clients(make()))
+
+    _, notes = notes_of(use)
+    assert {one[0] for one in notes} == {name for name, kind in DATA.items() if kind == CALLED}
+    assert ("load_state_dict", (("state_dict", ["mine"]),)) in notes
 
 
 # ---------------------------------------------------------------------- the page

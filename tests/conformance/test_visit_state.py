@@ -5,13 +5,14 @@ from collections import deque
 
 import pytest
 import torch
-from helpers.conformance import Net, Rows, by_rounds, clients, note, notes_of
-from helpers.runs import assert_same_bits, differs, history
+from helpers.conformance import Net, Rows, StopAfter, by_rounds, clients, note, notes_of
+from helpers.runs import assert_same_bits, history
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, lr_scheduler
 from torchmetrics import MetricCollection, SumMetric
 
+from fl_lightning import Method
 from fl_lightning.errors import ClientError, UsageError
 
 
@@ -81,13 +82,23 @@ def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of
     assert len(trainer.history) == 2
 
 
-def test_the_order_of_the_clients_does_not_matter_for_it():
-    """A client alone ends where it ends among others: its visit sees nothing of theirs."""
-    alone = train(Stateful, rounds=1, sampler=lambda *given: [2])
-    among = train(Stateful, rounds=1, sampler=lambda *given: [0, 1, 2], client_memory=1.0)
-    assert differs(alone.server.state, among.server.state)
-    last = train(Stateful, rounds=1, sampler=lambda *given: [2])
-    assert_same_bits(alone.server.state, last.server.state)
+class Ends(Method):
+    """Notes where each client's visit ends."""
+
+    def on_client_end(self, client):
+        note(client.info.id, {name: value.tolist() for name, value in client.state().items()})
+        return {}
+
+
+def test_a_visit_sees_nothing_of_the_visits_before_it():
+    """A client ends where it ends when it trains alone."""
+
+    def end_of_the_last(cohort):
+        options = {"rounds": 1, "sampler": lambda *given: cohort, "methods": [Ends()]}
+        _, notes = notes_of(lambda: train(Stateful, **options))
+        return [one for one in notes if one[0] == 2]
+
+    assert end_of_the_last([0, 1, 2]) == end_of_the_last([2])
 
 
 class Keeping(Net):
@@ -158,15 +169,13 @@ def test_one_and_two_workers_give_the_same_bits(make):
     assert history(one) == history(two)
 
 
-def test_a_run_that_resumes_gives_the_same_bits(tmp_path):
-    class Model(Teacher, Stateful):
-        pass
-
-    def part(folder, rounds=3, **options):
-        return train(Model, rounds=rounds, folder=folder, checkpoint_every_n_rounds=1, **options)
+@pytest.mark.parametrize("make", [Stateful, Teacher, OwnHooks])
+def test_a_run_that_resumes_gives_the_same_bits(make, tmp_path):
+    def part(folder, **options):
+        return train(make, rounds=3, folder=folder, checkpoint_every_n_rounds=1, **options)
 
     whole = part(tmp_path / "whole")
-    part(tmp_path / "part", rounds=1)
+    part(tmp_path / "part", callbacks=[StopAfter(1)])
     assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
 
 

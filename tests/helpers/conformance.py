@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedTrainer, Partitioned
+from fl_lightning import FederatedTrainer, Partitioned, callbacks
 from fl_lightning.data.partitioners import Partitioner, Pooled
 
 PRECISIONS = ("64-true", "32-true")
-TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5}
+TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 1e-5, "bf16-true": 1e-5}
 both_precisions = pytest.mark.parametrize("precision", PRECISIONS)
 
 # what ``self.trainer`` has with the values of Lightning's Trainer
@@ -156,6 +156,16 @@ class _Visits(Callback):
                 optimizer.state.clear()
 
 
+class StopAfter(callbacks.Callback):
+    """Ends the run after this many rounds, as if it had been stopped by hand."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_round_end(self, trainer):
+        trainer.should_stop = trainer.server.round + 1 >= self.rounds
+
+
 @dataclass
 class Pair:
     """A module that Lightning trained, its counterpart that was federated, and what both have noted."""
@@ -168,7 +178,7 @@ class Pair:
     notes: list
 
 
-def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", callbacks=(), **options):
+def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", **options):
     """Train by Lightning, with an optimizer reset at each visit; returns the trainer."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -178,7 +188,7 @@ def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", callbacks
     given = {**quiet, **where, "max_epochs": rounds * epochs, **options}
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        trainer = Trainer(callbacks=[_Visits(epochs), *callbacks], default_root_dir=folder, **given)
+        trainer = Trainer(callbacks=[_Visits(epochs)], default_root_dir=folder, **given)
         trainer.fit(model, datamodule=data)
     return trainer
 

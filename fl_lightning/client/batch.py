@@ -1,0 +1,90 @@
+"""What a batch holds: how many examples, and their labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from fl_lightning.data.labels import LABEL_KEYS
+
+
+def batch_size(batch: Any, warns: bool = True) -> int | None:
+    """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one.
+
+    It ``warns``, once in a process, where there are several lengths. A test compares it with
+    ``lightning.pytorch.utilities.data.extract_batch_size``, which warns for each length.
+    """
+    if type(batch) in (tuple, list) and len(batch) == 2 and type(batch[0]) is Tensor is type(batch[1]):
+        # the usual pair of tensors, at every step
+        first, second = batch
+        if first.ndim and second.ndim and first.size(0) == second.size(0):
+            return first.size(0)
+    sizes = list(_sizes(batch))
+    size = next((one for one in sizes if one is not None), None)
+    if warns and size is not None and any(one != size for one in sizes[sizes.index(size) :]):
+        _warn_of_ambiguous_size()
+    return size
+
+
+def _sizes(batch: Any) -> Iterator[int | None]:
+    """The length of each tensor in nested collections, and None for what is no tensor."""
+    if isinstance(batch, Tensor):
+        yield len(batch) if batch.ndim else 1
+    elif isinstance(batch, Iterable) and not isinstance(batch, str):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _sizes(part)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from _sizes(getattr(batch, field.name))
+    else:
+        yield None
+
+
+@cache
+def _warn_of_ambiguous_size() -> None:
+    rank_zero_warn(
+        "A batch has parts of several lengths, or without one: that of its first tensor is the weight of what is logged. "
+        "Give another as self.log(..., batch_size=...)"
+    )
+
+
+def count_examples(batch: Any) -> int:
+    """The examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 where that is None."""
+    graphs = graphs_of(batch)
+    size = batch_size(batch, warns=False) if graphs is None else graphs
+    return 1 if size is None else size
+
+
+def graphs_of(batch: Any) -> int | None:
+    """The number of graphs of a PyG batch; None of another one."""
+    graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
+    return graphs if isinstance(graphs, int) else None
+
+
+def targets_of(batch: Any) -> Tensor | None:
+    """The labels of a batch: the second entry of a pair, or the entry or attribute with a usual name of labels.
+
+    Boolean labels become integers, and integers ``(N, 1)`` become ``(N,)``.
+    """
+    if isinstance(batch, Mapping):
+        named = [batch[key] for key in LABEL_KEYS if key in batch]
+    else:
+        usual = type(batch) in (tuple, list)
+        named = [] if usual else [getattr(batch, key) for key in LABEL_KEYS if hasattr(batch, key)]
+        named += batch[1:2] if isinstance(batch, (tuple, list)) else []
+    found = next(iter(named), None)
+    return _as_labels(found) if isinstance(found, Tensor) else None
+
+
+def _as_labels(targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        return targets
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets.squeeze(1)
+    return targets.long() if targets.dtype == torch.bool and targets.ndim == 1 else targets

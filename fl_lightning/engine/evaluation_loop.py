@@ -1,0 +1,163 @@
+"""One evaluation: batches, and the hooks of Lightning's evaluation loop in its order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from fl_lightning.client import Client
+from fl_lightning.client.entry import computed
+from fl_lightning.client.logged import Key
+from fl_lightning.data.loaders import ClientLoader
+from fl_lightning.engine.loaders import Loaders
+from fl_lightning.engine.metric_states import MetricStates, Note, can_deal_out
+from fl_lightning.engine.workers import Workers
+from fl_lightning.errors import require
+from fl_lightning.seeding import ambient
+from fl_lightning.sums import Sums
+from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
+
+# those around a whole evaluation, and around a batch; on_<stage>_model_eval and _model_train set the mode only
+EPOCH_HOOKS = ("start", "epoch_start", "epoch_end", "end")
+BATCH_HOOKS = ("batch_start", "batch_end")
+
+
+def can_share(client: Client, stage: str) -> bool:
+    """Whether the batches of an evaluation can be dealt out over the workers.
+
+    Not where the module overrides one of the hooks of ``stage`` (``validation`` or ``test``), in which it may add
+    something up by itself, nor where its torchmetrics objects cannot be merged. Every worker then evaluates the whole.
+    """
+    hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
+    return not hooks & client.hooks and can_deal_out(client.module)
+
+
+class EvaluationLoop:
+    """Evaluates the state that is loaded.
+
+    Args:
+        client: the resident module.
+        loaders: what gives the batches.
+        workers: the workers that share them.
+        phase: ``val`` or ``test``, the address of random numbers.
+        step: name of the module's step.
+        observe: called after each batch of this worker, with it; None for none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        loaders: Loaders,
+        workers: Workers,
+        phase: str,
+        step: str,
+        observe: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.client, self.loaders, self.workers = client, loaders, workers
+        self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
+        self.shared = can_share(client, self.stage)
+        self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
+        self._states = MetricStates(client.module)
+        self._sums, self._extremes = Sums(), Extremes()
+
+    def run(self, data: Sequence[ClientLoader]) -> dict[str, float]:
+        """The values that the module logs, by name."""
+        logged = self.client.logged
+        logged.begin_evaluation()
+        with ExitStack() as stack:
+            stack.enter_context(ambient(self.loaders.seed, self.phase))
+            if self.shared:
+                stack.enter_context(self._states.dealt_out())
+            self._call("start")
+            self._call("epoch_start")
+            for index, loader in enumerate(data):
+                self._pass(loader, index, len(data) > 1)
+            logged.begin_batch(None)
+            if self.shared:
+                self._merge()
+            self._call("epoch_end")
+            logged.end_loader()
+            self._call("end")
+            return logged.end_evaluation()
+
+    def _pass(self, loader: ClientLoader, index: int, several: bool) -> None:
+        for batch_idx, given in self.loaders.share(loader, self.workers.rank, self.workers.size):
+            self.workers.check()
+            # each batch has an address of its own, so its random numbers do not depend on the number of workers
+            with ambient(self.loaders.seed, self.phase, index, batch_idx):
+                batch = self.loaders.to_device(given, index)
+                self.client.logged.begin_batch(batch, index if several else None)
+                self._batch(batch, batch_idx, (index,) if several else ())
+            if self.shared:
+                self._take(index, batch_idx)
+            if self.observe is not None:
+                self.observe(batch)
+        if not self.shared:
+            self.client.logged.end_loader()
+
+    def _batch(self, batch: Any, batch_idx: int, where: tuple[int, ...]) -> None:
+        self._call("batch_start", batch, batch_idx, *where)
+        place = (batch_idx, *where) if self._takes_index else where
+        with self.loaders.fabric.autocast():
+            output = self.client.call(self.step, batch, *place)
+        self._call("batch_end", output, batch, batch_idx, *where)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        self.client.call(f"on_{self.stage}_{hook}", *args)
+
+    def _take(self, index: int, batch_idx: int) -> None:
+        """Add what this batch logged, and the states of torchmetrics objects, to the sums over all workers."""
+        values = {str(key): value for key, value in self.client.logged.take().items()}
+        self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
+        self._extremes.add(values)
+
+    def _merge(self) -> None:
+        """Reduce what was logged over all workers, who all call this."""
+        logged = self.client.logged
+        note = (logged.forms(), self._extremes.values, self._states.note)
+        notes = self._sums.all_reduce(self.workers, note)
+        self._extremes.merge(extremes for _, extremes, _ in notes)
+        # the first worker has the first batch of each loader, so its order is that of one process
+        forms = {key: form for theirs, *_ in reversed(notes) for key, form in theirs.items()}
+        forms = {**notes[0][0], **forms}
+        found = reduced(self._sums.totals, self._extremes)
+        values = {key: Reduced(form.kind, found[str(key)]) for key, form in forms.items() if str(key) in found}
+        metrics = {key: form.metric for key, form in forms.items() if form.metric is not None}
+        logged.assign(forms, {**values, **self._computed(metrics, [states for *_, states in notes])})
+
+    def _computed(self, metrics: dict[Key, str], notes: list[Note]) -> dict[Key, Reduced]:
+        """The values of torchmetrics objects, each after the loader in which it was logged."""
+        values = {}
+        for loader in sorted({key[2] or 0 for key in metrics}):
+            self._states.load(loader, self._sums.totals.get("states", {}), notes)
+            with self._states.reading():
+                for key, name in metrics.items():
+                    if (key[2] or 0) == loader:
+                        values[key] = Reduced("mean", computed(key[1], self._states.metrics[name]))
+        return values
+
+
+def stage_of(step: str) -> str:
+    """The stage in the names of the hooks that go with a step."""
+    return "validation" if step == "validation_step" else "test"
+
+
+def check_signatures(module: LightningModule, step: str, loaders: int) -> None:
+    """Refuse, as Lightning does, a step or a hook that does not take the index of one of several data loaders.
+
+    Raises:
+        UsageError: ``dataloader_idx`` is missing, or required though there is a single loader.
+    """
+    for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS)):
+        function = getattr(module, name)
+        taken = is_param_in_hook_signature(function, "dataloader_idx")
+        given = inspect.signature(function).parameters.get("dataloader_idx")
+        required = given is not None and given.default is inspect.Parameter.empty
+        key, hint = f"{type(module).__name__}.{name}", "give it the argument dataloader_idx=0"
+        require(taken or loaders < 2, key, f"{loaders} data loaders", hint)
+        require(not required or loaders > 1, key, "1 data loader", hint)

@@ -1,0 +1,251 @@
+"""The states of torchmetrics objects in an evaluation whose batches are dealt out over the workers.
+
+The private names of torchmetrics in this file were checked against version 1.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
+
+from fl_lightning.errors import require
+from fl_lightning.sums import Weighted
+
+# index of the data loader, and of the batch in it
+Place = tuple[int, int]
+# name of the torchmetrics object in the module, and of one of its states
+StateName = tuple[str, str]
+EXTREMES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {dim_zero_max: torch.maximum, dim_zero_min: torch.minimum}
+
+
+def can_deal_out(module: LightningModule) -> bool:
+    """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
+    metrics = metrics_of(module)
+    wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
+    return not metrics or not (wrapped or reads_running_values(module) or not all(map(can_merge, metrics.values())))
+
+
+def metrics_of(module: nn.Module) -> dict[str, Metric]:
+    """The torchmetrics objects in a module, by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+
+
+def can_merge(metric: Metric) -> bool:
+    """Whether the states of several workers can be merged to those of one process.
+
+    Not those of an object with other objects within, with a ``reset`` of its own, or with a state whose reduction is
+    neither a sum from zero, a maximum, a minimum nor a list of batches.
+    """
+    within = any(isinstance(part, Metric) for part in metric.modules() if part is not metric)
+    usual = type(metric).reset is Metric.reset and not metric.dist_sync_on_step
+    return usual and not within and all(_reducible(metric, state) for state in metric._defaults)
+
+
+def _reducible(metric: Metric, state: str) -> bool:
+    default, reduction = metric._defaults[state], metric._reductions[state]
+    if reduction is dim_zero_cat:
+        return True
+    if not isinstance(default, Tensor) or default.is_complex():
+        return False
+    return reduction in EXTREMES or (reduction is dim_zero_sum and not default.any())
+
+
+def reads_running_values(module: LightningModule) -> bool:
+    """Whether the module's own code outside of training names ``compute``: it may want the value up to a batch."""
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__.split(".")[0] not in FRAMEWORKS]
+    parts = [(name, part) for kind in kinds for name, part in vars(kind).items()]
+    codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not _of_training(name)]
+    return any("compute" in code.co_names for code in _nested(codes))
+
+
+# packages of the base classes of modules
+FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "builtins", "typing")
+
+
+def _of_training(name: str) -> bool:
+    return name.startswith(("training_step", "on_train_"))
+
+
+def _nested(codes: list[CodeType]) -> Iterator[CodeType]:
+    for code in codes:
+        yield code
+        yield from _nested([part for part in code.co_consts if isinstance(part, CodeType)])
+
+
+class Note(NamedTuple):
+    """What workers tell each other beside sums.
+
+    Args:
+        types: dtype of each sum.
+        extremes: maxima and minima, by data loader and state.
+        batches: lists of tensors, by state and place.
+    """
+
+    types: dict[StateName, torch.dtype]
+    extremes: dict[tuple[int, StateName], Tensor]
+    batches: dict[StateName, dict[Place, list[Tensor]]]
+
+
+class MetricStates:
+    """The states of the torchmetrics objects of a module, batch by batch, and the values of all workers' batches.
+
+    After each batch its states are taken out of the objects, so that every batch begins from their defaults: what is
+    added up does then not depend on which worker had which batches.
+
+    Args:
+        module: the user's module.
+
+    Attributes:
+        note: what this worker has taken, beside sums.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module, self.metrics = module, metrics_of(module)
+        self.note = Note({}, {}, {})
+        self._reads = False
+
+    @contextmanager
+    def dealt_out(self) -> Iterator[None]:
+        """In this block the objects hold one batch at a time, and only this class reads values over batches."""
+        with ungrouped(self.module), self._guarded():
+            self._reset()
+            yield
+            self._reset()
+
+    def take(self, place: Place) -> dict[str, Any]:
+        """Take the states of a batch out of the objects: returns the sums, by data loader, object and state."""
+        updated = {name: metric for name, metric in self.metrics.items() if metric.update_called}
+        if not updated:
+            return {}
+        sums = {name: self._take_one(name, metric, place) for name, metric in updated.items()}
+        # afterwards, since objects of one group share their states
+        self._reset()
+        return {str(place[0]): sums}
+
+    def load(self, loader: int, sums: Mapping[str, Any], notes: list[Note]) -> None:
+        """Load the states after a data loader: with Lightning, they are those of all batches up to its end.
+
+        Args:
+            loader: its index.
+            sums: what :meth:`take` gave, added up over the batches of all workers.
+            notes: of all workers.
+        """
+        self._reset()
+        parts = (summed(loader, sums, notes), joined(loader, notes), self._extreme(loader, notes))
+        for (name, state), value in [item for part in parts for item in part.items()]:
+            metric = self.metrics[name]
+            if isinstance(value, list):
+                value = [part if metric.compute_on_cpu else part.to(metric.device) for part in value]
+                value = torch.cat(value) if isinstance(metric._defaults[state], Tensor) else value
+            metric._update_count = 1
+            setattr(metric, state, value if isinstance(value, list) else value.to(metric.device))
+
+    def _extreme(self, loader: int, notes: list[Note]) -> dict[StateName, Tensor]:
+        """The maxima and minima of all batches of all workers up to the end of a data loader."""
+        values: dict[StateName, Tensor] = {}
+        for (index, where), value in [item for note in notes for item in note.extremes.items()]:
+            reduction = EXTREMES[self.metrics[where[0]]._reductions[where[1]]]
+            if index <= loader:
+                values[where] = reduction(values[where], value) if where in values else value
+        return values
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """In this block the values of loaded states may be computed."""
+        self._reads = True
+        try:
+            yield
+        finally:
+            self._reads = False
+
+    def _take_one(self, name: str, metric: Metric, place: Place) -> dict[str, Weighted]:
+        sums = {}
+        for state, reduction in metric._reductions.items():
+            value, where = getattr(metric, state), (name, state)
+            if reduction is dim_zero_sum:
+                self.note.types[where] = value.dtype
+                sums[state] = Weighted.summed(value.detach().cpu(), 1.0)
+            elif reduction is dim_zero_cat:
+                parts = value if isinstance(value, list) else [value]
+                self.note.batches.setdefault(where, {})[place] = [part.detach().cpu() for part in parts]
+            else:
+                key, new = (place[0], where), value.detach().cpu()
+                before = self.note.extremes.get(key)
+                self.note.extremes[key] = new if before is None else EXTREMES[reduction](before, new)
+        return sums
+
+    def _reset(self) -> None:
+        for metric in self.metrics.values():
+            metric.reset()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Refuse that the module's code computes a value between batches, which would be that of one batch."""
+        original = {name: metric.compute for name, metric in self.metrics.items()}
+        for name, metric in self.metrics.items():
+            metric.__dict__["compute"] = self._guard(name, metric)
+        try:
+            yield
+        finally:
+            for name, metric in self.metrics.items():
+                metric.__dict__["compute"] = original[name]
+
+    def _guard(self, name: str, metric: Metric) -> Callable[..., Any]:
+        compute = metric.compute
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            # forward computes the value of its batch, which is as it should be
+            hint = "it is called between batches, which several workers share; call it in on_validation_epoch_end"
+            require(self._reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
+            return compute(*args, **kwargs)
+
+        return guarded
+
+
+def summed(loader: int, sums: Mapping[str, Any], notes: list[Note]) -> dict[StateName, Tensor]:
+    """The sums of all batches of all workers up to the end of a data loader, in the types of the states."""
+    types = {state: dtype for note in notes for state, dtype in note.types.items()}
+    values: dict[StateName, Any] = {}
+    for index in range(loader + 1):
+        for name, states in sums.get(str(index), {}).items():
+            for state, total in states.items():
+                values[name, state] = total.total + values.get((name, state), 0.0)
+    return {state: value.to(types[state]) for state, value in values.items()}
+
+
+def joined(loader: int, notes: list[Note]) -> dict[StateName, list[Tensor]]:
+    """The lists of all batches of all workers up to the end of a data loader, in the order of the batches."""
+    batches: dict[StateName, dict[Place, list[Tensor]]] = {}
+    for note in notes:
+        for state, parts in note.batches.items():
+            batches[state] = {**batches.get(state, {}), **{p: part for p, part in parts.items() if p[0] <= loader}}
+    return {state: [part for place in sorted(parts) for part in parts[place]] for state, parts in batches.items()}
+
+
+@contextmanager
+def ungrouped(module: nn.Module) -> Iterator[None]:
+    """Update each object of a collection by itself.
+
+    A ``MetricCollection`` lets those share their states that are equal after its first batch, and each worker has
+    another first batch.
+    """
+    names = ("_enable_compute_groups", "_groups_checked", "_groups", "_state_is_copy")
+    parts = [part for part in module.modules() if isinstance(part, MetricCollection)]
+    alone = [part for part in parts if part._enable_compute_groups is True]
+    before = [{name: vars(part)[name] for name in names} for part in alone]
+    for part in alone:
+        groups = {index: [str(name)] for index, name in enumerate(part.keys(keep_base=True))}
+        vars(part).update(dict(zip(names, (False, False, groups, False), strict=True)))
+    try:
+        yield
+    finally:
+        for part, values in zip(alone, before, strict=True):
+            vars(part).update(values)

@@ -1,0 +1,422 @@
+"""Evaluation has the hooks, names and values of Lightning's own loop, and the same bits on any number of workers."""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.runs import history, small_data, small_trainer
+from helpers.workers import together
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import nn
+from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, PearsonCorrCoef, SumMetric
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
+from torchmetrics.utilities import dim_zero_mean
+from torchmetrics.wrappers import BootStrapper, MinMaxMetric
+
+from fl_lightning.client import Client
+from fl_lightning.data.loaders import PlainLoader
+from fl_lightning.engine.evaluation_loop import EvaluationLoop, can_share, check_signatures
+from fl_lightning.engine.loaders import flattened
+from fl_lightning.errors import UsageError
+from fl_lightning.method import MethodList
+
+
+class Plain(LightningModule):
+    """A classifier of points by their own coordinates, whose step subclasses extend."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.scale
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).sum()
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("size", float(len(batch[0])))
+        return batch_idx
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Measured(Plain):
+    """Logs objects of torchmetrics with states of every reduction."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy, self.auroc = MulticlassAccuracy(3, average="micro"), BinaryAUROC()
+        self.largest, self.least, self.mean, self.sum = MaxMetric(), MinMetric(), MeanMetric(), SumMetric()
+        options = {"num_classes": 3, "average": "macro"}
+        self.several = MetricCollection([MulticlassPrecision(**options), MulticlassF1Score(**options)], prefix="c_")
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        scores = self(x)
+        self.accuracy(scores, y)
+        self.auroc.update(scores[:, 0].sigmoid(), (y == 0).long())
+        for name in ("largest", "least", "mean", "sum"):
+            getattr(self, name).update(scores[:, 1])
+            self.log(name, getattr(self, name))
+        self.several.update(scores, y)
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("auroc", self.auroc)
+        self.log_dict(self.several)
+        self.log("loss", scores.square().mean(), prog_bar=True, sync_dist=True)
+        for reduce_fx in ("sum", "max", "min"):
+            self.log(f"value_{reduce_fx}", scores.sum(), reduce_fx=reduce_fx)
+
+
+def points(number=23, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, 3, generator=generator)
+    y = (x + 0.8 * torch.randn(number, 3, generator=generator)).argmax(1)
+    return [(x[i], y[i]) for i in range(number)]
+
+
+def loader(number=23, seed=0, size=4):
+    return torch.utils.data.DataLoader(points(number, seed), batch_size=size)
+
+
+class Stub:
+    """What the loop asks of the loaders of a run."""
+
+    seed, fabric = 0, SimpleNamespace(autocast=nullcontext)
+
+    def share(self, one, rank, size, index):
+        return one.share(rank, size)
+
+
+def evaluate(make, loaders, workers=1, phase="val"):
+    """What each of several workers gets, which are threads, each with a module of its own."""
+
+    def work(one):
+        one.check = lambda: None
+        client = Client(make(), MethodList([]), {})
+        loop = EvaluationLoop(client, Stub(), one, phase, "validation_step")
+        if not loop.shared:
+            one.rank, one.size = 0, 1
+        with torch.no_grad(), client.evaluating("validate"):
+            return loop.run([PlainLoader(part) for part in loaders])
+
+    return together(workers, work)
+
+
+def lightnings(make, loaders):
+    """The values that Lightning's own trainer gives."""
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    results = trainer.validate(make(), loaders if len(loaders) > 1 else loaders[0], verbose=False)
+    return {name: value for result in results for name, value in result.items()}
+
+
+# ---------------------------------------------------------------- values
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sizes", [(23,), (23, 5)])
+def test_names_and_values_are_lightnings_and_the_same_bits_on_any_number_of_workers(sizes):
+    loaders = [loader(number, seed) for seed, number in enumerate(sizes)]
+    (one,) = evaluate(Measured, loaders)
+    expected = lightnings(Measured, loaders)
+    assert one.keys() == expected.keys()
+    assert one == pytest.approx(expected, rel=1e-5)
+    for workers in (2, 3):
+        assert evaluate(Measured, loaders, workers) == [one] * workers
+
+
+class EqualAtFirst(Plain):
+    """Metrics whose states are equal after some batches and not after others, which a collection may mix up."""
+
+    def __init__(self):
+        super().__init__()
+        self.several = MetricCollection({f"top{k}": MulticlassAccuracy(3, top_k=k, average="micro") for k in (1, 2)})
+
+    def validation_step(self, batch, batch_idx):
+        self.several.update(*batch)
+        self.log_dict(self.several)
+
+
+def test_the_groups_of_a_collection_do_not_depend_on_a_workers_first_batch():
+    sure, unsure = torch.eye(3), torch.tensor([[0.9, 1.0, 0.0]] * 3)
+    batches = [(sure, torch.arange(3)), (unsure, torch.zeros(3, dtype=torch.int64))]
+    for workers in (1, 2):
+        assert evaluate(EqualAtFirst, [batches], workers) == [{"top1": 0.5, "top2": 1.0}] * workers
+
+
+class Partly(Plain):
+    """Logs in some batches only, which another worker may have."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = SumMetric()
+
+    def validation_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            self.total.update(batch[0].sum())
+            self.log("total", self.total)
+            self.log("value", batch[0].sum())
+
+
+def test_what_one_worker_alone_logs_is_known_to_all():
+    (one,) = evaluate(Partly, [loader()])
+    assert set(one) == {"total", "value"}
+    assert evaluate(Partly, [loader()], 3) == [one] * 3
+
+
+# ---------------------------------------------------------------- what is dealt out
+class Custom(Metric):
+    def __init__(self, reduction, default=0.0):
+        super().__init__()
+        self.add_state("value", torch.tensor(default), dist_reduce_fx=reduction)
+
+    def update(self, x):
+        self.value = self.value + x
+
+    def compute(self):
+        return self.value
+
+
+class ResetsItself(Custom):
+    def reset(self):
+        super().reset()
+
+
+@pytest.mark.parametrize(
+    ("metric", "shared"),
+    [
+        *((make, True) for make in (SumMetric, BinaryAUROC, MaxMetric, lambda: MulticlassAccuracy(3))),
+        *((lambda f=f: Custom(f), False) for f in (dim_zero_mean, None, lambda x: x.prod(0))),
+        (lambda: Custom("sum"), True),
+        (lambda: Custom("sum", 1.0), False),
+        (lambda: ResetsItself("sum"), False),
+        (PearsonCorrCoef, False),
+        (lambda: BootStrapper(SumMetric()), False),
+        (lambda: MinMaxMetric(SumMetric()), False),
+        (lambda: SumMetric() + MeanMetric(), False),
+    ],
+)
+def test_metrics_are_dealt_out_by_the_reductions_of_their_states(metric, shared):
+    module = Plain()
+    module.metric = metric()
+    assert can_share(Client(module, MethodList([]), {}), "validation") is shared
+
+
+def has(name):
+    return type("Hooked", (Plain,), {name: lambda self, *args: None})
+
+
+@pytest.mark.parametrize("hook", ["start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"])
+def test_a_module_that_overrides_a_hook_is_evaluated_whole(hook):
+    client = Client(has(f"on_validation_{hook}")(), MethodList([]), {})
+    assert not can_share(client, "validation")
+    assert can_share(client, "test")
+    assert can_share(Client(has("on_validation_model_eval")(), MethodList([]), {}), "validation")
+
+
+class Running(Measured):
+    def validation_step(self, batch, batch_idx):
+        self.sum.update(batch[0])
+        self.log("running", self.sum.compute(), reduce_fx="max")
+
+
+class Trains(Measured):
+    def training_step(self, batch, batch_idx):
+        self.log("running", self.sum.compute())
+
+
+class Hidden(Measured):
+    def validation_step(self, batch, batch_idx):
+        value_of(self.sum)
+
+
+def value_of(metric):
+    return metric.compute()
+
+
+def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_is_refused():
+    assert not can_share(Client(Running(), MethodList([]), {}), "validation")
+    assert can_share(Client(Trains(), MethodList([]), {}), "validation")
+    (one,) = evaluate(Running, [loader()])
+    assert evaluate(Running, [loader()], 2) == [one] * 2
+    with pytest.raises(UsageError, match=r"^sum.compute='SumMetric': it is called between batches"):
+        evaluate(Hidden, [loader()])
+
+
+# ---------------------------------------------------------------- hooks
+@contextmanager
+def recorded(kind):
+    """The module ``kind`` with a note of each hook of an evaluation and its arguments."""
+    calls = []
+    names = [f"{part}{end}" for part in ("", "epoch_", "batch_") for end in ("start", "end")]
+    names += ["model_eval", "model_train"]
+
+    def noting(name):
+        def hook(self, *args):
+            calls.append((name, self._current_fx_name, *(a for a in args if isinstance(a, int) or a is None)))
+            return getattr(Plain, name)(self, *args) if name.endswith("model_eval") else None
+
+        return hook
+
+    yield type("Noted", (kind,), {f"on_validation_{name}": noting(f"on_validation_{name}") for name in names}), calls
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_hooks_come_in_lightnings_order_with_its_arguments(several):
+    loaders = [loader(6), loader(9)] if several else [loader(6)]
+    with recorded(Plain) as (ours, calls):
+        evaluate(ours, loaders)
+    with recorded(Plain) as (theirs, expected):
+        lightnings(theirs, loaders)
+    names = {"on_validation_model_eval", "on_validation_model_train"}
+    # what the engine calls around an evaluation has no name of a hook to log under
+    assert [call for call in calls if call[0] not in names] == [call for call in expected if call[0] not in names]
+    assert [name for name, *_ in calls] == [name for name, *_ in expected]
+    batch_end = [rest for name, _, *rest in calls if name == "on_validation_batch_end"]
+    assert batch_end[:2] == ([[0, 0, 0], [1, 1, 0]] if several else [[0, 0], [1, 1]])
+
+
+class AtTheEnd(Measured):
+    """Reads in the epoch's last hook what was logged, and adds something up in those of a batch."""
+
+    def on_validation_start(self):
+        self.seen = 0
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
+        self.seen += len(batch[0])
+
+    def on_validation_epoch_end(self):
+        metrics = self.trainer.callback_metrics
+        self.log("again", metrics["accuracy_epoch"])
+        self.log("same", metrics["accuracy"])
+        self.log("own", self.accuracy.compute())
+        self.log("seen", float(self.seen))
+        self.accuracy.reset()
+
+
+def test_hooks_see_all_batches_and_what_was_logged():
+    (one,) = evaluate(AtTheEnd, [loader()])
+    assert one["again"] == one["own"] == one["same"] == one["accuracy_epoch"]
+    assert one["seen"] == 23
+    assert evaluate(AtTheEnd, [loader()], 2) == [one] * 2
+    assert one == pytest.approx(lightnings(AtTheEnd, [loader()]), rel=1e-5)
+
+
+class WithoutIndex(Plain):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class NeedsIndex(Plain):
+    def validation_step(self, batch, batch_idx, dataloader_idx):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "loaders"), [(WithoutIndex, 2), (NeedsIndex, 1)])
+def test_a_step_takes_the_index_of_the_loader_where_there_are_several(kind, loaders):
+    message = rf"^{kind.__name__}.validation_step='{loaders} data loaders?': give it the argument dataloader_idx=0"
+    with pytest.raises(UsageError, match=message):
+        check_signatures(kind(), "validation_step", loaders)
+    check_signatures(kind(), "validation_step", 3 - loaders)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        *((None, []), ([], []), ("a", ["a"]), (["a", "b"], ["a", "b"])),
+        ({"first": "a", "second": ["b", "c"]}, ["a", "b", "c"]),
+        (CombinedLoader({"first": [1], "second": [2]}, "sequential"), [[1], [2]]),
+    ],
+)
+def test_collections_of_loaders_are_read_in_order(given, expected):
+    assert flattened(given) == expected
+
+
+def test_another_mode_of_a_combined_loader_is_refused():
+    with pytest.raises(UsageError, match=r"CombinedLoader.mode='max_size': evaluation data is read with mode seq"):
+        flattened(CombinedLoader([[1], [2]], "max_size"))
+
+
+# ---------------------------------------------------------------- in a run
+class Bootstrapped(LightningModule):
+    """Logs in training by every reduction, and evaluates with a wrapper, which draws, and an object it shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
+        self.spread = BootStrapper(MulticlassAccuracy(10, average="micro"), num_bootstraps=3)
+        self.in_training = MulticlassAccuracy(10, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.in_training(logits, batch[1])
+        self.log("train_accuracy", self.in_training, on_step=False, on_epoch=True)
+        for reduce_fx in ("mean", "sum", "max", "min"):
+            self.log(f"y_{reduce_fx}", batch[1].float().sum(), reduce_fx=reduce_fx)
+        self.log("step", 1.0, on_epoch=True, reduce_fx="sum")
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    def on_train_epoch_end(self):
+        self.log("examples", float(self.trainer.num_training_batches))
+
+    def validation_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy)
+        self.spread.update(logits, batch[1])
+        self.log("watched", logits.max(), reduce_fx="max", logger=False)
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.spread.compute())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Shared(Bootstrapped):
+    """The same without the wrapper, so that its batches are dealt out."""
+
+    def __init__(self):
+        super().__init__()
+        del self.spread
+
+    def validation_step(self, batch, batch_idx):
+        self.accuracy(self.net(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy)
+
+    on_validation_epoch_end = LightningModule.on_validation_epoch_end
+
+
+@pytest.mark.parametrize("kind", [Bootstrapped, Shared])
+def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path, kind):
+    runs = []
+    for devices in (1, 2):
+        torch.manual_seed(0)
+        trainer = small_trainer(tmp_path, devices=devices, local_epochs=2)
+        trainer.fit(kind(), small_data(train_size=120, eval_batch_size=37, batch_size=7))
+        runs.append(history(trainer))
+    assert runs[0] == runs[1]
+    row = runs[0][-1]
+    labels = sum(y for _, y in batches_of(120))
+    assert row["train/y_sum"] == labels
+    assert row["train/y_min"] <= row["train/y_mean"] <= row["train/y_max"] < row["train/y_sum"]
+    assert row["train/step_epoch"] == sum(-(-n // 7) for n in sizes(120))
+    assert row["train/step_step"] == 4
+    assert 0 < row["train_accuracy"] <= 1
+    assert "test/watched" not in row and "test/accuracy" in row
+
+
+def batches_of(train_size):
+    """The examples of all clients."""
+    data = small_data(train_size=train_size, batch_size=7)
+    data.prepare_data()
+    data.setup("fit")
+    return [(x, int(label)) for k in range(4) for x, y in data.train_dataloader(k) for label in y]
+
+
+def sizes(train_size):
+    data = small_data(train_size=train_size, batch_size=7)
+    data.prepare_data()
+    data.setup("fit")
+    return [data.info(k).num_examples for k in range(4)]
