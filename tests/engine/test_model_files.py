@@ -174,6 +174,7 @@ def test_a_data_module_whose_state_no_file_could_hold_is_refused_before_round_0(
 def test_what_a_module_adds_that_no_file_could_hold_is_left_out_with_a_warning(tmp_path):
     class Odd(Net):
         def on_save_checkpoint(self, checkpoint):
+            super().on_save_checkpoint(checkpoint)
             checkpoint.update(net=self.net, kept={"a": [1]})
 
     with pytest.warns(UserWarning, match="on_save_checkpoint: net is not of tensors and plain values"):
