@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.callbacks.base import load_states, states
-from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data
+from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.errors import UsageError
 from fl_lightning.records.checkpoint import check_same_run, client_files, in_place, read
 from fl_lightning.records.files import save
@@ -33,7 +33,7 @@ def contents(run: Run) -> dict[str, Any]:
         "state_dict": run.methods.evaluated_state(run.server),
         "server": run.server.state_dict(),
         "methods": run.methods.state_dict(),
-        "module": entries_of_module(run),
+        "module": storable(entries_of_module(run)),
         "datamodule": state_of_data(run.data),
         "client_schedulers": run.local_training.monitored.state_dict(),
         "callbacks": states(run.callbacks),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.engine.run import Run
 
-ON_SAVE = "model: on_save_checkpoint: checkpoint key"
 SHOWN = 3
 
 
@@ -32,9 +31,6 @@ def save_model(run: Run, path: Path) -> None:
     """Write the global model as a checkpoint that Lightning's ``load_from_checkpoint`` and ``Trainer`` take.
 
     Worker 0 alone writes.
-
-    Raises:
-        UsageError: the module's ``on_save_checkpoint`` gives something that is not of tensors and plain values.
     """
     if run.workers.rank != 0:
         return
@@ -43,8 +39,7 @@ def save_model(run: Run, path: Path) -> None:
         run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
     checkpoint = lightning_checkpoint(run)
     run.client.call("on_save_checkpoint", checkpoint)
-    require_storable(checkpoint, ON_SAVE)
-    save(on_cpu(checkpoint), path)
+    save(storable(checkpoint), path)
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -71,34 +66,37 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
-    """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile.
-
-    Raises:
-        UsageError: it adds something that is not of tensors and plain values.
-    """
+    """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
     if "on_save_checkpoint" not in run.client.hooks:
         return {}
     checkpoint = lightning_checkpoint(run)
     known = set(checkpoint)
     run.client.call("on_save_checkpoint", checkpoint)
-    added = {key: value for key, value in checkpoint.items() if key not in known}
-    require_storable(added, ON_SAVE)
-    return on_cpu(added)
+    return {key: value for key, value in checkpoint.items() if key not in known}
 
 
 def check_storable(run: Run) -> None:
-    """Refuse, before round 0, a module or data module whose own state no checkpoint could hold.
+    """Say, before round 0, what of a module's and a data module's own state no checkpoint can hold.
+
+    What the module adds is left out with a warning.
 
     Raises:
-        UsageError: it gives something that is not of tensors and plain values.
+        UsageError: the state of the data module is not of tensors and plain values.
     """
+    state_of_data(run.data)
     try:
-        entries_of_module(run)
-        state_of_data(run.data)
-    except UsageError:
-        raise
-    except Exception:  # its hook may need what only training makes; then the first checkpoint tells
+        entries = entries_of_module(run)
+    except Exception:  # its hook may need what only training makes
         return
+    left_out = ", ".join(entries.keys() - storable(entries).keys())
+    if left_out:
+        text = "is not of tensors and plain values, and no checkpoint of this run has it"
+        run.trainer.warn(f"model: on_save_checkpoint: {left_out} {text}; on_load_checkpoint must do without")
+
+
+def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a checkpoint that a file can hold, on the CPU."""
+    return {key: on_cpu(value) for key, value in entries.items() if is_storable(value)}
 
 
 def state_of_data(data: Any) -> dict[str, Any]:

@@ -161,21 +161,29 @@ def test_states_of_module_and_data_module_are_restored_by_a_run_that_resumes(tmp
     assert saved[Counts.__qualname__] == {"calls": 11}
 
 
-@pytest.mark.parametrize("kind", ["module", "data"])
-def test_a_state_that_no_file_could_hold_is_refused_before_round_0(tmp_path, kind):
+def test_a_data_module_whose_state_no_file_could_hold_is_refused_before_round_0(tmp_path):
     class Odd(Data):
         def state_dict(self):
             return {"set": Labelled([])}
 
-    class Odder(Net):
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["net"] = self.net
-
-    where = {"module": r"on_save_checkpoint: checkpoint key='net': a Sequential", "data": r"Odd.state_dict\(\)='set'"}
-    model, data = (Odder(8), Data()) if kind == "module" else (Net(8), Odd())
-    with pytest.raises(UsageError, match=where[kind]):
-        fit(tmp_path, model, Partitioned(data, num_clients=3))
+    with pytest.raises(UsageError, match=r"Odd.state_dict\(\)='set'"):
+        fit(tmp_path, data=Partitioned(Odd(), num_clients=3))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_module_adds_that_no_file_could_hold_is_left_out_with_a_warning(tmp_path):
+    class Odd(Net):
+        def on_save_checkpoint(self, checkpoint):
+            super().on_save_checkpoint(checkpoint)
+            checkpoint.update(net=self.net, kept={"a": [1]})
+
+    with pytest.warns(UserWarning, match="on_save_checkpoint: net is not of tensors and plain values"):
+        fit(tmp_path, Odd(8), max_rounds=1)
+    for name in ("last.ckpt", "model.ckpt"):
+        contents = torch.load(file(tmp_path, name), weights_only=True)
+        entries = contents.get("module", contents)
+        assert entries["kept"] == {"a": [1]} and "net" not in entries
+    fit(tmp_path, Odd(8), max_rounds=2, ckpt_path="last")
 
 
 def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):
