@@ -30,7 +30,7 @@ SHOWN = 3
 def save_model(run: Run, path: Path) -> None:
     """Write the global model as a checkpoint that Lightning's ``load_from_checkpoint`` and ``Trainer`` take.
 
-    Worker 0 alone writes.
+    Worker 0 alone writes. What the module's ``on_save_checkpoint`` adds is in it whole, as in Lightning's own.
     """
     if run.workers.rank != 0:
         return
@@ -39,7 +39,7 @@ def save_model(run: Run, path: Path) -> None:
         run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
     checkpoint = lightning_checkpoint(run)
     run.client.call("on_save_checkpoint", checkpoint)
-    save(storable(checkpoint), path)
+    save(on_cpu(checkpoint), path)
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -67,31 +67,45 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 def entries_of_module(run: Run) -> dict[str, Any]:
     """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
-    if "on_save_checkpoint" not in run.client.hooks:
-        return {}
-    checkpoint = lightning_checkpoint(run)
+    return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.client.hooks else {}
+
+
+def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
-    run.client.call("on_save_checkpoint", checkpoint)
+    client.call("on_save_checkpoint", checkpoint)
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
-def check_storable(run: Run) -> None:
-    """Say, before round 0, what of a module's and a data module's own state no checkpoint can hold.
+def objects_of_module(client: Client) -> dict[str, Any]:
+    """What the module as it is now adds to a checkpoint beside tensors and plain values.
 
-    What the module adds is left out with a warning.
+    The run's checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
+    as it was at the start of the run, and a module that is built anew has it.
+    """
+    if "on_save_checkpoint" not in client.hooks:
+        return {}
+    module = client.module
+    try:
+        added = added_on_save(client, {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)})
+    except Exception:  # its hook may need what only training makes
+        return {}
+    return {key: value for key, value in added.items() if not is_storable(value)}
+
+
+def check_storable(run: Run) -> None:
+    """Say, before round 0, what of a module's own additions the run's checkpoints leave out.
 
     Raises:
         UsageError: the state of the data module is not of tensors and plain values.
     """
     state_of_data(run.data)
-    try:
-        entries = entries_of_module(run)
-    except Exception:  # its hook may need what only training makes
-        return
-    left_out = ", ".join(entries.keys() - storable(entries).keys())
+    left_out = ", ".join(objects_of_module(run.client))
     if left_out:
-        text = "is not of tensors and plain values, and no checkpoint of this run has it"
-        run.trainer.warn(f"model: on_save_checkpoint: {left_out} {text}; on_load_checkpoint must do without")
+        run.trainer.warn(
+            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so last.ckpt leaves it out and "
+            "on_load_checkpoint gets the present module's; model.ckpt has it, read it with weights_only=False"
+        )
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +146,8 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     """
     checkpoint = as_lightnings(contents)
     if "server" not in contents or "module" in contents:
+        if "server" in contents and "on_load_checkpoint" in client.hooks:
+            checkpoint = {**objects_of_module(client), **checkpoint}
         client.call("on_load_checkpoint", checkpoint)
         client.begin_run()  # visits begin with the attributes that it set
     return checkpoint

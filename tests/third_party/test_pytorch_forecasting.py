@@ -5,7 +5,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from helpers.published import Published
+from helpers.runs import assert_same_bits
 from lightning.pytorch import LightningDataModule
+
+from fl_lightning.state import tensors
 
 forecasting = pytest.importorskip("pytorch_forecasting")
 pandas = pytest.importorskip("pandas")
@@ -47,7 +50,7 @@ class Windows(LightningDataModule):
 
 class TestTemporalFusionTransformer(Published):
     taps: ClassVar = {"representation": "pre_output_gate_norm"}
-    logged = ("train_loss", "val_loss", "val_SMAPE")
+    logged = ("train_loss_epoch", "val_loss", "val_SMAPE")
 
     def module(self):
         return forecasting.TemporalFusionTransformer.from_dataset(
@@ -63,3 +66,14 @@ class TestTemporalFusionTransformer(Published):
 
     def data(self):
         return Windows()
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_it_resumes_and_loads_its_own_checkpoints(self, tmp_path):
+        whole, _, expected = self.run(tmp_path, "fedprox", name="whole")
+        self.run(tmp_path, "fedprox", name="parts", max_rounds=2)
+        _, _, state = self.run(tmp_path, "fedprox", name="parts", ckpt_path="last")
+        assert_same_bits(state, expected)
+        files = whole.run_dir / "checkpoints"
+        loaded = forecasting.TemporalFusionTransformer.load_from_checkpoint(files / "model.ckpt")
+        assert_same_bits(tensors(loaded), expected)
+        assert loaded.dataset_parameters["target"] == "value"
