@@ -14,10 +14,10 @@ from torch import Tensor
 from fl_lightning.data.labels import LABEL_KEYS
 
 
-def batch_size(batch: Any) -> int | None:
+def batch_size(batch: Any, warns: bool = True) -> int | None:
     """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one.
 
-    It warns, once in a process, where the tensors of a batch have several lengths. A test compares it with
+    It ``warns``, once in a process, where there are several lengths. A test compares it with
     ``lightning.pytorch.utilities.data.extract_batch_size``, which warns for each length.
     """
     if type(batch) in (tuple, list) and len(batch) == 2 and type(batch[0]) is Tensor is type(batch[1]):
@@ -27,7 +27,7 @@ def batch_size(batch: Any) -> int | None:
             return first.size(0)
     sizes = list(_sizes(batch))
     size = next((one for one in sizes if one is not None), None)
-    if size is not None and any(one != size for one in sizes[sizes.index(size) :]):
+    if warns and size is not None and any(one != size for one in sizes[sizes.index(size) :]):
         _warn_of_ambiguous_size()
     return size
 
@@ -49,15 +49,15 @@ def _sizes(batch: Any) -> Iterator[int | None]:
 @cache
 def _warn_of_ambiguous_size() -> None:
     rank_zero_warn(
-        "The tensors of a batch differ in length: the first one's is taken for the number of examples. "
-        "Give it as self.log(..., batch_size=...) if it is another"
+        "A batch has parts of several lengths, or without one: that of its first tensor weighs what is logged. "
+        "Give another as self.log(..., batch_size=...)"
     )
 
 
 def count_examples(batch: Any) -> int:
     """The examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 where that is None."""
     graphs = graphs_of(batch)
-    size = batch_size(batch) if graphs is None else graphs
+    size = batch_size(batch, warns=False) if graphs is None else graphs
     return 1 if size is None else size
 
 

@@ -170,17 +170,20 @@ class Entry:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
         if not self.count:
             return
-        self.read()
-        if self.metric is None:
-            self.epoch = Reduced(self.form.kind, self._sum, self._weight)
-        else:
-            # one that the module has reset by itself has nothing but its latest batch
-            whole = self.metric.update_called or self.last is None
-            value = computed(self.form.name, self.metric) if whole else float(self.last)
-            self.epoch = Reduced("mean", self._weight * value, self._weight)
+        self.epoch = self.so_far()
         goes_on = self.total is not None and self.form.kind == "mean" and self.metric is None
         self.total = self._added(self.total) if goes_on and self.total else self.epoch
         self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
+
+    def so_far(self) -> Reduced:
+        """What was logged in the present epoch, reduced."""
+        self.read()
+        if self.metric is None:
+            return Reduced(self.form.kind, self._sum, self._weight)
+        # one that the module has reset by itself has nothing but its latest batch
+        whole = self.metric.update_called or self.last is None
+        value = computed(self.form.name, self.metric) if whole else float(self.last)
+        return Reduced("mean", self._weight * value, self._weight)
 
     def assign(self, value: Reduced) -> None:
         """Take a value that was reduced over all workers."""

@@ -79,7 +79,6 @@ class Logged:
         Raises:
             UsageError: the value or the arguments are not allowed, or not those with which the hook logged it before.
         """
-        hook = self.module.__dict__["_current_fx_name"] if self.module is not None else None
         given = (
             prog_bar,
             logger,
@@ -93,7 +92,7 @@ class Logged:
             metric_attribute,
             rank_zero_only,
         )
-        self._log(hook or self._usual_hook(), name, value, given, batch_size)
+        self._log(self._hook(), name, value, given, batch_size)
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -136,7 +135,7 @@ class Logged:
         """The number of examples of the present batch."""
         if self._counted is None:
             graphs = graphs_of(self._batch)
-            self._counted = graphs if graphs is not None else self._known_size() or 1
+            self._counted = graphs if graphs is not None else self._known_size(warns=False) or 1
         return self._counted
 
     def first_bad_term(self) -> tuple[str, int] | None:
@@ -157,7 +156,7 @@ class Logged:
                 self._callback |= self._of_step(entry)
                 entry.end_epoch()
                 if entry.form.on_epoch:
-                    self._callback |= self._of_epoch(entry)
+                    self._callback |= self._of_epoch(entry, entry.epoch)
         self._reset_metrics()
 
     def sums(self) -> dict[str, Reduced]:
@@ -177,9 +176,12 @@ class Logged:
         In a visit they are those of its client, beside those of the last evaluation of the global model.
         """
         metrics = dict(self._callback)
+        # in this hook Lightning has reduced the epoch already
+        ended = self._hook() == "on_train_epoch_end"
         for entry in self._entries.values() if self._training else ():
             if entry.count:
                 metrics |= self._of_step(entry)
+                metrics |= self._of_epoch(entry, entry.so_far()) if ended and entry.form.on_epoch else {}
         return metrics
 
     def current(self, name: str | None) -> float:
@@ -214,7 +216,7 @@ class Logged:
         for entry in self._entries.values():
             entry.end_epoch()
             if entry.form.on_epoch:
-                self._callback |= self._of_epoch(entry)
+                self._callback |= self._of_epoch(entry, entry.epoch)
 
     def end_evaluation(self) -> dict[str, float]:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
@@ -257,10 +259,10 @@ class Logged:
         require(not needed, f"self.log({entry.form.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _known_size(self) -> int | None:
+    def _known_size(self, warns: bool = True) -> int | None:
         """The size of the batch by Lightning's rule; 1 outside of a batch, None where it cannot be told."""
         if self._size is None:
-            self._size = 1 if self._batch is None else size_of(self._batch)
+            self._size = 1 if self._batch is None else size_of(self._batch, warns)
         return self._size
 
     def _entry(self, hook: str, name: str, value: Any, given: tuple) -> Entry:
@@ -297,8 +299,10 @@ class Logged:
         require(known is not None or self.module is None, f"self.log({name!r}, ...)", type(metric).__name__, hint)
         return known or ""
 
-    def _usual_hook(self) -> str:
-        return "training_step" if self._training else "validation_step"
+    def _hook(self) -> str:
+        """The hook that runs; the step where the engine has not called one."""
+        hook = self.module.__dict__["_current_fx_name"] if self.module is not None else None
+        return hook or ("training_step" if self._training else "validation_step")
 
     def _of_step(self, entry: Entry) -> dict[str, Tensor]:
         if not entry.form.on_step or entry.last is None:
@@ -306,10 +310,10 @@ class Logged:
         value = torch.as_tensor(entry.last)
         return {entry.form.plain: value, entry.form.step_name: value}
 
-    def _of_epoch(self, entry: Entry) -> dict[str, Tensor]:
-        if entry.epoch is None:
+    def _of_epoch(self, entry: Entry, reduced: Reduced | None) -> dict[str, Tensor]:
+        if reduced is None:
             return {}
-        value = as_tensor(entry.epoch)
+        value = as_tensor(reduced)
         return {entry.form.plain: value, entry.form.epoch_name: value}
 
     def _reset_metrics(self) -> None:

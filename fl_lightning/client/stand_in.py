@@ -138,20 +138,25 @@ class StandIn:
     enable_validation = True
 
     def __init__(self, clock: Clock | None = None, setting: Setting | None = None) -> None:
-        self.clock, self.setting = clock or Clock(), setting or Setting()
+        self.clock = clock or Clock()
         self.state = TrainerState(fn=TrainerFn.FITTING)
-        self.strategy = LocalStrategy(self.setting.device, precision_plugin=Precision())
+        self.configure(setting or Setting())
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
         self.logged: Callable[[], dict[str, Any]] = dict
         self.evaluated_batches: list[int] = []
         self.train_dataloader: Any = None
-        self._silent = [SilentLogger(self.setting.is_global_zero)] if self.setting.logs else []
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
 
     # ------------------------------------------------------------------ for the engine
+    def configure(self, setting: Setting) -> None:
+        """Set what is the same for the whole run."""
+        self.setting = setting
+        self.strategy = LocalStrategy(setting.device, precision_plugin=Precision())
+        self._silent = [SilentLogger(setting.is_global_zero)] if setting.logs else []
+
     def attach(self, module: torch.nn.Module) -> None:
         """Become the trainer of all LightningModules in ``module``."""
         for part in module.modules():

@@ -96,6 +96,9 @@ class Evaluator:
         observe = partial(self._observe, phase) if observed else None
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe)
         self.client.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        if observed and phase == "val":
+            # as within Lightning's fit; the other evaluations are no part of one
+            self.client.call("on_validation_model_zero_grad")
         # where the batches are not dealt out, every worker runs all
         with self.client.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
             values = loop.run(loaders)

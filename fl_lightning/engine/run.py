@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,19 +107,22 @@ def launch(
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
     checks.check_module(model, stage)
     checks.check_data(data)
-    prepared = forks(trainer)
+    stand_in, prepared = StandIn(clock(trainer), early_setting(trainer, data)), forks(trainer)
+    stand_in.attach(model)
+    data.trainer = stand_in
     if prepared:
         # before the workers are forked, so that they share the data
         prepare(data, model)
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
-    work = partial(_work, trainer, model, data, methods, stage, prepared, command)
+    work = partial(_work, trainer, stand_in, model, data, methods, stage, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
         return fabric.launch(work)
 
 
 def _work(
     trainer: FederatedTrainer,
+    stand_in: StandIn,
     model: LightningModule,
     data: Any,
     methods: MethodList,
@@ -134,11 +137,14 @@ def _work(
         if not prepared:
             prepare(data, model, workers)
         checks.check_data_fits(trainer, model, data, methods)
-        return command(build(trainer, fabric, workers, model, data, methods, stage, cleanup))
+        cleanup.callback(stand_in.detach, model)
+        cleanup.push(partial(tell_of_failure, data))
+        return command(build(trainer, stand_in, fabric, workers, model, data, methods, stage, cleanup))
 
 
 def build(
     trainer: FederatedTrainer,
+    stand_in: StandIn,
     fabric: Fabric,
     workers: Workers,
     model: LightningModule,
@@ -152,9 +158,8 @@ def build(
     name = trainer.name or "+".join(methods.names) or "fedavg"
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
-    stand_in = StandIn(clock(trainer, data), setting(trainer, fabric, data, folder))
-    data.trainer = stand_in  # type: ignore[assignment]
-    cleanup.callback(stand_in.detach, model)
+    stand_in.configure(setting(trainer, fabric, data, folder))
+    stand_in.clock.batches = len(data.train_dataloader(0))
     set_up_module(model, stand_in, fabric, seed, stage)
     channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
@@ -207,26 +212,35 @@ def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrain
     return channels_last
 
 
-def clock(trainer: FederatedTrainer, data: Any) -> Clock:
-    """The clock of the run's visits, set to the first client."""
+def clock(trainer: FederatedTrainer) -> Clock:
+    """The clock of the run's visits."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    return Clock(trainer.max_rounds, *length, len(data.train_dataloader(0)))
+    return Clock(trainer.max_rounds, *length)
+
+
+def early_setting(trainer: FederatedTrainer, data: Any) -> Setting:
+    """What ``self.trainer`` says while the data are prepared, before there are workers and a folder."""
+    return Setting(
+        precision=str(trainer.fabric.strategy.precision.precision),
+        device=trainer.fabric.device,
+        datamodule=own_module_of(data),
+        default_root_dir=str(trainer.default_root_dir),
+        is_global_zero=trainer.fabric.is_global_zero,
+        fast_dev_run=trainer.fast_dev_run,
+    )
 
 
 def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFolder) -> Setting:
     """What ``self.trainer`` says of the run."""
-    return Setting(
+    return replace(
+        early_setting(trainer, data),
         gradient_clip_val=trainer.gradient_clip_val,
         gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-        precision=str(fabric.strategy.precision.precision),
         device=fabric.device,
-        datamodule=own_module_of(data),
         loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
         logs=bool(trainer.logger),
-        default_root_dir=str(trainer.default_root_dir),
         log_dir=lambda: folder.path,
         is_global_zero=fabric.is_global_zero,
-        fast_dev_run=trainer.fast_dev_run,
     )
 
 
@@ -265,12 +279,20 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
 
 
+def tell_of_failure(data: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    """Call the data module's hook, where the run ends with an error."""
+    if error is not None and hasattr(data, "on_exception"):
+        data.on_exception(error)
+
+
 def prepare(data: Any, model: LightningModule, workers: Workers | None = None) -> None:
     """Fetch the data and deal it out to the clients; the first worker of each machine fetches while the others wait.
 
     None stands for a process that has not started its workers yet.
     """
-    if workers is None or workers.local_rank == 0:
+    per_node = getattr(data, "prepare_data_per_node", True)
+    rank = 0 if workers is None else workers.local_rank if per_node else workers.rank
+    if rank == 0:
         data.prepare_data()
         model.prepare_data()
     if workers is not None:

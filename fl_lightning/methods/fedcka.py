@@ -56,8 +56,8 @@ class FedCKA(Method):
     Args:
         mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 3, 5 and 10.
         layers: M, how many layers to compare, counted from the input, at least 1; 2 in the paper. They are the taps
-            ``early.0``, ``early.1``, ... Or the name of one tap, or names of several: ``[early.0, stage.1]`` compares a
-            ResNet's stem and its whole first stage.
+            ``early.0``, ``early.1``, ... Or their names: ``[early.0, stage.1]`` compares a ResNet's stem
+            and its whole first stage.
         similarity: ``linear`` CKA, its ``debiased`` form or ``rbf`` CKA; or, from the paper's Table 3, ``cosine`` or
             the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``).
 
@@ -70,11 +70,10 @@ class FedCKA(Method):
     def __init__(
         self,
         mu: float = 3.0,
-        layers: int | str | list[str] = 2,
+        layers: int | list[str] = 2,
         similarity: Literal["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "cosine"] = "linear",
     ) -> None:
         require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
-        layers = [layers] if isinstance(layers, str) else layers
         names = [f"early.{m}" for m in range(layers)] if isinstance(layers, int) else layers
         require(len(names) >= 1, "FedCKA.layers", layers, "give 1 or more")
         self.mu, self.similarity = mu, SIMILARITIES[similarity]

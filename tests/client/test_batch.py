@@ -35,7 +35,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Trying to infer", "ignore:The tensors of a batch differ")
+@pytest.mark.filterwarnings("ignore:Trying to infer", "ignore:A batch has parts")
 @pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 def test_the_size_of_a_batch_is_lightnings(batch):
     assert batch_size(batch) == count_examples(batch) == extract_batch_size(batch)
@@ -51,7 +51,7 @@ def test_graphs_are_examples_where_a_batch_counts_them():
     batch = Graphs(x=torch.zeros(40, 2), y=torch.zeros(3), num_graphs=3)
     assert count_examples(batch) == 3
     _warn_of_ambiguous_size.cache_clear()
-    with pytest.warns(UserWarning, match="differ in length") as caught:
+    with pytest.warns(UserWarning, match="several lengths") as caught:
         sizes = [batch_size(one) for one in (batch, (X, torch.zeros(3)))]
     assert sizes == [40, 5]
     assert len(caught) == 1

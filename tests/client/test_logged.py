@@ -292,3 +292,13 @@ def test_a_metric_that_is_no_attribute_or_no_number_is_refused():
 )
 def test_a_name_that_begins_with_its_phase_is_kept(name, tag):
     assert tagged("train", name) == tag
+
+
+def test_the_epochs_last_hook_sees_the_epochs_values():
+    module, found = in_hook()
+    for value in (1.0, 3.0):
+        found.log("a", value, on_epoch=True)
+    module._current_fx_name = "on_train_epoch_end"
+    assert numbers(found.callback_metrics()) == {"a": 2.0, "a_step": 3.0, "a_epoch": 2.0}
+    found.end_epoch()
+    assert values(found.sums()) == {"a_epoch": 2.0, "a_step": 3.0}

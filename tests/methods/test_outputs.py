@@ -75,7 +75,7 @@ ON_REPRESENTATIONS = {
     "feddecorr": FedDecorr,
     "decov": partial(DeCov, weight=1.0),
     "structureddecov": partial(StructuredDeCov, weight=1.0, groups=4),
-    "fedcka": partial(FedCKA, layers="representation"),
+    "fedcka": partial(FedCKA, layers=["representation"]),
 }
 
 
