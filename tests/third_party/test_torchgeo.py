@@ -69,3 +69,6 @@ class TestUnet(TestSemanticSegmentationTask):
 
     def module(self):
         return trainers.SemanticSegmentationTask(model="unet", backbone="tu-test_efficientnet", num_classes=3)
+
+    def data(self):
+        return datamodules.NonGeoDataModule(Fields, batch_size=8, target="mask", number=32)
