@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import Callback, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
-from fl_lightning.engine import checks, rounds
+from fl_lightning.engine import checks, commands
 from fl_lightning.engine.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
 from fl_lightning.errors import require
@@ -212,7 +212,7 @@ class FederatedTrainer(RunAccess):
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = False
         self.weights = None if weights is None else Path(weights)
-        self._launch(partial(rounds.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method, "fit")
+        self._launch(partial(commands.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method, "fit")
 
     def validate(
         self,
@@ -233,7 +233,7 @@ class FederatedTrainer(RunAccess):
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "validate")
+        return self._launch(partial(commands.evaluate_once, **how), model, datamodule, method, "validate")
 
     def test(
         self,
@@ -254,7 +254,7 @@ class FederatedTrainer(RunAccess):
         """
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(rounds.evaluate_once, **how), model, datamodule, method, "test")
+        return self._launch(partial(commands.evaluate_once, **how), model, datamodule, method, "test")
 
     def predict(
         self,
@@ -282,7 +282,7 @@ class FederatedTrainer(RunAccess):
         self.weights = None if weights is None else Path(weights)
         how: dict[str, Any] = {"ckpt_path": ckpt_path, "weights": self.weights}
         how["output"] = None if output is None else Path(output)
-        return self._launch(partial(rounds.predict_once, **how), model, datamodule, method, "predict")
+        return self._launch(partial(commands.predict_once, **how), model, datamodule, method, "predict")
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.

@@ -49,7 +49,7 @@ def _sizes(batch: Any) -> Iterator[int | None]:
 @cache
 def _warn_of_ambiguous_size() -> None:
     rank_zero_warn(
-        "A batch has parts of several lengths, or without one: that of its first tensor weighs what is logged. "
+        "A batch has parts of several lengths, or without one: what is logged is weighted by that of its first tensor. "
         "Give another as self.log(..., batch_size=...)"
     )
 

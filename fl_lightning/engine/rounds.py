@@ -1,24 +1,16 @@
-"""The rounds of a run, and the commands that need them: a fit of all rounds, and a single evaluation."""
+"""The rounds of a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fl_lightning.client.logged import tagged
-from fl_lightning.engine import prediction
-from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
-from fl_lightning.engine.evaluation import PHASES, step_name
+from fl_lightning.engine.evaluation import PHASES
 from fl_lightning.engine.failures import Failures
-from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.workers import place
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, require
-from fl_lightning.records.checkpoint import find_checkpoint
-from fl_lightning.records.files import save
-from fl_lightning.records.hyperparameters import of_config, of_objects
-from fl_lightning.records.plain import is_storable
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, norm, num_bytes, select
 from fl_lightning.sums import Totals
@@ -202,118 +194,3 @@ def own_entries(run: Run) -> Iterator[tuple[int, State]]:
         entries = run.client.own_entries(k)
         if entries:
             yield k, entries
-
-
-# ---------------------------------------------------------------------- commands
-def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> None:
-    """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
-    if weights is not None and path is None:
-        load_weights(run, weights)
-    run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, path)
-    check_storable(run)
-    run.folder.open(path, run.metrics.history)
-    folder = run.workers.gather(run.folder.path)[0]
-    warn_of_kept_entries(run)
-    status, params = "failed", hyperparameters(run)
-    try:
-        run.folder.log_hyperparams(params)
-        run.client.call("on_fit_start")
-        run.client.begin_run()
-        warn_of_modes(run)
-        run.call("on_fit_start")
-        restore_callbacks(run, checkpoint)
-        play_rounds(run, checkpoint["round"], folder)
-        run.call("on_fit_end")
-        run.client.call("on_fit_end")
-        if folder is not None and run.client.sent:
-            save_model(run, folder / "checkpoints" / "model.ckpt")
-        compare_hyperparams(run, params)
-        status = "success"
-    finally:
-        run.call("teardown")
-        run.folder.close(status)
-        run.client.load(run.methods.evaluated_state(run.server))
-
-
-def play_rounds(run: Run, first: int, folder: Path | None) -> None:
-    """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
-    if first >= run.trainer.max_rounds > 0:
-        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
-    for round_ in range(first, run.trainer.max_rounds):
-        last = play_round(run, round_)
-        if (last or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0) and folder is not None:
-            with run.metrics.timed_writing():
-                save_run(run, folder / "checkpoints")
-        if last:
-            return
-
-
-def hyperparameters(run: Run) -> dict[str, Any]:
-    """The hyper-parameters for the loggers: the resolved config, or what is known of the objects of the run."""
-    trainer, methods = run.trainer, dict(zip(run.methods.names, run.methods.methods, strict=True))
-    config = trainer.config
-    found = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
-    return {"methods": "+".join(run.methods.names) or "fedavg", **found}
-
-
-def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
-    """Log the hyper-parameters with the last round's metrics of the training, validation and test data."""
-    last = run.metrics.history[-1] if run.metrics.history else {"round": 0}
-    shown = {tag: value for tag, value in last.items() if tag.startswith(("train/", "val/", "test/"))}
-    run.folder.compare_hyperparams(params, shown, int(last["round"]))
-
-
-def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
-    """Load a checkpoint or, without one, given weights, or leave the module as it is.
-
-    Returns:
-        The state entries that stay with each client, where a checkpoint has any.
-    """
-    if ckpt_path is None and weights is not None:
-        load_weights(run, weights)
-    return {} if ckpt_path is None else load_model(run, Path(ckpt_path))
-
-
-def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
-    """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
-    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
-    module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
-    require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
-    own = load_given(run, ckpt_path, weights)
-    state = run.client.state()
-    if not own:
-        return run.evaluator.one_model(phase, state, observed=False)
-    mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
-    return run.evaluator.own_models(phase, state, mine, observed=False)
-
-
-def predict_once(
-    run: Run, ckpt_path: str | Path | None, weights: Path | None = None, output: Path | None = None
-) -> list[Any]:
-    """The outputs of ``predict_step`` of the module as it is, or of a checkpoint's global model, batch by batch."""
-    own = load_given(run, ckpt_path, weights)
-    hint = f"entries of the state stay with each of its {len(own)} clients, so it has no one model to predict with"
-    require(not own, "ckpt_path", str(ckpt_path), hint)
-    outputs = prediction.predict(run)
-    if output is not None and run.workers.rank == 0:
-        hint = f"{output.name} holds tensors and plain values alone; predict_step gave something else"
-        require(is_storable(outputs), "output", str(output), hint)
-        save(outputs, output)
-    return outputs
-
-
-def warn_of_modes(run: Run) -> None:
-    """Warn, as Lightning does, of submodules that are in evaluation mode and stay there."""
-    number = sum(not part.training for part in run.client.module.modules())
-    if number:
-        run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
-
-
-def warn_of_kept_entries(run: Run) -> None:
-    """Warn where entries of the state do not travel: there is no one global model, and metrics mean something else."""
-    if run.client.kept:
-        some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
-        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        run.trainer.warn(stay if run.client.sent else f"{stay}, and there is no model.ckpt")

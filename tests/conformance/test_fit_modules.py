@@ -201,6 +201,16 @@ def test_parametrised_weights():
     conform(Model)
 
 
+def test_weights_that_are_set_when_the_fit_starts():
+    class Model(Net):
+        @torch.no_grad()
+        def on_fit_start(self):
+            for parameter in self.parameters():
+                parameter.mul_(0.5)
+
+    conform(Model)
+
+
 def test_parameters_without_a_gradient():
     class Model(Net):
         def __init__(self):

@@ -296,6 +296,26 @@ class Manual(Net):
         self.automatic_optimization = False
 
 
+class ManualFromSetup(Net):
+    def setup(self, stage):
+        self.automatic_optimization = False
+
+
+class DataloaderIter(Net):
+    """The signature by which Lightning hands over the iterator itself."""
+
+    def training_step(self, dataloader_iter):
+        return self.loss(next(dataloader_iter)[0])
+
+
+class Lazy(Net):
+    """A layer whose shape is only known after a first forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[0] = nn.LazyLinear(6)
+
+
 class ManualBackward(Net):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -324,6 +344,9 @@ BEFORE_ROUND_0 = {
     "configure_sharded_model": Sharded,
     "configure_callbacks": Callbacks,
     "manual": Manual,
+    "manual optimization": ManualFromSetup,
+    "dataloader_iter": DataloaderIter,
+    r"net\.0\.weight": Lazy,
     "2 optimizers": Several,
     "0 optimizers": NoOptimizer,
     "configure_optimizers": SteppedByItself,

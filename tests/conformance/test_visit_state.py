@@ -311,3 +311,27 @@ def test_a_buffer_that_changes_its_shape_is_an_error_that_names_it():
 
     with pytest.raises(ClientError, match=r"inner\.seen"):
         train(Model)
+
+
+class LateBuffer(Net):
+    def training_step(self, batch, batch_idx):
+        if not hasattr(self, "late"):
+            self.net.register_buffer("late", torch.zeros(2))
+        return self.loss(batch)
+
+
+class LateLayer(Net):
+    def on_train_epoch_end(self):
+        self.late = nn.Linear(2, 2)
+
+
+class NewParameter(Net):
+    def on_train_epoch_end(self):
+        self.net[0].weight = nn.Parameter(torch.zeros_like(self.net[0].weight))
+
+
+@pytest.mark.parametrize("make", [LateBuffer, LateLayer, NewParameter])
+def test_entries_of_the_state_that_a_visit_adds_or_replaces_are_an_error_that_names_them(make):
+    """They would never be averaged."""
+    with pytest.raises((UsageError, ClientError), match=r"late|net\.0\.weight"):
+        train(make)

@@ -87,8 +87,11 @@ class Stub:
 
     seed, fabric = 0, SimpleNamespace(autocast=nullcontext)
 
-    def share(self, one, rank, size, index):
+    def share(self, one, rank, size):
         return one.share(rank, size)
+
+    def to_device(self, batch, dataloader_idx=0):
+        return batch
 
 
 def evaluate(make, loaders, workers=1, phase="val"):
