@@ -26,7 +26,7 @@ from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps, submodule
-from fl_lightning.client.transient import StateBuffers, Transient, check_state
+from fl_lightning.client.transient import Places, Transient, check_state
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
@@ -102,7 +102,7 @@ class Client(LightningModule):
         self.others = [name for name in self.live if name not in set(self.trainable)]
         self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
         check_state(module, self.live)
-        self._state_buffers, self._transient = StateBuffers(module, self.live), Transient(module)
+        self._places, self._transient = Places(module, self.live), Transient(module)
         self._parameters_of_module = list(module.parameters())
         self._released = False
         self._first_batches = self.stand_in.clock.batches
@@ -147,7 +147,7 @@ class Client(LightningModule):
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
-        self._state_buffers.settle()
+        self._places.settle()
         return clone(self.live)
 
     def memory(self, method: Method) -> dict[str, Any]:
@@ -354,7 +354,7 @@ class Client(LightningModule):
         self._taps.clear()
         self.outputs = {}
         self.references.end_batch()
-        self._state_buffers.settle()
+        self._places.settle()
         self._check_finite()
         if self.kept:
             self._memories.visited(self.info.id)["state"] = clone(select(self.live, self.kept))
@@ -370,7 +370,7 @@ class Client(LightningModule):
 
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
-        self._state_buffers.bind()
+        self._places.bind()
         copy_into(self.live, state)
 
     def load_afresh(self, state: State) -> None:
@@ -405,7 +405,7 @@ class Client(LightningModule):
         The module is then without hooks, and has its own ``log`` and ``forward`` again.
         """
         self._taps.remove()
-        self._state_buffers.bind()
+        self._places.bind()
         self._transient.restore()
         self._uninstall()
         self._released = True

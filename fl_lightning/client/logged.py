@@ -40,6 +40,7 @@ class Logged:
     Attributes:
         dataloader_idx: which of several data loaders is evaluated; None for a single one.
         examples: weight of what is logged once an epoch: the client's examples, 1 in an evaluation.
+        evaluated: values of the last evaluations of the global model, which visits see in :meth:`callback_metrics`.
     """
 
     def __init__(self, module: LightningModule | None = None) -> None:
@@ -53,7 +54,7 @@ class Logged:
         self._entries: dict[Key, Entry] = {}
         self._terms: dict[str, Entry] = {}
         self._callback: dict[str, Tensor] = {}
-        self._evaluated: dict[str, Tensor] = {}
+        self.evaluated: dict[str, Tensor] = {}
         self._attributes: dict[int, str] | None = None
 
     # ------------------------------------------------------------------ what the module calls
@@ -227,12 +228,12 @@ class Logged:
 
     def keep(self) -> None:
         """Keep the values of this evaluation among :meth:`callback_metrics` of the visits that follow."""
-        self._evaluated = {**self._evaluated, **self._callback}
+        self.evaluated = {**self.evaluated, **self._callback}
 
     # ------------------------------------------------------------------ inside
     def _begin(self, training: bool, examples: float) -> None:
         self._training, self.examples, self.dataloader_idx = training, examples, None
-        self._entries, self._terms, self._callback = {}, {}, dict(self._evaluated)
+        self._entries, self._terms, self._callback = {}, {}, dict(self.evaluated)
         self._batch = self._size = self._counted = None
 
     def _log(self, hook: str, name: str, value: Any, given: tuple, weight: float | None) -> None:

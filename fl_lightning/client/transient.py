@@ -6,12 +6,14 @@ import copy
 import random
 from collections import deque
 from collections.abc import Mapping
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.state import tensors
@@ -144,13 +146,16 @@ def persistent(part: nn.Module) -> set[str]:
 
 
 def in_state(part: nn.Module, state: set[int]) -> set[str]:
-    """Names of a submodule's buffers that :class:`StateBuffers` looks after; ``state`` has the ids of the state."""
+    """Names of a submodule's buffers that :class:`Places` looks after; ``state`` has the ids of the state."""
     named = part._buffers.items()
     return {name for name, value in named if id(value) in state or (value is None and name in persistent(part))}
 
 
-class StateBuffers:
-    """The buffers of a state by owner and name, since code may rebind them: ``self.mean = 0.9 * self.mean + ...``.
+class Places:
+    """Where the tensors of a state are: by owner and name, since code may rebind them.
+
+    ``self.mean = 0.9 * self.mean + ...`` puts another tensor in the place of a buffer; its values are those of the
+    state. A parameter that is replaced, and an entry that is new, would be left out of the averages: they are errors.
 
     Args:
         module: the module.
@@ -159,38 +164,58 @@ class StateBuffers:
 
     def __init__(self, module: nn.Module, live: Mapping[str, Tensor]) -> None:
         names = {id(value): name for name, value in live.items()}
-        self._owners = [
+        self._buffers = [
             (part._buffers, key, names[id(value)], value)
             for part in module.modules()
             for key, value in part._buffers.items()
             if value is not None and id(value) in names
         ]
-        self._empty = [
-            (part._buffers, key) for part in module.modules() for key in persistent(part) if part._buffers[key] is None
-        ]
+        parts = list(module.named_modules())
+        self._entries = [(path, one, dict(one)) for path, part in parts for one in (part._parameters, part._modules)]
+        self._named = [(path, part, {k for k, v in part._buffers.items() if v is not None}) for path, part in parts]
 
     def bind(self) -> None:
-        """Put the run's own tensors back in the place of those that replaced them, whose values are dropped."""
-        for buffers, key, _, tensor in self._owners:
+        """Put the run's own tensors back in their places; the values of those that replaced them are dropped."""
+        for buffers, key, _, tensor in self._buffers:
             buffers[key] = tensor
-        for buffers, key in self._empty:
-            buffers[key] = None
+        for _, entries, saved in self._entries:
+            if changed(entries, saved):
+                entries.clear()
+                entries.update(saved)
+        for _, part, named in self._named:
+            for key in persistent(part) - named:
+                part._buffers[key] = None
 
     @torch.no_grad()
     def settle(self) -> None:
-        """As :meth:`bind`, but keep the values.
+        """Put the run's own tensors back in their places, with the values of those that replaced them.
 
         Raises:
-            ClientError: a buffer has another shape or type than at the start of the run, or was None there.
+            ClientError: a buffer has another shape or type than at the start of the run, a parameter was replaced, or
+                an entry is new.
         """
-        for buffers, key, name, tensor in self._owners:
+        for buffers, key, name, tensor in self._buffers:
             present = buffers.get(key)
             if present is not tensor:
                 tensor.copy_(checked(name, present, tensor))
                 buffers[key] = tensor
-        for buffers, key in self._empty:
-            if buffers.get(key) is not None:
-                raise ClientError(f"the buffer {key} was None at the start of the run; register it as a tensor")
+        self._refuse_new()
+
+    def _refuse_new(self) -> None:
+        new = [f"{path}.{key}" for path, entries, saved in self._entries for key in changed(entries, saved)]
+        for path, part, named in self._named:
+            new += [f"{path}.{key}" for key in persistent(part) - named if part._buffers[key] is not None]
+        if new:
+            names = ", ".join(name.removeprefix(".") for name in new)
+            hint = "make it in the constructor or in configure_model, and change its values in place"
+            raise ClientError(f"{names} is new since the start of the run, and would not be averaged; {hint}")
+
+
+def changed(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """The names whose objects are others than the saved ones."""
+    if len(entries) == len(saved) and all(map(is_, entries.values(), saved.values())):
+        return []
+    return [name for name in {**saved, **entries} if entries.get(name) is not saved.get(name)]
 
 
 def checked(name: str, present: Tensor | None, tensor: Tensor) -> Tensor:
@@ -208,8 +233,15 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
     """Refuse a module whose state dict cannot be averaged.
 
     Raises:
-        UsageError: the state dict leaves out a trained parameter, or holds something that is no tensor.
+        UsageError: the state dict leaves out a trained parameter, or holds something that is no tensor or has no shape
+            yet.
     """
+    lazy = [name for name, value in live.items() if is_lazy(value)]
+    if lazy:
+        raise UsageError(
+            f"model={type(module).__name__}: {', '.join(lazy[:5])} has no shape before the first batch; give the layer "
+            "its number of inputs"
+        )
     known = {id(value) for value in live.values()}
     left_out = [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known]
     if left_out:

@@ -36,6 +36,7 @@ def contents(run: Run) -> dict[str, Any]:
         "module": storable(entries_of_module(run)),
         "datamodule": state_of_data(run.data),
         "client_schedulers": run.local_training.monitored.state_dict(),
+        "evaluated": run.client.logged.evaluated,
         "callbacks": states(run.callbacks),
         "history": run.metrics.history,
         **identity(run),
@@ -63,6 +64,7 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
         run.server.load_state_dict(checkpoint["server"])
         run.methods.load_state_dict(checkpoint["methods"])
         run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
+        run.client.logged.evaluated = checkpoint.get("evaluated", {})
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
     run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))

@@ -136,6 +136,9 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     check_own_callbacks(model)
     for name in TRAINS if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
+    takes = "dataloader_iter" not in signature(model.training_step).parameters
+    hint = "training_step(dataloader_iter) is not supported, take a batch"
+    require(takes or stage != "fit", "model", kind, hint)
     automatic = stage != "fit" or model.automatic_optimization
     require(automatic, "model", kind, "manual optimization is not supported, return a loss")
 

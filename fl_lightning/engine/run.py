@@ -161,6 +161,7 @@ def build(
     stand_in.configure(setting(trainer, fabric, data, folder))
     stand_in.clock.batches = len(data.train_dataloader(0))
     set_up_module(model, stand_in, fabric, seed, stage)
+    checks.check_module(model, stage)  # again, since its hooks may have changed it
     channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))

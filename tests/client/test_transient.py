@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torchmetrics import MeanMetric
 
-from fl_lightning.client.transient import StateBuffers, Transient, check_state
+from fl_lightning.client.transient import Places, Transient, check_state
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.state import tensors
 
@@ -90,7 +90,7 @@ class Rebinding(nn.Module):
 def test_a_rebound_buffer_is_read_into_the_tensor_of_the_run():
     module = Rebinding()
     live = tensors(module)
-    buffers = StateBuffers(module, live)
+    buffers = Places(module, live)
     module.mean = module.mean + 1
     buffers.settle()
     assert module.mean is live["mean"] and live["mean"].tolist() == [1, 1]
@@ -105,9 +105,9 @@ def test_a_rebound_buffer_is_read_into_the_tensor_of_the_run():
 )
 def test_a_buffer_that_becomes_another_is_refused_by_name(name, value):
     module = Rebinding()
-    buffers = StateBuffers(module, tensors(module))
+    buffers = Places(module, tensors(module))
     setattr(module, name, value)
-    with pytest.raises(ClientError, match=f"the buffer {name} "):
+    with pytest.raises(ClientError, match=f"the buffer {name} |{name} is new"):
         buffers.settle()
 
 

@@ -179,6 +179,23 @@ def test_a_run_that_resumes_gives_the_same_bits(make, tmp_path):
     assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
 
 
+def test_a_run_that_resumes_knows_the_last_evaluation(tmp_path):
+    class Model(Net):
+        def training_step(self, batch, batch_idx):
+            known = self.trainer.callback_metrics.get("val_loss", torch.tensor(1.0))
+            return self.loss(batch) * float(known)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", self.loss(batch))
+
+    def part(folder, rounds=3, **options):
+        return train(Model, rounds=rounds, folder=folder, checkpoint_every_n_rounds=1, **options)
+
+    whole = part(tmp_path / "whole")
+    part(tmp_path / "part", rounds=1)
+    assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
+
+
 # ---------------------------------------------------------------------- modes
 class Modes(Net):
     """Some parts are in eval mode from the start."""
