@@ -30,7 +30,7 @@ SHOWN = 3
 def save_model(run: Run, path: Path) -> None:
     """Write the global model as a checkpoint that Lightning's ``load_from_checkpoint`` and ``Trainer`` take.
 
-    Worker 0 alone writes. What the module's ``on_save_checkpoint`` adds is in it whole, as in Lightning's own.
+    Worker 0 alone writes.
     """
     if run.workers.rank != 0:
         return
@@ -39,7 +39,7 @@ def save_model(run: Run, path: Path) -> None:
         run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
     checkpoint = lightning_checkpoint(run)
     run.client.call("on_save_checkpoint", checkpoint)
-    save(on_cpu(checkpoint), path)
+    save(storable(checkpoint), path)
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
 def objects_of_module(client: Client) -> dict[str, Any]:
     """What the module as it is now adds to a checkpoint beside tensors and plain values.
 
-    The run's checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
+    Checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
     as it was at the start of the run, and a module that is built anew has it.
     """
     if "on_save_checkpoint" not in client.hooks:
@@ -94,7 +94,7 @@ def objects_of_module(client: Client) -> dict[str, Any]:
 
 
 def check_storable(run: Run) -> None:
-    """Say, before round 0, what of a module's own additions the run's checkpoints leave out.
+    """Say, before round 0, what of a module's own additions checkpoints leave out.
 
     Raises:
         UsageError: the state of the data module is not of tensors and plain values.
@@ -103,14 +103,17 @@ def check_storable(run: Run) -> None:
     left_out = ", ".join(objects_of_module(run.client))
     if left_out:
         run.trainer.warn(
-            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so last.ckpt leaves it out and "
-            "on_load_checkpoint gets the present module's; model.ckpt has it, read it with weights_only=False"
+            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so checkpoints leave it out; "
+            "where a run resumes, on_load_checkpoint gets what the present module gives"
         )
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a checkpoint that a file can hold, on the CPU."""
-    return {key: on_cpu(value) for key, value in entries.items() if is_storable(value)}
+    plain = {key: value for key, value in entries.items() if is_storable(value)}
+    arguments = dict(entries.get("hyper_parameters", {}))
+    kept = {name: value for name, value in arguments.items() if is_storable(value)}
+    return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
 
 
 def state_of_data(data: Any) -> dict[str, Any]:

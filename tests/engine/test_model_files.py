@@ -184,12 +184,12 @@ class Holds(Net):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_objects_that_a_module_adds_are_in_its_own_checkpoint_and_are_the_present_ones_for_a_run(tmp_path):
+def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_a_run_that_resumes(tmp_path):
     with pytest.warns(UserWarning, match="on_save_checkpoint: data: not of tensors and plain values"):
         fit(tmp_path, Holds(8), max_rounds=1)
     kept = torch.load(file(tmp_path, "last.ckpt"), weights_only=True)["module"]
     assert kept["their_words"]["names"] == ["a", "b"] and "data" not in kept
-    assert Holds.load_from_checkpoint(file(tmp_path), weights_only=False).labels == [1]
+    assert "data" not in torch.load(file(tmp_path), weights_only=True)
     _, model = fit(tmp_path, Holds(8), max_rounds=2, ckpt_path="last")
     assert model.labels == [1] and model.seen["names"] == ["a", "b"]
 
