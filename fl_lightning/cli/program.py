@@ -6,8 +6,9 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import yaml
@@ -87,6 +88,11 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
+
+    def _parse_ckpt_path(self) -> None:
+        # the command itself refuses a file that is no checkpoint, by name
+        with suppress(UnpicklingError, RuntimeError, EOFError, AttributeError):
+            super()._parse_ckpt_path()
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)

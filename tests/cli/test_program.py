@@ -162,6 +162,7 @@ BAD = {
     "more clients than samples": (["--data.num_clients", "9999", "--data.partitioner", "IID"], "data.num_clients=9999"),
     "no folder": (["--data", "NpyImages", "--data.root", "nowhere"], "data.root='nowhere'"),
     "negative coefficient": (["--method+=FedProx", "--method.mu", "-1"], "FedProx.mu=-1.0: give 0 or more"),
+    "no checkpoint": (["--ckpt_path", "README.md"], "ckpt_path='README.md': not a checkpoint"),
     "no config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
 }
 
