@@ -281,7 +281,7 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
 
     Raises:
         UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
-            something that is no tensor or has no shape yet.
+            something that is no tensor, is complex or has no shape yet.
     """
     scripted = [name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
     if scripted:
@@ -294,6 +294,12 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         raise UsageError(
             f"model={type(module).__name__}: {', '.join(lazy[:5])} has no shape before the first batch; give the layer "
             "its number of inputs"
+        )
+    complex_ = [name for name, value in live.items() if value.is_complex()]
+    if complex_:
+        raise UsageError(
+            f"model={type(module).__name__}: {', '.join(complex_[:5])} is complex, and averages are real; keep real "
+            "numbers, and use torch.view_as_complex"
         )
     known = {id(value) for value in live.values()}
     left_out = [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known]

@@ -27,7 +27,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     Raises:
         UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
     """
-    returned: Any = module.configure_optimizers()
+    returned: Any = called(module, "configure_optimizers")
     kind = f"model={type(module).__name__}: configure_optimizers"
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
@@ -38,6 +38,15 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
     return optimizers[0], configs
+
+
+def called(module: LightningModule, hook: str) -> Any:
+    """What a hook returns, which is known to ``self.log`` by its name."""
+    before, module._current_fx_name = module._current_fx_name, hook
+    try:
+        return getattr(module, hook)()
+    finally:
+        module._current_fx_name = before
 
 
 class OptimizerSource:

@@ -119,6 +119,12 @@ def test_a_scripted_layer_is_refused_by_name():
         check_state(module, tensors(module))
 
 
+def test_a_complex_parameter_is_refused_by_name():
+    module = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(UsageError, match=r"^model=Linear: weight, bias is complex"):
+        check_state(module, tensors(module))
+
+
 class Rebinding(nn.Module):
     def __init__(self):
         super().__init__()

@@ -398,3 +398,29 @@ def test_what_only_a_visit_shows_is_refused_there_with_the_remedy(make):
 
 def test_the_only_visit_may_add_parameter_groups():
     train(AddsGroup, rounds=1)
+
+
+# ---------------------------------------------------------------------- what configure_optimizers shows
+class WithinAnEpoch(Net):
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss", "interval": "step"}}
+
+
+class LogsTooEarly(Net):
+    def configure_optimizers(self):
+        self.log("early", 1.0)
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("mode", ["continue", "restart"])
+def test_a_schedule_that_watches_a_metric_within_an_epoch_is_refused(mode):
+    message = r"configure_optimizers: lr_scheduler.interval='step': .* give epoch"
+    with pytest.raises(UsageError, match=message):
+        train(WithinAnEpoch, client_schedulers=mode)
+
+
+def test_a_value_that_configure_optimizers_logs_is_refused():
+    with pytest.raises(UsageError, match=r"^self.log\('early', ...\): You can't `self.log\(\)` inside `configure_opt"):
+        train(LogsTooEarly)
