@@ -26,6 +26,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.client.clock import Clock
 
+# what to do instead of setting an attribute of ``self.trainer``
+INSTEAD = {"should_stop": "give the callback EarlyStopping, or set trainer.should_stop in a callback of your own"}
+ARGUMENT = "give it as an argument of the run's trainer, if that has it"
+
 
 @dataclass
 class Setting:
@@ -144,11 +148,16 @@ class StandIn:
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
         self.logged: Callable[[], dict[str, Any]] = dict
-        self.evaluated_batches: list[int] = []
+        self.evaluated_batches: list[int | float] = []
         self.train_dataloader: Any = None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__slots__:
+            raise AttributeError(f"self.trainer.{name} cannot be set in a module; {INSTEAD.get(name, ARGUMENT)}")
+        object.__setattr__(self, name, value)
 
     # ------------------------------------------------------------------ for the engine
     def configure(self, setting: Setting) -> None:
@@ -210,11 +219,11 @@ class StandIn:
         return self.clock.batches
 
     @property
-    def num_val_batches(self) -> list[int]:
+    def num_val_batches(self) -> list[int | float]:
         return self.evaluated_batches if self.validating else []
 
     @property
-    def num_test_batches(self) -> list[int]:
+    def num_test_batches(self) -> list[int | float]:
         return self.evaluated_batches if self.testing else []
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections import deque
 from collections.abc import Mapping
 from operator import is_
@@ -11,24 +12,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.namespaces import LightningDataModule
 from fl_lightning.state import tensors
 
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
 OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
+# objects that are never looked into: what is read and what is written, which may be large or open
+APART = (Dataset, DataLoader, Sampler, Logger, LightningDataModule, Tensor, type)
+CONTAINERS = (list, tuple, dict, set, deque)
+OTHERS_CODE = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning"}
 COPIED = (torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class Transient:
     """Restores a module's modes, gradient flags, attributes and non-persistent buffers.
 
-    Attributes are those of every submodule: tensors, numbers, containers, random generators and torchmetrics objects
-    get their values back, any other object is the same object again. Attributes that are new are removed. Parameters
-    that the state dict leaves out get their values back, too.
+    Attributes are those of every submodule, and of the modules and objects which :func:`held` finds in them: tensors,
+    numbers, containers, random generators and torchmetrics objects get their values back, any other object is the same
+    object again. Attributes that are new are removed. Parameters that the state dict leaves out get their values back,
+    too.
 
     Args:
         module: the module, as each visit shall find it.
@@ -36,11 +45,12 @@ class Transient:
 
     def __init__(self, module: nn.Module) -> None:
         state = {id(value) for value in tensors(module).values()}
-        registered = state | {id(value) for value in module.parameters()}
-        parts = list(module.modules())
-        self._left_out = [(value, value.detach().clone()) for value in module.parameters() if id(value) not in state]
+        parts, objects = held(module)
+        parameters = {id(value): value for part in parts for value in part.parameters()}
+        registered = state | parameters.keys()
+        self._left_out = [(value, value.detach().clone()) for key, value in parameters.items() if key not in state]
         self._modes = [(part, part.training) for part in parts]
-        self._trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        self._trained = [(parameter, parameter.requires_grad) for parameter in parameters.values()]
         self._saved = [
             saved
             for part in parts
@@ -49,6 +59,7 @@ class Transient:
                 Saved(part._buffers, registered, in_state(part, state)),
             )
         ]
+        self._saved += [Saved(vars(one), registered, set()) for one in objects]
 
     def restore(self) -> None:
         """Bring back what was there when this object was made."""
@@ -65,6 +76,42 @@ class Transient:
         """Put every submodule in the mode, training or evaluation, in which it was."""
         for part, mode in self._modes:
             part.training = mode
+
+
+def held(module: nn.Module) -> tuple[list[nn.Module], list[Any]]:
+    """A module's submodules, with the modules and objects which only attributes of them refer to.
+
+    Such are a teacher in a list, which keeps it out of the state dict, and an object with averaged weights. The objects
+    are those of other classes than Python's, torch's and Lightning's, without data sets, loaders and loggers.
+    """
+    parts, objects = list(module.modules()), []
+    seen = {id(part) for part in parts}
+    found = [value for part in parts for name, value in vars(part).items() if name not in OWN]
+    while found:
+        value = found.pop()
+        if id(value) in seen or not has_parts(value):
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            new = [part for part in value.modules() if part is value or id(part) not in seen]
+            seen.update(map(id, new))
+            parts += new
+            found += [one for part in new for name, one in vars(part).items() if name not in OWN]
+        elif isinstance(value, CONTAINERS):
+            found += value.values() if isinstance(value, dict) else value
+        else:
+            objects.append(value)
+            found += vars(value).values()
+    return parts, objects
+
+
+def has_parts(value: Any) -> bool:
+    """Whether :func:`held` looks into a value."""
+    if isinstance(value, (nn.Module, *CONTAINERS)):
+        return True
+    if isinstance(value, APART) or not hasattr(value, "__dict__"):
+        return False
+    return type(value).__module__.partition(".")[0] not in OTHERS_CODE
 
 
 class Saved:
@@ -233,14 +280,26 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
     """Refuse a module whose state dict cannot be averaged.
 
     Raises:
-        UsageError: the state dict leaves out a trained parameter, or holds something that is no tensor or has no shape
-            yet.
+        UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
+            something that is no tensor, is complex or has no shape yet.
     """
+    scripted = [name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        raise UsageError(
+            f"model={type(module).__name__}: {', '.join(scripted[:5])} is of torch.jit, whose buffers a run cannot put "
+            "back; give the layer that was scripted"
+        )
     lazy = [name for name, value in live.items() if is_lazy(value)]
     if lazy:
         raise UsageError(
             f"model={type(module).__name__}: {', '.join(lazy[:5])} has no shape before the first batch; give the layer "
             "its number of inputs"
+        )
+    complex_ = [name for name, value in live.items() if value.is_complex()]
+    if complex_:
+        raise UsageError(
+            f"model={type(module).__name__}: {', '.join(complex_[:5])} is complex, and averages are real; keep real "
+            "numbers, and use torch.view_as_complex"
         )
     known = {id(value) for value in live.values()}
     left_out = [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known]

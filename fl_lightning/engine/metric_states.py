@@ -30,7 +30,9 @@ def can_deal_out(module: LightningModule) -> bool:
     """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
     metrics = metrics_of(module)
     wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
-    return not metrics or not (wrapped or reads_running_values(module) or not all(map(can_merge, metrics.values())))
+    # it may want the value up to a batch
+    reads = names_in_evaluation(module, {"compute"})
+    return not metrics or not (wrapped or reads or not all(map(can_merge, metrics.values())))
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
@@ -58,12 +60,12 @@ def _reducible(metric: Metric, state: str) -> bool:
     return reduction in EXTREMES or (reduction is dim_zero_sum and not default.any())
 
 
-def reads_running_values(module: LightningModule) -> bool:
-    """Whether the module's own code outside of training names ``compute``: it may want the value up to a batch."""
+def names_in_evaluation(module: LightningModule, names: set[str]) -> bool:
+    """Whether the module's own code outside of training uses one of these names."""
     kinds = [kind for kind in type(module).__mro__ if kind.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for kind in kinds for name, part in vars(kind).items()]
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not _of_training(name)]
-    return any("compute" in code.co_names for code in _nested(codes))
+    return any(not names.isdisjoint(code.co_names) for code in _nested(codes))
 
 
 # packages of the base classes of modules

@@ -46,7 +46,8 @@ class TestClassificationTask(Published):
     def data(self):
         return datamodules.NonGeoDataModule(Fields, batch_size=8)
 
-    def test_its_figures_are_in_tensorboard(self, tmp_path):
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_its_figures_are_in_tensorboard(self, tmp_path, devices):
         class Drawn(Fields):
             def plot(self, sample):
                 figure, axes = plt.subplots(figsize=(1, 1))
@@ -54,7 +55,7 @@ class TestClassificationTask(Published):
                 return figure
 
         data = Partitioned(datamodules.NonGeoDataModule(Drawn, batch_size=8), self.partitioner, self.clients)
-        trainer, _, _ = self.run(tmp_path, "fedavg", data=data, logger=True)
+        trainer, _, _ = self.run(tmp_path, "fedavg", data=data, logger=True, devices=devices)
         events = EventAccumulator(str(trainer.run_dir))
         events.Reload()
         assert set(events.Tags()["images"]) == {"image/0", "image/1"}
