@@ -28,8 +28,8 @@ def run(tmp_path):
 
 @pytest.fixture
 def said(caplog, monkeypatch):
-    """What Lightning's logger said so far."""
+    """``said()`` is what Lightning's logger said so far, a message a line."""
     for name in ("lightning.fabric", "lightning.pytorch"):  # which of them it is depends on what was imported
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     caplog.set_level(logging.INFO)
-    return lambda: caplog.text
+    return lambda: "\n".join(caplog.messages)

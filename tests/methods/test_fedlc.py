@@ -95,14 +95,13 @@ class OnlyTheFourth:
 
 
 @pytest.mark.parametrize("methods", [[FedLC()], [FedRS()], [FedLC(), FedRS()], [FedProx()]])
-def test_a_fit_says_once_that_what_it_logs_in_training_is_of_changed_logits(run, methods, caplog):
-    with caplog.at_level("INFO"):
-        run(methods, max_rounds=1)
-    said = [record.message for record in caplog.records if "logits as changed" in record.message]
+def test_a_fit_says_once_that_what_it_logs_in_training_is_of_changed_logits(run, methods, said):
+    run(methods, max_rounds=1)
+    found = [message for message in said().splitlines() if "logits as changed" in message]
     names = [type(method).__name__ for method in methods]
     expected = f"method={names}: what the module computes from its logits in training, such as train/accuracy"
-    assert len(said) == (names != ["FedProx"])
-    assert all(message.startswith(expected) for message in said)
+    assert len(found) == (names != ["FedProx"])
+    assert all(message.startswith(expected) for message in found)
 
 
 def test_accuracy_in_training_is_of_calibrated_logits_as_it_says(run):
