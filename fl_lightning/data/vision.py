@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torchvision import datasets
 
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.source import FileDataModule, cycled, patterns
@@ -27,7 +26,7 @@ class TorchvisionDataModule(FileDataModule):
         **kwargs: see :class:`ImageDataModule`.
     """
 
-    source: type
+    original: str
     layout: str
 
     def __init__(self, root: str = "data", download: bool = False, offline: bool = False, **kwargs: Any) -> None:
@@ -47,6 +46,13 @@ class TorchvisionDataModule(FileDataModule):
             except (OSError, RuntimeError) as error:
                 hint = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
                 raise UsageError(f"data.download=True: {hint}") from error
+
+    @property
+    def source(self) -> Any:
+        """The class of torchvision, which is imported when a data set needs it."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.original)
 
     def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of torchvision's class for the training set and for the test set."""
@@ -72,20 +78,20 @@ class TorchvisionDataModule(FileDataModule):
 class CIFAR10(TorchvisionDataModule):
     """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes."""
 
-    source: type = datasets.CIFAR10
+    original = "CIFAR10"
     layout = "cifar-10-batches-py"
     mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
     label_key = "labels"
 
     def write_offline(self, root: Path) -> None:
-        folder = root / self.source.base_folder  # type: ignore[attr-defined]
+        folder = root / self.source.base_folder
         folder.mkdir()
-        names = [name for name, _ in self.source.train_list]  # type: ignore[attr-defined]
-        for index, name in enumerate([*names, self.source.test_list[0][0]]):  # type: ignore[attr-defined]
+        names = [name for name, _ in self.source.train_list]
+        for index, name in enumerate([*names, self.source.test_list[0][0]]):
             labels = cycled(self.num_classes, TEST if index == len(names) else TRAIN // len(names))
             rows = patterns(labels, 32, 3, index).transpose(0, 3, 1, 2).reshape(len(labels), -1)
             (folder / name).write_bytes(pickle.dumps({"data": rows, self.label_key: labels.tolist()}))
-        meta = self.source.meta  # type: ignore[attr-defined]
+        meta = self.source.meta
         classes = [str(c) for c in range(self.num_classes)]
         (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
 
@@ -93,7 +99,7 @@ class CIFAR10(TorchvisionDataModule):
 class CIFAR100(CIFAR10):
     """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels, 100 classes."""
 
-    source = datasets.CIFAR100
+    original = "CIFAR100"
     layout = "cifar-100-python"
     mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
     num_classes = 100
@@ -106,7 +112,7 @@ class MNIST(TorchvisionDataModule):
     The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
     """
 
-    source = datasets.MNIST
+    original = "MNIST"
     layout = "train-images-idx3-ubyte(.gz) and its three companions"
     mean, std = (0.1307,), (0.3081,)
 
@@ -138,7 +144,7 @@ class FashionMNIST(MNIST):
     The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
     """
 
-    source = datasets.FashionMNIST
+    original = "FashionMNIST"
     mean, std = (0.2860,), (0.3530,)
 
 
@@ -155,7 +161,7 @@ class _Split(TorchvisionDataModule):
 class SVHN(_Split):
     """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
 
-    source = datasets.SVHN
+    original = "SVHN"
     layout = "train_32x32.mat and test_32x32.mat"
     mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
@@ -172,9 +178,14 @@ class SVHN(_Split):
 class STL10(_Split):
     """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; without the unlabelled images."""
 
-    source = type("STL10", (datasets.STL10,), {"train_list": datasets.STL10.train_list[:2]})
+    original = "STL10"
     layout = "stl10_binary"
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    @property
+    def source(self) -> Any:
+        labelled = super().source
+        return type("STL10", (labelled,), {"train_list": labelled.train_list[:2]})
 
     def write_offline(self, root: Path) -> None:
         folder = root / "stl10_binary"
