@@ -144,7 +144,7 @@ class StandIn:
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
         self.logged: Callable[[], dict[str, Any]] = dict
-        self.evaluated_batches: list[int] = []
+        self.evaluated_batches: list[int | float] = []
         self.train_dataloader: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -210,11 +210,11 @@ class StandIn:
         return self.clock.batches
 
     @property
-    def num_val_batches(self) -> list[int]:
+    def num_val_batches(self) -> list[int | float]:
         return self.evaluated_batches if self.validating else []
 
     @property
-    def num_test_batches(self) -> list[int]:
+    def num_test_batches(self) -> list[int | float]:
         return self.evaluated_batches if self.testing else []
 
     @property

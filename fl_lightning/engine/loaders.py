@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -79,9 +81,10 @@ class Loaders:
         """
         return loader.share(rank, size, self.limit, self.channels_last)
 
-    def length(self, loader: ClientLoader) -> int:
-        """The number of batches in a pass over evaluation data."""
-        return len(loader) if self.limit is None else min(len(loader), self.limit)
+    def length(self, loader: ClientLoader) -> int | float:
+        """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
+        size = sized_len(loader)
+        return min(math.inf if size is None else size, math.inf if self.limit is None else self.limit)
 
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""

@@ -59,15 +59,16 @@ def _reducible(metric: Metric, state: str) -> bool:
 
 
 def reads_running_values(module: LightningModule) -> bool:
-    """Whether the module's own code outside of training names ``compute``: it may want the value up to a batch."""
-    kinds = [kind for kind in type(module).__mro__ if kind.__module__.split(".")[0] not in FRAMEWORKS]
+    """Whether the code of a module or submodule names ``compute`` outside of training: of the value up to a batch."""
+    every = {kind for part in module.modules() for kind in type(part).__mro__}
+    kinds = [kind for kind in every if kind.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for kind in kinds for name, part in vars(kind).items()]
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not _of_training(name)]
     return any("compute" in code.co_names for code in _nested(codes))
 
 
 # packages of the base classes of modules
-FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "builtins", "typing")
+FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "typing")
 
 
 def _of_training(name: str) -> bool:

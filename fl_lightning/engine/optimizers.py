@@ -15,6 +15,7 @@ from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_s
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
+from fl_lightning.client.transient import changed
 from fl_lightning.errors import UsageError
 
 Schedulers = list[LRSchedulerConfig]
@@ -55,9 +56,11 @@ class OptimizerSource:
             self._optimizer.state.clear()
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
+        attributes = dict(vars(self.module))
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
-        self._optimizer = None if schedulers else optimizer
+        # an attribute that configure_optimizers sets may refer to this optimizer
+        self._optimizer = None if schedulers or changed(vars(self.module), attributes) else optimizer
         return optimizer, schedulers
 
 
