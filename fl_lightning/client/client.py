@@ -511,7 +511,8 @@ STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip th
 
 def overridden_hooks(module: LightningModule) -> frozenset[str]:
     """Names of Lightning's public functions that a module overrides."""
-    names = [name for name, value in vars_of(LightningModule).items() if callable(value)]
+    # forward is no hook, and may be a compiled one here
+    names = [name for name, value in vars_of(LightningModule).items() if callable(value) and name != "forward"]
     return frozenset(name for name in names if namespaces.is_overridden(name, module))
 
 

@@ -15,7 +15,7 @@ from fl_lightning.client.entry import computed
 from fl_lightning.client.logged import Key
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.metric_states import MetricStates, Note, can_deal_out
+from fl_lightning.engine.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import require
 from fl_lightning.seeding import ambient
@@ -31,11 +31,12 @@ def can_share(client: Client, stage: str) -> bool:
     """Whether the batches of an evaluation can be dealt out over the workers.
 
     Not where the module overrides one of the hooks of ``stage`` (``validation``, ``test`` or ``predict``), in which it
-    may add something up by itself, nor where its torchmetrics objects cannot be merged. Every worker then evaluates
-    the whole.
+    may add something up by itself, nor where it uses a logger, which writes on the first worker only, nor where its
+    torchmetrics objects cannot be merged. Every worker then evaluates the whole.
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
-    return not hooks & client.hooks and can_deal_out(client.module)
+    writes = names_in_evaluation(type(client.module)) & {"logger", "loggers"}
+    return not hooks & client.hooks and not writes and can_deal_out(client.module)
 
 
 class EvaluationLoop:

@@ -67,36 +67,53 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
 
 def entries_of_module(run: Run) -> dict[str, Any]:
     """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
-    if "on_save_checkpoint" not in run.client.hooks:
-        return {}
-    checkpoint = lightning_checkpoint(run)
+    return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.client.hooks else {}
+
+
+def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
-    run.client.call("on_save_checkpoint", checkpoint)
+    client.call("on_save_checkpoint", checkpoint)
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
-def check_storable(run: Run) -> None:
-    """Say, before round 0, what of a module's and a data module's own state no checkpoint can hold.
+def objects_of_module(client: Client) -> dict[str, Any]:
+    """What the module as it is now adds to a checkpoint beside tensors and plain values.
 
-    What the module adds is left out with a warning.
+    Checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
+    as it was at the start of the run, and a module that is built anew has it.
+    """
+    if "on_save_checkpoint" not in client.hooks:
+        return {}
+    module = client.module
+    try:
+        added = added_on_save(client, {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)})
+    except Exception:  # its hook may need what only training makes
+        return {}
+    return {key: value for key, value in added.items() if not is_storable(value)}
+
+
+def check_storable(run: Run) -> None:
+    """Say, before round 0, what of a module's own additions checkpoints leave out.
 
     Raises:
         UsageError: the state of the data module is not of tensors and plain values.
     """
     state_of_data(run.data)
-    try:
-        entries = entries_of_module(run)
-    except Exception:  # its hook may need what only training makes
-        return
-    left_out = ", ".join(entries.keys() - storable(entries).keys())
+    left_out = ", ".join(objects_of_module(run.client))
     if left_out:
-        text = "is not of tensors and plain values, and no checkpoint of this run has it"
-        run.trainer.warn(f"model: on_save_checkpoint: {left_out} {text}; on_load_checkpoint must do without")
+        run.trainer.warn(
+            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so checkpoints leave it out; "
+            "where a run resumes, on_load_checkpoint gets what the present module gives"
+        )
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a checkpoint that a file can hold, on the CPU."""
-    return {key: on_cpu(value) for key, value in entries.items() if is_storable(value)}
+    plain = {key: value for key, value in entries.items() if is_storable(value)}
+    arguments = dict(entries.get("hyper_parameters", {}))
+    kept = {name: value for name, value in arguments.items() if is_storable(value)}
+    return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
 
 
 def state_of_data(data: Any) -> dict[str, Any]:
@@ -132,6 +149,8 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     """
     checkpoint = as_lightnings(contents)
     if "server" not in contents or "module" in contents:
+        if "server" in contents and "on_load_checkpoint" in client.hooks:
+            checkpoint = {**objects_of_module(client), **checkpoint}
         client.call("on_load_checkpoint", checkpoint)
         client.begin_run()  # visits begin with the attributes that it set
     return checkpoint

@@ -171,19 +171,27 @@ def test_a_data_module_whose_state_no_file_could_hold_is_refused_before_round_0(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_module_adds_that_no_file_could_hold_is_left_out_with_a_warning(tmp_path):
-    class Odd(Net):
-        def on_save_checkpoint(self, checkpoint):
-            super().on_save_checkpoint(checkpoint)
-            checkpoint.update(net=self.net, kept={"a": [1]})
+class Holds(Net):
+    """It adds an object to its checkpoints, as pytorch-forecasting's models do, and wants it back."""
 
-    with pytest.warns(UserWarning, match="on_save_checkpoint: net is not of tensors and plain values"):
-        fit(tmp_path, Odd(8), max_rounds=1)
-    for name in ("last.ckpt", "model.ckpt"):
-        contents = torch.load(file(tmp_path, name), weights_only=True)
-        entries = contents.get("module", contents)
-        assert entries["kept"] == {"a": [1]} and "net" not in entries
-    fit(tmp_path, Odd(8), max_rounds=2, ckpt_path="last")
+    def on_save_checkpoint(self, checkpoint):
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["data"] = Labelled([{"label": 1}])
+
+    def on_load_checkpoint(self, checkpoint):
+        super().on_load_checkpoint(checkpoint)
+        self.labels = checkpoint["data"].labels
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_a_run_that_resumes(tmp_path):
+    with pytest.warns(UserWarning, match="on_save_checkpoint: data: not of tensors and plain values"):
+        fit(tmp_path, Holds(8), max_rounds=1)
+    kept = torch.load(file(tmp_path, "last.ckpt"), weights_only=True)["module"]
+    assert kept["their_words"]["names"] == ["a", "b"] and "data" not in kept
+    assert "data" not in torch.load(file(tmp_path), weights_only=True)
+    _, model = fit(tmp_path, Holds(8), max_rounds=2, ckpt_path="last")
+    assert model.labels == [1] and model.seen["names"] == ["a", "b"]
 
 
 def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):

@@ -96,14 +96,14 @@ class Published:
         torch.manual_seed(0)
         return build()
 
-    def run(self, tmp_path, methods, model=None, data=None, **kwargs):
+    def run(self, tmp_path, methods, model=None, data=None, ckpt_path=None, **kwargs):
         """A run of the module: (the trainer, the state it began with, the last global state)."""
         model = model or self.seeded(self.module)
         data = data or Partitioned(self.seeded(self.data), self.partitioner, self.clients)
         before = clone(tensors(model))
         given = {"max_rounds": self.rounds, "local_epochs": self.epochs, "taps": self.taps, "threads_per_worker": 1}
         trainer = small_trainer(tmp_path, **{**given, **self.options, **kwargs})
-        trainer.fit(model, data, METHODS[methods]())
+        trainer.fit(model, data, METHODS[methods](), ckpt_path)
         return trainer, before, clone(trainer.server.state)
 
     @pytest.mark.parametrize("methods", ["fedavg", "fedprox", "moon", "feddecorr"])

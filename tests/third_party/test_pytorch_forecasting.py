@@ -4,8 +4,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from helpers.published import Published
+from helpers.runs import assert_same_bits
 from lightning.pytorch import LightningDataModule
+
+from fl_lightning.state import tensors
 
 forecasting = pytest.importorskip("pytorch_forecasting")
 pandas = pytest.importorskip("pandas")
@@ -47,7 +51,7 @@ class Windows(LightningDataModule):
 
 class TestTemporalFusionTransformer(Published):
     taps: ClassVar = {"representation": "pre_output_gate_norm"}
-    logged = ("train_loss", "val_loss", "val_SMAPE")
+    logged = ("train_loss_epoch", "val_loss", "val_SMAPE")
 
     def module(self):
         return forecasting.TemporalFusionTransformer.from_dataset(
@@ -63,3 +67,15 @@ class TestTemporalFusionTransformer(Published):
 
     def data(self):
         return Windows()
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_it_resumes_and_its_model_is_tested_by_another_run(self, tmp_path):
+        """Its own ``load_from_checkpoint`` wants objects, which a checkpoint of tensors and plain values leaves out."""
+        whole, _, expected = self.run(tmp_path, "fedprox", name="whole")
+        self.run(tmp_path, "fedprox", name="parts", max_rounds=2)
+        _, _, state = self.run(tmp_path, "fedprox", name="parts", ckpt_path="last")
+        assert_same_bits(state, expected)
+        files = whole.run_dir / "checkpoints"
+        model = self.module()
+        model.load_state_dict(torch.load(files / "model.ckpt", weights_only=True)["state_dict"])
+        assert_same_bits(tensors(model), expected)
