@@ -19,6 +19,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.hooks import RemovableHandle
 
 from fl_lightning import namespaces
 from fl_lightning.errors import ClientError, UsageError
@@ -169,14 +170,13 @@ def holds_tensors(values: Any, depth: int = 2) -> bool:
 @contextmanager
 def hooks_undone(module: nn.Module) -> Iterator[None]:
     """Hooks that are registered with a submodule in this block are removed at its end, but for those of taps."""
-    dictionaries = [vars(part)[name] for part in module.modules() for name in HOOKS]
-    before = [set(hooks) for hooks in dictionaries]
+    first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
     try:
         yield
     finally:
-        for hooks, known in zip(dictionaries, before, strict=True):
-            for key in hooks.keys() - known:
-                if not getattr(hooks[key], "of_tap", False):
+        if RemovableHandle.next_id > first:
+            for hooks in [vars(part)[name] for part in module.modules() for name in HOOKS]:
+                for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
                     del hooks[key]
 
 
@@ -223,7 +223,7 @@ class Places:
                 entries.clear()
                 entries.update(saved)
         for _, part, named in self._named:
-            for key in persistent(part) - named:
+            for key in persistent(part) - named if part._buffers else ():
                 part._buffers[key] = None
 
     @torch.no_grad()
@@ -245,7 +245,8 @@ class Places:
     def _refuse_new(self) -> None:
         new = [f"{path}.{key}" for path, entries, saved in self._entries for key in changed(entries, saved)]
         for path, part, named in self._named:
-            new += [f"{path}.{key}" for key in persistent(part) - named if part._buffers[key] is not None]
+            present = persistent(part) - named if part._buffers else ()
+            new += [f"{path}.{key}" for key in present if part._buffers[key] is not None]
         if new:
             names = ", ".join(name.removeprefix(".") for name in new)
             hint = "make it in the constructor or in configure_model, and change its values in place"

@@ -35,7 +35,8 @@ def can_share(client: Client, stage: str) -> bool:
     torchmetrics objects cannot be merged. Every worker then evaluates the whole.
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
-    writes = names_in_evaluation(type(client.module)) & {"logger", "loggers"}
+    kind: Any = type(client.module)
+    writes = names_in_evaluation(kind) & {"logger", "loggers"}
     return not hooks & client.hooks and not writes and can_deal_out(client.module)
 
 

@@ -233,7 +233,8 @@ class LocalTraining:
             result = optimizer.step(closure=prepared, **kwargs)
         else:
             result = prepared()
-            self.fabric.strategy.optimizer_step(optimizer, **kwargs)
+            if self._has_gradients:
+                self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
             self.client.end_step(optimizer)
         return result
@@ -270,7 +271,8 @@ class LocalTraining:
     def _prepare(self, optimizer: Optimizer) -> None:
         """Unscale, correct and clip the gradients."""
         client = self.client
-        self._precision.unscale_gradients(optimizer)
+        if self._has_gradients:
+            self._precision.unscale_gradients(optimizer)
         client.call("on_before_optimizer_step", optimizer)
         client.begin_step(optimizer)
         self._clip(optimizer)

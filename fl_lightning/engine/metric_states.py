@@ -34,7 +34,8 @@ def can_deal_out(module: LightningModule) -> bool:
         return True
     wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
     # it may want the value up to a batch
-    reads = any("compute" in names_in_evaluation(type(part)) for part in module.modules())
+    kinds: list[Any] = [type(part) for part in module.modules()]
+    reads = any("compute" in names_in_evaluation(kind) for kind in kinds)
     return not wrapped and not reads and all(map(can_merge, metrics.values()))
 
 
@@ -64,7 +65,7 @@ def _reducible(metric: Metric, state: str) -> bool:
 
 
 @cache
-def names_in_evaluation(kind: type) -> frozenset[str]:
+def names_in_evaluation(kind: Any) -> frozenset[str]:
     """The names that the functions of a class, but for those of training, use."""
     kinds = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]

@@ -7,6 +7,7 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
@@ -89,5 +90,10 @@ def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
-    closure = signature(optimizer.step).parameters.get("closure")
+    return _requires_closure(type(optimizer))
+
+
+@cache
+def _requires_closure(kind: Any) -> bool:
+    closure = signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty

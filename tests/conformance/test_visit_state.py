@@ -227,6 +227,17 @@ def test_a_run_that_resumes_gives_the_same_bits(make, tmp_path):
     assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
 
 
+class Ending(Net):
+    def on_fit_end(self):
+        note(self.net[0].weight.tolist())
+
+
+def test_a_run_that_resumes_with_no_round_left_ends_with_the_global_model(tmp_path):
+    _, first = notes_of(lambda: train(Ending, folder=tmp_path))
+    _, again = notes_of(lambda: by_rounds(Ending(), three_clients(), folder=tmp_path, ckpt_path="last"))
+    assert first == again
+
+
 def test_a_run_that_resumes_knows_the_last_evaluation(tmp_path):
     class Model(Net):
         def training_step(self, batch, batch_idx):
