@@ -42,7 +42,9 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
-        run.client.call("on_fit_end")
+        if "on_fit_end" in run.client.hooks:
+            run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
+            run.client.call("on_fit_end")
         if folder is not None and run.client.sent:
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
