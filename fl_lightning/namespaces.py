@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities import model_helpers
 
@@ -56,7 +56,7 @@ class _OfBoth(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, classes(cls.__name__))
 
-    def __subclasses__(cls) -> list[type]:
+    def __subclasses__(cls) -> list[Any]:
         # where a parser looks up short names
         return [*itertools.chain.from_iterable(one.__subclasses__() for one in classes(cls.__name__))]
 

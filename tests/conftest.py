@@ -1,5 +1,7 @@
 """Fixtures of all tests: one thread, one seed, and a small run on the embedded digits."""
 
+import logging
+
 import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
@@ -22,3 +24,12 @@ def run(tmp_path):
         return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
     return train
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """What Lightning's logger said so far."""
+    for name in ("lightning.fabric", "lightning.pytorch"):  # which of them it is depends on what was imported
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.text

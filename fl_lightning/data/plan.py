@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from scipy.spatial.distance import jensenshannon
 
 from fl_lightning.errors import UsageError, require
 
@@ -99,6 +98,8 @@ class Plan:
         """Mean over clients of the Jensen-Shannon distance to the global label distribution: 0 if equal, at most 1."""
         if self.label_counts is None:
             return 0.0
+        from scipy.spatial.distance import jensenshannon  # slow to import
+
         counts, overall = self.label_counts[self.sizes > 0], self.label_counts.sum(0)
         # for distributions that are nearly equal, rounding can leave the root of a number just below 0
         with np.errstate(invalid="ignore"):

@@ -1,6 +1,5 @@
 """How the workers start: by forks, by running the program anew, or not at all, and what is said of it."""
 
-import logging
 import multiprocessing
 import subprocess
 import sys
@@ -16,14 +15,6 @@ from fl_lightning.engine import launch
 from fl_lightning.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def said(caplog, monkeypatch):
-    """What Lightning's logger said so far."""
-    monkeypatch.setattr(logging.getLogger("lightning.fabric"), "propagate", True)
-    caplog.set_level(logging.INFO)
-    return lambda: caplog.text
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Several workers: the same bits as one, whatever trains; and what happens when one is lost."""
 
-import logging
 import os
 import signal
 import socket
@@ -397,12 +396,11 @@ def test_bad_arguments_are_refused_by_name(tmp_path, options, message):
         small_trainer(tmp_path, **options)
 
 
-def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("lightning.fabric"), "propagate", True)
+def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
     trainer = small_trainer(tmp_path, devices="auto", cohort_size=1, max_rounds=1)
     trainer.fit(small_model(), small_data())
     assert trainer.fabric.world_size == 1
-    assert "trainer.devices=auto: 1 workers" in caplog.text
+    assert "trainer.devices=auto: 1 workers" in said()
 
 
 # ---------------------------------------------------------------------- clusters
