@@ -349,6 +349,8 @@ class Client(LightningModule):
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
+        if loss is not None and loss.ndim and loss.numel() != 1:
+            raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in self.hooks:
             self.outputs = self._outputs(output, loss)
         return loss
