@@ -251,6 +251,9 @@ class MethodList:
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
+        for one in self.methods:
+            hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
+            require(isinstance(one, Method), "method", one, hint)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"

@@ -178,6 +178,7 @@ class FederatedTrainer(RunAccess):
         # EarlyStopping comes last, so that it can monitor what the others log
         given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, EarlyStopping))
         checks.check_callbacks(given)
+        checks.check_loggers(logger)
         self.callbacks: list[Callback] = [*given, RunRecord(), *progress]
         super().__init__()
         self.fabric: Fabric = build_fabric(self)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import yaml
@@ -22,6 +23,7 @@ import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.messages import shorten
+from fl_lightning.client.logged import tagged
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
@@ -88,6 +90,11 @@ class FederatedCLI(LightningCLI):
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
+    def _parse_ckpt_path(self) -> None:
+        # the command itself refuses a file that is no checkpoint, by name
+        with suppress(UnpicklingError, RuntimeError, EOFError, AttributeError):
+            super()._parse_ckpt_path()
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
         if self.subcommand == "fit":
@@ -101,9 +108,7 @@ class FederatedCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.global_rank > 0:
             return
-        last = [
-            f"{name} {trainer.metrics[name]:.4f}" for name in ("test/accuracy", "test/loss") if name in trainer.metrics
-        ]
+        last = [f"{name} {trainer.metrics[name]:.4f}" for name in final_names(trainer.metrics)]
         where = trainer.run_dir or "no folder (fast_dev_run)"
         print(", ".join([f"{len(trainer.history)} rounds", *last, f"in {where}"]))
 
@@ -125,6 +130,13 @@ class FederatedCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def final_names(metrics: Mapping[str, float]) -> list[str]:
+    """The metrics that tell how a run ended: accuracy and loss, or else all of the test or the validation data."""
+    usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
+    of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
+    return usual or of_test or of_val
 
 
 def predictions_of(ckpt_path: str | os.PathLike | None, root: Path) -> Path:

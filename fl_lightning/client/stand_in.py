@@ -26,6 +26,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.client.clock import Clock
 
+# what to do instead of setting an attribute of ``self.trainer``
+INSTEAD = {"should_stop": "give the callback EarlyStopping, or set trainer.should_stop in a callback of your own"}
+ARGUMENT = "give it as an argument of the run's trainer, if that has it"
+
 
 @dataclass
 class Setting:
@@ -149,6 +153,11 @@ class StandIn:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__slots__:
+            raise AttributeError(f"self.trainer.{name} cannot be set in a module; {INSTEAD.get(name, ARGUMENT)}")
+        object.__setattr__(self, name, value)
 
     # ------------------------------------------------------------------ for the engine
     def configure(self, setting: Setting) -> None:

@@ -9,6 +9,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
@@ -48,6 +49,14 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
 }
 
+# what Lightning 2 no longer calls, and refuses, with what took its place
+REMOVED = {
+    "configure_sharded_model": "configure_model",
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "test_epoch_end": "on_test_epoch_end",
+}
+
 # clients that a warning lists
 SHOWN = 10
 
@@ -59,9 +68,28 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         UsageError: an argument is; the error names it.
     """
     for name, (fits, hint) in RANGES.items():
-        require(fits(arguments[name]), f"trainer.{name}", arguments[name], hint)
+        require(holds(fits, arguments[name]), f"trainer.{name}", arguments[name], hint)
     check_devices(*(arguments[name] for name in ("devices", "workers_per_device", "num_nodes")))
     check_compile(arguments["compile"])
+
+
+def holds(fits: Callable[[Any], bool], value: Any) -> bool:
+    """Whether a value fits; one that cannot be compared with a number does not."""
+    try:
+        return bool(fits(value))
+    except TypeError:
+        return False
+
+
+def check_loggers(logger: Any) -> None:
+    """Refuse what is neither a logger nor a list of loggers nor a bool.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    for one in () if isinstance(logger, bool) else as_list(logger):
+        hint = "give true, false, or loggers of Fabric or Lightning"
+        require(isinstance(one, Logger), "trainer.logger", one, hint)
 
 
 def check_callbacks(callbacks: list[Any]) -> None:
@@ -127,12 +155,13 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     """Refuse a module that the command cannot run.
 
     Raises:
-        UsageError: callbacks of its own; to fit, no ``training_step`` or ``configure_optimizers``, or manual
-            optimization.
+        UsageError: a hook that Lightning no longer calls; callbacks of its own; to fit, no ``training_step`` or
+            ``configure_optimizers``, or manual optimization.
     """
     kind = type(model).__name__
-    hint = "Lightning has replaced it by configure_model; rename it"
-    require(not is_overridden("configure_sharded_model", model), "model", f"{kind}.configure_sharded_model", hint)
+    for name, present in REMOVED.items():
+        hint = f"Lightning has replaced it by {present}; override that"
+        require(not defines(name, model), "model", f"{kind}.{name}", hint)
     check_own_callbacks(model)
     for name in TRAINS if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
@@ -141,6 +170,11 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     require(takes or stage != "fit", "model", kind, hint)
     automatic = stage != "fit" or model.automatic_optimization
     require(automatic, "model", kind, "manual optimization is not supported, return a loss")
+
+
+def defines(name: str, model: LightningModule) -> bool:
+    """Whether a module has this method from another class than Lightning's."""
+    return callable(getattr(model, name, None)) and (not hasattr(LightningModule, name) or is_overridden(name, model))
 
 
 def check_own_callbacks(model: LightningModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.client.logged import tagged
 from fl_lightning.engine import prediction
 from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
 from fl_lightning.engine.evaluation import step_name
@@ -88,7 +89,11 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
     """Log the hyper-parameters with the last round's metrics of the training, validation and test data."""
     last = run.metrics.history[-1] if run.metrics.history else {"round": 0}
-    shown = {tag: value for tag, value in last.items() if tag.startswith(("train/", "val/", "test/"))}
+    shown = {
+        tag: value
+        for tag, value in last.items()
+        if any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
+    }
     run.folder.compare_hyperparams(params, shown, int(last["round"]))
 
 

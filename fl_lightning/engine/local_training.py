@@ -162,6 +162,10 @@ class LocalTraining:
             if self.schedules.mode == "restart":
                 self.schedules.after_epoch(schedulers)
         client.call("on_train_end")
+        if clock.rounds > 1:
+            self._optimizers.check(optimizer)
+        if not client.module.automatic_optimization:
+            raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
 
     def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
         return itertools.islice(self.loaders.batches(loader), length)

@@ -13,11 +13,12 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fl_lightning.client.transient import changed
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import ClientError, UsageError
 
 Schedulers = list[LRSchedulerConfig]
 
@@ -26,17 +27,28 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     """A new optimizer (and schedulers) of the user's module.
 
     Raises:
-        UsageError: the module returns no optimizer, or several of them.
+        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
     """
-    returned: Any = module.configure_optimizers()
-    optimizers, schedulers, monitor = _configure_optimizers(returned or [])
+    returned: Any = called(module, "configure_optimizers")
+    kind = f"model={type(module).__name__}: configure_optimizers"
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(returned or [])
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    except MisconfigurationException as error:
+        raise UsageError(f"{kind}: {' '.join(str(error).split())}") from error
     if len(optimizers) != 1:
-        raise UsageError(
-            f"model={type(module).__name__}: configure_optimizers gives {len(optimizers)} optimizers; "
-            "a client is trained with one, return one"
-        )
+        raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
-    return optimizers[0], _configure_schedulers_automatic_opt(schedulers, monitor)
+    return optimizers[0], configs
+
+
+def called(module: LightningModule, hook: str) -> Any:
+    """What a hook returns, which is known to ``self.log`` by its name."""
+    before, module._current_fx_name = module._current_fx_name, hook
+    try:
+        return getattr(module, hook)()
+    finally:
+        module._current_fx_name = before
 
 
 class OptimizerSource:
@@ -53,7 +65,8 @@ class OptimizerSource:
 
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
-        if self._optimizer is not None and can_reset(self._optimizer):
+        same = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
+        if self._optimizer is not None and same and can_reset(self._optimizer):
             self._optimizer.state.clear()
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
@@ -63,6 +76,16 @@ class OptimizerSource:
         # an attribute that configure_optimizers sets may refer to this optimizer
         self._optimizer = None if schedulers or changed(vars(self.module), attributes) else optimizer
         return optimizer, schedulers
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Refuse what a visit has added to its optimizer, which the next one begins without.
+
+        Raises:
+            ClientError: there are other parameter groups.
+        """
+        if len(optimizer.param_groups) != len(self._options):
+            hint = "return all groups from configure_optimizers, and set requires_grad to False until they are trained"
+            raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
 
 
 def can_reset(optimizer: Optimizer) -> bool:

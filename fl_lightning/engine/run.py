@@ -271,6 +271,9 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     hint = "the module returns a scheduler of its own; keep one of them"
     require(not both, "trainer.client_lr_scheduler", "given", hint)
     check_kept(trainer, client.module, optimizer, schedulers)
+    within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
+    hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
+    require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
     known = {id(client.live[name]) for name in client.live}
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)

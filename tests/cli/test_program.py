@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
+from fl_lightning.cli.program import final_names
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
 QUICK = [
@@ -162,6 +163,7 @@ BAD = {
     "more clients than samples": (["--data.num_clients", "9999", "--data.partitioner", "IID"], "data.num_clients=9999"),
     "no folder": (["--data", "NpyImages", "--data.root", "nowhere"], "data.root='nowhere'"),
     "negative coefficient": (["--method+=FedProx", "--method.mu", "-1"], "FedProx.mu=-1.0: give 0 or more"),
+    "no checkpoint": (["--ckpt_path", "README.md"], "ckpt_path='README.md': not a checkpoint"),
     "no config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
 }
 
@@ -206,3 +208,9 @@ def test_an_error_inside_a_client_keeps_its_traceback_and_a_nan_is_one_line(caps
         main([*FIT, *QUICK, *where])
     assert ended.value.code == 1
     assert "error: client 0, round 0: " in capsys.readouterr().err
+
+
+def test_the_last_line_has_the_metrics_of_a_module_that_names_them_otherwise():
+    assert final_names({"test/accuracy": 1.0, "test/loss": 1.0, "test/more": 1.0}) == ["test/accuracy", "test/loss"]
+    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "test_f1": 1.0}) == ["test_f1"]
+    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "lr": 1.0}) == ["val_loss"]

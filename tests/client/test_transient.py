@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 from fl_lightning.client.taps import Taps
@@ -78,6 +79,54 @@ def test_a_tensor_is_restored_in_place_and_the_state_is_left_alone():
     assert module.tensor is tensor and module.cache is buffer and float(tensor.sum() + buffer.sum()) == 0
     assert module.statistics[0] is module.net[1].running_mean
     assert bool((module.net[0].weight == 7).all()) and bool((module.net[1].running_mean == 7).all())
+
+
+class Average:
+    """Averaged weights, in an object that torch knows nothing of."""
+
+    def __init__(self, net):
+        self.shadow, self.updates, self.itself = {"w": torch.zeros(2)}, 0, self
+        self.net = net
+
+
+def test_a_module_in_a_list_and_an_object_are_restored_in_place():
+    module = nn.Linear(2, 2)
+    module.teacher, module.average = [nn.BatchNorm1d(2).eval()], Average(nn.Linear(2, 2))
+    saved, teacher, average = Transient(module), module.teacher[0], module.average
+    with torch.no_grad():
+        for value in (teacher.weight, teacher.running_mean, average.net.bias, module.bias, average.shadow["w"]):
+            value.fill_(7)
+    teacher.train().requires_grad_(False)
+    average.updates, average.new = 1, 1
+    saved.restore()
+    assert module.teacher[0] is teacher and module.average is average.itself is average
+    assert not any(bool((value == 7).any()) for value in (teacher.weight, teacher.running_mean, average.net.bias))
+    assert not teacher.training and teacher.weight.requires_grad
+    assert average.updates == 0 and not hasattr(average, "new") and float(average.shadow["w"].sum()) == 0
+    assert bool((module.bias == 7).all())
+
+
+def test_data_are_not_looked_into():
+    module = nn.Linear(2, 2)
+    module.data = TensorDataset(torch.zeros(2))
+    module.data.extra = Average(None)
+    saved = Transient(module)
+    module.data.extra.updates = 1
+    saved.restore()
+    assert module.data.extra.updates == 1
+
+
+def test_a_scripted_layer_is_refused_by_name():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module.append(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)))
+    with pytest.raises(UsageError, match=r"^model=Sequential: 1 is of torch.jit"):
+        check_state(module, tensors(module))
+
+
+def test_a_complex_parameter_is_refused_by_name():
+    module = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(UsageError, match=r"^model=Linear: weight, bias is complex"):
+        check_state(module, tensors(module))
 
 
 class Rebinding(nn.Module):
@@ -159,21 +208,14 @@ class Holder:
         vars(self).update(held)
 
 
-@pytest.mark.parametrize(
-    ("held", "restored"),
-    [
-        ({"count": 0}, True),
-        ({"count": 0, "values": [torch.zeros(1)], "other": object()}, True),
-        ({"count": 0, "connection": object()}, False),
-    ],
-)
-def test_objects_that_hold_data_are_restored_and_what_else_they_are_is_left_alone(held, restored):
-    module = nn.Module()
-    module.holder = Holder(**held)
+def test_an_object_has_its_attributes_again():
+    module, other = nn.Module(), object()
+    module.holder = Holder(count=0, values=[torch.zeros(1)], other=other)
     saved = Transient(module)
-    module.holder.count = 1
+    module.holder.count, module.holder.other = 1, None
+    module.holder.values[0] += 1
     saved.restore()
-    assert (module.holder.count == 0) is restored
+    assert module.holder.count == 0 and module.holder.other is other and float(module.holder.values[0]) == 0
 
 
 def test_a_module_outside_of_the_state_is_restored():

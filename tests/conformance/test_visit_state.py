@@ -30,6 +30,8 @@ def train(make, devices=1, data=None, **options):
 class Counter:
     """An object of the user's own, which torch and Lightning know nothing of."""
 
+    number = 0
+
 
 class Stateful(Net):
     """Counts in all that is in no state dict, and lets the loss depend on all of it."""
@@ -41,6 +43,8 @@ class Stateful(Net):
         self.list, self.dict, self.set, self.queue = [], {"seen": [0]}, set(), deque(maxlen=3)
         self.inner = nn.Module()
         self.inner.count = 0
+        self.object, self.hidden = Counter(), [nn.Linear(1, 1, bias=False).requires_grad_(False)]
+        nn.init.zeros_(self.hidden[0].weight)
         self.metric = SumMetric()
         self.metrics = MetricCollection({"sum": SumMetric()})
         self.generator = torch.Generator().manual_seed(0)
@@ -49,7 +53,8 @@ class Stateful(Net):
         """A number for each of them."""
         numbers = [float(self.buffer[0]), float(self.tensor[0]), self.number, float(self.flag), float(self.inner.count)]
         lengths = [len(self.list), self.dict["seen"][0], len(self.set), len(self.queue)]
-        return [*numbers, *lengths, float(self.metric.sum_value), float(self.metrics["sum"].sum_value)]
+        others = [self.object.number, float(self.hidden[0].weight)]
+        return [*numbers, *lengths, *others, float(self.metric.sum_value), float(self.metrics["sum"].sum_value)]
 
     def training_step(self, batch, batch_idx):
         self.buffer += 1
@@ -59,6 +64,8 @@ class Stateful(Net):
         self.dict["seen"][0] += 1
         self.set.add(batch_idx)
         self.queue.append(1)
+        self.object.number += 1
+        self.hidden[0].weight += 1
         self.metric.update(1.0)
         self.metrics.update(1.0)
         self.late = getattr(self, "late", 0) + 1
@@ -411,3 +418,68 @@ def test_entries_of_the_state_that_a_visit_adds_or_replaces_are_an_error_that_na
     """They would never be averaged."""
     with pytest.raises((UsageError, ClientError), match=r"late|net\.0\.weight"):
         train(make)
+
+
+# ---------------------------------------------------------------------- what only a visit shows
+class AddsGroup(Net):
+    def on_train_start(self):
+        self.optimizers().add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+class TurnsManual(Net):
+    def on_train_start(self):
+        self.automatic_optimization = False
+
+
+class Stops(Net):
+    def on_train_start(self):
+        self.trainer.should_stop = True
+
+
+class SetsClipping(Net):
+    def on_train_start(self):
+        self.trainer.gradient_clip_val = 1.0
+
+
+REFUSED = {
+    AddsGroup: "add_param_group: the next visit begins without .* return all groups from configure_optimizers",
+    TurnsManual: "automatic_optimization was set to False in the visit; return a loss",
+    Stops: "self.trainer.should_stop cannot be set in a module; give the callback EarlyStopping",
+    SetsClipping: "self.trainer.gradient_clip_val cannot be set in a module; give it as an argument",
+}
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_what_only_a_visit_shows_is_refused_there_with_the_remedy(make):
+    with pytest.raises(ClientError, match=f"^client 0, round 0: {REFUSED[make]}"):
+        train(make)
+
+
+def test_the_only_visit_may_add_parameter_groups():
+    train(AddsGroup, rounds=1)
+
+
+# ---------------------------------------------------------------------- what configure_optimizers shows
+class WithinAnEpoch(Net):
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss", "interval": "step"}}
+
+
+class LogsTooEarly(Net):
+    def configure_optimizers(self):
+        self.log("early", 1.0)
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("mode", ["continue", "restart"])
+def test_a_schedule_that_watches_a_metric_within_an_epoch_is_refused(mode):
+    message = r"configure_optimizers: lr_scheduler.interval='step': .* give epoch"
+    with pytest.raises(UsageError, match=message):
+        train(WithinAnEpoch, client_schedulers=mode)
+
+
+def test_a_value_that_configure_optimizers_logs_is_refused():
+    with pytest.raises(UsageError, match=r"^self.log\('early', ...\): You can't `self.log\(\)` inside `configure_opt"):
+        train(LogsTooEarly)

@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import FederatedTrainer, Partitioned
 from fl_lightning.data import Digits, Partitioner, RandomFlip
 from fl_lightning.engine import checks
+from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError
+from fl_lightning.methods import FedProx
 
 WRONG = {
     "max_rounds": -1,
@@ -123,3 +125,46 @@ def test_a_list_is_made_of_what_may_be_one_thing():
     assert checks.as_list(None) == []
     assert checks.as_list("one") == ["one"]
     assert checks.as_list((1, 2)) == [1, 2]
+
+
+class Whole(LightningModule):
+    def training_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return "sgd"
+
+
+@pytest.mark.parametrize("name", checks.REMOVED)
+def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took_its_place(name):
+    kind = type("Old", (Whole,), {name: lambda self, *given: None})
+    message = rf"^model='Old.{name}': Lightning has replaced it by {checks.REMOVED[name]}; override that"
+    for stage in ("fit", "test"):
+        with pytest.raises(UsageError, match=message):
+            checks.check_module(kind(), stage)
+    checks.check_module(Whole())
+
+
+@pytest.mark.parametrize("logger", ["wandb", ["wandb"], object()])
+def test_what_is_no_logger_is_refused(tmp_path, logger):
+    with pytest.raises(UsageError, match=r"^trainer.logger=.*: give true, false, or loggers"):
+        small_trainer(tmp_path, logger=logger)
+
+
+def test_a_value_of_another_type_is_refused_as_one_out_of_range(tmp_path):
+    with pytest.raises(UsageError, match=r"^trainer.accumulate_grad_batches=\{4: 2\}: give 1 or more"):
+        small_trainer(tmp_path, accumulate_grad_batches={4: 2})
+
+
+def test_what_lightning_refuses_of_configure_optimizers_is_one_line():
+    with pytest.raises(
+        UsageError, match=r"^model=Whole: configure_optimizers: Unknown configuration .*Optimizer"
+    ) as one:
+        configure_optimizer(Whole())
+    assert "\n" not in str(one.value)
+
+
+@pytest.mark.parametrize("method", ["FedProx", FedProx])
+def test_what_is_no_method_is_refused(method):
+    with pytest.raises(UsageError, match=r"^method=.*: give objects of Method's subclasses"):
+        checks.MethodList([method])

@@ -1,5 +1,6 @@
 """Evaluation has the hooks, names and values of Lightning's own loop, and the same bits on any number of workers."""
 
+import math
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from helpers.workers import together
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, PearsonCorrCoef, SumMetric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 from torchmetrics.utilities import dim_zero_mean
@@ -18,7 +20,7 @@ from torchmetrics.wrappers import BootStrapper, MinMaxMetric
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import PlainLoader
 from fl_lightning.engine.evaluation_loop import EvaluationLoop, can_share, check_signatures
-from fl_lightning.engine.loaders import flattened
+from fl_lightning.engine.loaders import Loaders, flattened
 from fl_lightning.errors import UsageError
 from fl_lightning.method import MethodList
 
@@ -353,6 +355,21 @@ def test_a_step_takes_the_index_of_the_loader_where_there_are_several(kind, load
 )
 def test_collections_of_loaders_are_read_in_order(given, expected):
     assert flattened(given) == expected
+
+
+class Stream(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return iter(points())
+
+
+def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_workers():
+    stream = DataLoader(Stream(), batch_size=4)
+    for limit, expected in ((None, math.inf), (2, 2)):
+        assert Loaders.length(SimpleNamespace(limit=limit), PlainLoader(stream)) == expected
+    for workers in (1, 2):
+        assert evaluate(Measured, [stream], workers) == evaluate(Measured, [loader()], workers)
 
 
 def test_another_mode_of_a_combined_loader_is_refused():

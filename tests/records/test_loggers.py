@@ -47,6 +47,12 @@ class Draws(Callback):
         trainer.log_figure("mine/plot", self.figure)
 
 
+class Logs(Callback):
+    def on_round_end(self, trainer):
+        trainer.log("test_mine", 1.0)
+        trainer.log("mine", 1.0)
+
+
 def fit(tmp_path, logger, **kwargs):
     trainer = small_trainer(tmp_path, logger=logger, **{"max_rounds": 2, "local_steps": 1, **kwargs})
     trainer.fit(plain_sgd_model(), small_data(train_size=100), [FedProx(0.5), FedDecorr(0.2)])
@@ -127,3 +133,9 @@ def test_a_config_names_each_value_of_a_list_of_classes():
         "trainer": {"callbacks": {"Watch": {}, "Watch.1": {}}, "devices": [0, 1]},
         "model": prox,
     }
+
+
+def test_runs_are_compared_by_metrics_whose_names_begin_with_the_phase(tmp_path):
+    fit(tmp_path, True, callbacks=[Logs()])
+    _, compared, _ = hparams_of(next(tmp_path.glob("**/events.out*")).parent)
+    assert "test_mine" in compared and "mine" not in compared
