@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
 from fl_lightning import namespaces
@@ -31,18 +32,19 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 CONTAINERS = (list, dict, set, deque)
 NESTED = (tuple, *CONTAINERS)
 VALUES = (str, int, float, bool, type(None))
-# the objects of these packages keep what they hold, and so do data sets
-FRAMEWORKS = {*sys.stdlib_module_names, "torch", "torchvision", "lightning", "pytorch_lightning", "fl_lightning"}
-DATA = (Dataset, DataLoader, namespaces.LightningDataModule)
+# objects that are never looked into: what is read and what is written, which may be large or open
+APART = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
+OTHERS_CODE = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning"}
+OTHERS_CODE |= {"fl_lightning"}
 
 
 class Transient:
     """Restores a module's modes, gradient flags, attributes and non-persistent buffers.
 
-    Attributes are those of every submodule. Each is the same object again, since others may refer to it: a closure, or
-    another submodule. Data get their contents back in place: tensors, arrays, containers, random generators,
-    torchmetrics objects and modules outside of the state dict, and objects that hold nothing but plain data, or
-    tensors. Attributes that are new are removed. Parameters that the state dict leaves out get their values back, too.
+    Attributes are those of every submodule. Each is the same object again, since others may refer to it: a closure,
+    or another submodule. Data get their contents back in place: tensors, arrays, containers, random generators,
+    torchmetrics objects, modules outside of the state dict, and objects of the user's own classes. Attributes that
+    are new are removed. Parameters that the state dict leaves out get their values back, too.
 
     Args:
         module: the module, as each visit shall find it.
@@ -113,7 +115,7 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
     elif isinstance(value, random.Random):
         yield partial(value.setstate, value.getstate())
     else:
-        held = value if isinstance(value, NESTED) else vars(value) if is_record(value) else ()
+        held = value if isinstance(value, NESTED) else vars(value) if has_parts(value) else ()
         if isinstance(held, CONTAINERS):
             yield partial(refill, held, copy.copy(held))
         for part in held.values() if isinstance(held, dict) else held:
@@ -149,22 +151,13 @@ def refill(container: Any, saved: Any) -> None:
     (container.extend if isinstance(container, (list, deque)) else container.update)(saved)
 
 
-def is_record(value: Any) -> bool:
-    """Whether an object is data: a module, one that holds tensors, or one that holds plain values alone."""
+def has_parts(value: Any) -> bool:
+    """Whether an object's attributes are restored: those of modules, and of classes that are the user's own."""
     if isinstance(value, (nn.Module, SimpleNamespace)):
         return True
-    package = type(value).__module__.split(".")[0]
-    if package in FRAMEWORKS or isinstance(value, (type, *DATA)) or not hasattr(value, "__dict__"):
+    if isinstance(value, APART) or not hasattr(value, "__dict__"):
         return False
-    held = vars(value)
-    return holds_tensors(held) or all(isinstance(one, (*VALUES, *NESTED, np.ndarray)) for one in held.values())
-
-
-def holds_tensors(values: Any, depth: int = 2) -> bool:
-    """Whether there is a tensor in a container, or in a container within it."""
-    parts = values.values() if isinstance(values, dict) else values
-    deeper = (one for one in parts if depth > 1 and isinstance(one, NESTED))
-    return any(isinstance(one, Tensor) for one in parts) or any(holds_tensors(one, depth - 1) for one in deeper)
+    return type(value).__module__.partition(".")[0] not in OTHERS_CODE
 
 
 @contextmanager

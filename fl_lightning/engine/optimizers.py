@@ -113,7 +113,8 @@ def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
-    return _requires_closure(type(optimizer))  # type: ignore[arg-type]
+    kind: Any = type(optimizer)
+    return _requires_closure(kind)
 
 
 @cache
