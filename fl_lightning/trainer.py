@@ -228,7 +228,8 @@ class FederatedTrainer(RunAccess):
         Args:
             model: the model.
             datamodule: the data.
-            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
+                for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
@@ -249,7 +250,8 @@ class FederatedTrainer(RunAccess):
         Args:
             model: the model.
             datamodule: the data.
-            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
+                for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
@@ -274,7 +276,8 @@ class FederatedTrainer(RunAccess):
         Args:
             model: the model.
             datamodule: the data.
-            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first.
+            ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
+                for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in a prediction.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the

@@ -6,9 +6,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import yaml
@@ -91,9 +90,7 @@ class FederatedCLI(LightningCLI):
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
     def _parse_ckpt_path(self) -> None:
-        # the command itself refuses a file that is no checkpoint, by name
-        with suppress(UnpicklingError, RuntimeError, EOFError, AttributeError):
-            super()._parse_ckpt_path()
+        """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)

@@ -26,7 +26,7 @@ from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps, submodule
-from fl_lightning.client.transient import Places, Transient, check_state
+from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
@@ -267,6 +267,18 @@ class Client(LightningModule):
         finally:
             attributes["_current_fx_name"] = before
 
+    def begin_hook(self, name: str) -> None:
+        """Note which hook or step runs, on which depends what ``self.log`` does."""
+        vars(self.module)["_current_fx_name"] = name
+
+    def begin_round(self, round_: int) -> None:
+        """Set the clock, also where no client of the round trains in this process."""
+        self.stand_in.clock.round = round_
+
+    def end_round(self) -> None:
+        """Set the clock to the end of the round, whichever client was the last to train in this process."""
+        self.stand_in.clock.end_of_round(self._first_batches)
+
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
         self.info, self.received = info, received
@@ -281,6 +293,12 @@ class Client(LightningModule):
         for parameter in self._parameters_of_module:
             parameter.grad = None
         self.methods.on_client_start(self)
+
+    @contextmanager
+    def local_training(self) -> Iterator[None]:
+        """In this block the module trains, and hooks that it registers are removed at the end."""
+        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module):
+            yield
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin a pass over the client's data."""
@@ -299,7 +317,7 @@ class Client(LightningModule):
         self._log_into(Logged(self.module))
         self._transient.restore()
         try:
-            with self.taps.paused(), self.stand_in.stage(RunningStage.TRAINING):
+            with self.taps.paused(), self.local_training():
                 yield
         finally:
             now.restore()
@@ -326,11 +344,13 @@ class Client(LightningModule):
 
     def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of the user's module."""
-        vars(self.module)["_current_fx_name"] = "training_step"
+        self.begin_hook("training_step")
         output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
+        if loss is not None and loss.ndim and loss.numel() != 1:
+            raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in self.hooks:
             self.outputs = self._outputs(output, loss)
         return loss
@@ -386,10 +406,10 @@ class Client(LightningModule):
         """
         name = {"validate": "validation"}.get(stage, stage)
         self._transient.restore()
-        self.stand_in.clock.end_of_round(self._first_batches)
+        self.end_round()
         if self._released:
             self._install()
-        with self.stand_in.stage(RunningStage(stage)):
+        with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module):
             getattr(self.module, f"on_{name}_model_eval")()
             try:
                 yield
@@ -455,7 +475,9 @@ class Client(LightningModule):
         return Taps(self.module, self._bindings, self._transform_logits)
 
     def _transform_logits(self, logits: Tensor) -> Tensor:
-        return self.methods.transform_logits(self, logits) if self.module.training else logits
+        # a module may evaluate in training mode, with dropout for example
+        trains = self.module.training and not (self.stand_in.evaluating or self.stand_in.predicting)
+        return self.methods.transform_logits(self, logits) if trains else logits
 
     def _travels(self, other: str) -> bool:
         return self.methods.exchanges(other) and self.buffer_policy == "average"

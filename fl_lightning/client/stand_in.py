@@ -189,8 +189,10 @@ class StandIn:
 
     def begin_visit(self, optimizer: Optimizer, schedulers: list[Any], loader: Any) -> None:
         """The optimizer, schedulers and data of the visit that begins."""
-        self.optimizers, self.lr_scheduler_configs, self.train_dataloader = [optimizer], schedulers, loader
-        self.strategy._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(optimizer, self.strategy)]
+        self.lr_scheduler_configs, self.train_dataloader = schedulers, loader
+        if [*map(id, self.optimizers)] != [id(optimizer)] or not self.strategy._lightning_optimizers:
+            self.optimizers = [optimizer]
+            self.strategy._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(optimizer, self.strategy)]
 
     # ------------------------------------------------------------------ the clock
     @property

@@ -92,6 +92,7 @@ class Taps:
             changed = self._transform(value)
             return None if changed is value else output_of.replaced(output, changed)
 
+        record.of_tap = True  # such a hook stays from visit to visit
         return record
 
     def clear(self) -> None:

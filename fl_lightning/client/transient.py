@@ -6,8 +6,11 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from operator import is_
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,27 +20,31 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.hooks import RemovableHandle
 
+from fl_lightning import namespaces
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.namespaces import LightningDataModule
 from fl_lightning.state import tensors
 
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
 OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+CONTAINERS = (list, dict, set, deque)
+NESTED = (tuple, *CONTAINERS)
+VALUES = (str, int, float, bool, type(None))
 # objects that are never looked into: what is read and what is written, which may be large or open
-APART = (Dataset, DataLoader, Sampler, Logger, LightningDataModule, Tensor, type)
-CONTAINERS = (list, tuple, dict, set, deque)
+APART = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
 OTHERS_CODE = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning"}
-COPIED = (torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+OTHERS_CODE |= {"fl_lightning"}
 
 
 class Transient:
     """Restores a module's modes, gradient flags, attributes and non-persistent buffers.
 
-    Attributes are those of every submodule, and of the modules and objects which :func:`held` finds in them: tensors,
-    numbers, containers, random generators and torchmetrics objects get their values back, any other object is the same
-    object again. Attributes that are new are removed. Parameters that the state dict leaves out get their values back,
-    too.
+    Attributes are those of every submodule. Each is the same object again, since others may refer to it: a closure,
+    or another submodule. Data get their contents back in place: tensors, arrays, containers, random generators,
+    torchmetrics objects, modules outside of the state dict, and objects of the user's own classes. Attributes that
+    are new are removed. Parameters that the state dict leaves out get their values back, too.
 
     Args:
         module: the module, as each visit shall find it.
@@ -45,21 +52,14 @@ class Transient:
 
     def __init__(self, module: nn.Module) -> None:
         state = {id(value) for value in tensors(module).values()}
-        parts, objects = held(module)
-        parameters = {id(value): value for part in parts for value in part.parameters()}
-        registered = state | parameters.keys()
-        self._left_out = [(value, value.detach().clone()) for key, value in parameters.items() if key not in state]
-        self._modes = [(part, part.training) for part in parts]
-        self._trained = [(parameter, parameter.requires_grad) for parameter in parameters.values()]
-        self._saved = [
-            saved
-            for part in parts
-            for saved in (
-                Saved(vars(part), registered, OWN),
-                Saved(part._buffers, registered, in_state(part, state)),
-            )
-        ]
-        self._saved += [Saved(vars(one), registered, set()) for one in objects]
+        parts, parameters = list(module.modules()), list(module.parameters())
+        self._modes = [(vars(part), part.training) for part in parts]
+        self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
+        saved = [(vars(part), OWN) for part in parts] + [(part._buffers, in_state(part, state)) for part in parts]
+        self._entries = [Entries(entries, ignored) for entries, ignored in saved]
+        known = state | set(map(id, parts))
+        values = [*parameters, *(value for entries in self._entries for value in entries.saved.values())]
+        self._contents = [restore for value in values for restore in contents(value, known)]
 
     def restore(self) -> None:
         """Bring back what was there when this object was made."""
@@ -67,124 +67,110 @@ class Transient:
         for parameter, trained in self._trained:
             if parameter.requires_grad is not trained:
                 parameter.requires_grad_(trained)
-        for saved in self._saved:
-            saved.restore()
-        for parameter, value in self._left_out:
-            parameter.detach().copy_(value)
+        for entries in self._entries:
+            entries.restore()
+        for restore in self._contents:
+            restore()
 
     def restore_modes(self) -> None:
         """Put every submodule in the mode, training or evaluation, in which it was."""
-        for part, mode in self._modes:
-            part.training = mode
+        for attributes, mode in self._modes:
+            attributes["training"] = mode
 
 
-def held(module: nn.Module) -> tuple[list[nn.Module], list[Any]]:
-    """A module's submodules, with the modules and objects which only attributes of them refer to.
+class Entries:
+    """The objects in a dictionary of attributes or buffers, but for the names that are ``ignored``."""
 
-    Such are a teacher in a list, which keeps it out of the state dict, and an object with averaged weights. The objects
-    are those of other classes than Python's, torch's and Lightning's, without data sets, loaders and loggers.
+    def __init__(self, live: dict[str, Any], ignored: set[str]) -> None:
+        self.saved = {name: value for name, value in live.items() if name not in ignored}
+        self._live, self._known = live, {*live, *ignored}
+
+    def restore(self) -> None:
+        """Put them back."""
+        for name in self._live.keys() - self._known:
+            del self._live[name]
+        self._live.update(self.saved)
+
+
+def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
+    """For each piece of data in a value, a function that gives it its present contents back.
+
+    Args:
+        value: any object.
+        known: ids of the objects that are left alone; those that were met are added.
     """
-    parts, objects = list(module.modules()), []
-    seen = {id(part) for part in parts}
-    found = [value for part in parts for name, value in vars(part).items() if name not in OWN]
-    while found:
-        value = found.pop()
-        if id(value) in seen or not has_parts(value):
-            continue
-        seen.add(id(value))
-        if isinstance(value, nn.Module):
-            new = [part for part in value.modules() if part is value or id(part) not in seen]
-            seen.update(map(id, new))
-            parts += new
-            found += [one for part in new for name, one in vars(part).items() if name not in OWN]
-        elif isinstance(value, CONTAINERS):
-            found += value.values() if isinstance(value, dict) else value
+    if isinstance(value, VALUES) or id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, Tensor):
+        yield from contents_of_tensor(value)
+    elif isinstance(value, np.ndarray):
+        yield from [partial(np.copyto, value, value.copy())] * value.flags.writeable
+    elif isinstance(value, torch.Generator):
+        yield partial(value.set_state, value.get_state())
+    elif isinstance(value, np.random.Generator):
+        yield partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
+    elif isinstance(value, np.random.RandomState):
+        yield partial(value.set_state, value.get_state())
+    elif isinstance(value, random.Random):
+        yield partial(value.setstate, value.getstate())
+    else:
+        held = value if isinstance(value, NESTED) else vars(value) if has_parts(value) else ()
+        if isinstance(held, CONTAINERS):
+            yield partial(refill, held, copy.copy(held))
+        for part in held.values() if isinstance(held, dict) else held:
+            yield from contents(part, known)
+
+
+def contents_of_tensor(value: Tensor) -> Iterator[Callable[[], object]]:
+    """As :func:`contents`; a tensor with a graph, or with several elements in one place, is never changed in place."""
+    spread = value.layout is torch.strided and 0 in value.stride() and value.numel() > 1
+    if value.is_leaf and not spread:
+        yield partial(refill_tensor, value, value.detach().clone(), value.requires_grad)
+
+
+def refill_tensor(value: Tensor, saved: Tensor, trained: bool) -> None:
+    """Give a tensor its values and its ``requires_grad`` back."""
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        if value.shape == saved.shape and value.dtype == saved.dtype and value.device == saved.device:
+            value.detach().copy_(saved)
         else:
-            objects.append(value)
-            found += vars(value).values()
-    return parts, objects
+            value.data = saved.clone()
+    if value.requires_grad is not trained:
+        value.requires_grad_(trained)
+
+
+def refill(container: Any, saved: Any) -> None:
+    """Give a container the same objects again, in their order."""
+    same = len(container) == len(saved) and all(map(is_, container, saved))
+    if same and isinstance(container, dict):
+        same = all(map(is_, container.values(), saved.values()))
+    if same:
+        return
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(saved)
 
 
 def has_parts(value: Any) -> bool:
-    """Whether :func:`held` looks into a value."""
-    if isinstance(value, (nn.Module, *CONTAINERS)):
+    """Whether an object's attributes are restored: those of modules, and of classes that are the user's own."""
+    if isinstance(value, (nn.Module, SimpleNamespace)):
         return True
     if isinstance(value, APART) or not hasattr(value, "__dict__"):
         return False
     return type(value).__module__.partition(".")[0] not in OTHERS_CODE
 
 
-class Saved:
-    """The entries of one dictionary of attributes or buffers.
-
-    Args:
-        entries: the live dictionary.
-        registered: ids of tensors that belong to the state, which are never copied.
-        ignored: names that are left alone.
-    """
-
-    def __init__(self, entries: dict[str, Any], registered: set[int], ignored: set[str]) -> None:
-        self._entries, self._registered, self._ignored = entries, registered, ignored
-        kept = {name: value for name, value in entries.items() if name not in ignored}
-        self._copies = {name: copied(v, registered) for name, v in kept.items() if is_mutable(v, registered)}
-        self._same = {name: value for name, value in kept.items() if name not in self._copies}
-        self._known = {*kept, *ignored}
-
-    def restore(self) -> None:
-        """Bring the entries back."""
-        entries = self._entries
-        for name in entries.keys() - self._known:
-            del entries[name]
-        entries.update(self._same)
-        for name, value in self._copies.items():
-            present = entries.get(name)
-            if isinstance(present, Tensor) and is_same_kind(value, present):
-                with torch.no_grad():
-                    present.detach().copy_(value.detach())  # in place, since others may refer to it
-            else:
-                entries[name] = copied(value, self._registered)
-
-
-def is_same_kind(saved: Any, present: Tensor) -> bool:
-    """Whether the values of a saved tensor can be copied into the present one."""
-    if not isinstance(saved, Tensor):
-        return False
-    same = saved.shape == present.shape and saved.dtype == present.dtype and saved.device == present.device
-    return same and present.is_leaf and not present.is_inference() and saved.requires_grad == present.requires_grad
-
-
-def is_mutable(value: Any, registered: set[int]) -> bool:
-    """Whether a value is data that code can change in place."""
-    if isinstance(value, tuple):
-        return any(is_mutable(part, registered) for part in value)
-    if isinstance(value, Tensor):
-        return not isinstance(value, nn.Parameter) and id(value) not in registered
-    return isinstance(value, (list, dict, set, deque, *COPIED))
-
-
-def copied(value: Any, registered: set[int]) -> Any:
-    """A copy of data: tensors, random generators and containers of anything; other objects are not copied."""
-    if not is_mutable(value, registered):
-        return value
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, torch.Generator):
-        return torch.Generator(value.device).set_state(value.get_state())
-    if isinstance(value, COPIED):
-        return copy.deepcopy(value)
-    return copied_container(value, registered)
-
-
-def copied_container(value: Any, registered: set[int]) -> Any:
-    """A container of the same type with copies of its data."""
-    if isinstance(value, tuple):
-        parts = [copied(part, registered) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    new = copy.copy(value)
-    if isinstance(value, (list, deque, dict)):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            new[key] = copied(part, registered)
-    return new
+@contextmanager
+def hooks_undone(module: nn.Module) -> Iterator[None]:
+    """Hooks that are registered with a submodule in this block are removed at its end, but for those of taps."""
+    first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
+    try:
+        yield
+    finally:
+        if RemovableHandle.next_id > first:
+            for hooks in [vars(part)[name] for part in module.modules() for name in HOOKS]:
+                for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
+                    del hooks[key]
 
 
 def persistent(part: nn.Module) -> set[str]:
@@ -230,7 +216,7 @@ class Places:
                 entries.clear()
                 entries.update(saved)
         for _, part, named in self._named:
-            for key in persistent(part) - named:
+            for key in persistent(part) - named if part._buffers else ():
                 part._buffers[key] = None
 
     @torch.no_grad()
@@ -241,17 +227,19 @@ class Places:
             ClientError: a buffer has another shape or type than at the start of the run, a parameter was replaced, or
                 an entry is new.
         """
-        for buffers, key, name, tensor in self._buffers:
-            present = buffers.get(key)
-            if present is not tensor:
-                tensor.copy_(checked(name, present, tensor))
-                buffers[key] = tensor
+        rebound = [place for place in self._buffers if place[0].get(place[1]) is not place[3]]
+        # all are read before one is written: two buffers may have changed places
+        values = [checked(name, buffers.get(key), tensor).clone() for buffers, key, name, tensor in rebound]
+        for (buffers, key, _, tensor), value in zip(rebound, values, strict=True):
+            tensor.copy_(value)
+            buffers[key] = tensor
         self._refuse_new()
 
     def _refuse_new(self) -> None:
         new = [f"{path}.{key}" for path, entries, saved in self._entries for key in changed(entries, saved)]
         for path, part, named in self._named:
-            new += [f"{path}.{key}" for key in persistent(part) - named if part._buffers[key] is not None]
+            present = persistent(part) - named if part._buffers else ()
+            new += [f"{path}.{key}" for key in present if part._buffers[key] is not None]
         if new:
             names = ", ".join(name.removeprefix(".") for name in new)
             hint = "make it in the constructor or in configure_model, and change its values in place"
@@ -283,34 +271,25 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
             something that is no tensor, is complex or has no shape yet.
     """
-    scripted = [name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    if scripted:
-        raise UsageError(
-            f"model={type(module).__name__}: {', '.join(scripted[:5])} is of torch.jit, whose buffers a run cannot put "
-            "back; give the layer that was scripted"
-        )
-    lazy = [name for name, value in live.items() if is_lazy(value)]
-    if lazy:
-        raise UsageError(
-            f"model={type(module).__name__}: {', '.join(lazy[:5])} has no shape before the first batch; give the layer "
-            "its number of inputs"
-        )
-    complex_ = [name for name, value in live.items() if value.is_complex()]
-    if complex_:
-        raise UsageError(
-            f"model={type(module).__name__}: {', '.join(complex_[:5])} is complex, and averages are real; keep real "
-            "numbers, and use torch.view_as_complex"
-        )
     known = {id(value) for value in live.values()}
-    left_out = [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known]
-    if left_out:
-        raise UsageError(
-            f"model={type(module).__name__}: its state_dict leaves out {', '.join(left_out[:5])}, which would be "
-            "trained and never averaged; leave them in, or set requires_grad to false"
-        )
-    odd = [name for name, value in module.state_dict().items() if not isinstance(value, Tensor)]
-    if odd:
-        raise UsageError(
-            f"model={type(module).__name__}: {', '.join(odd[:5])} of its state_dict is no tensor, which cannot be "
-            "averaged; leave it out of the state_dict"
-        )
+    parts, parameters, entries = module.named_modules(), module.named_parameters(), module.state_dict(keep_vars=True)
+    wrong = {
+        "is of torch.jit, whose buffers a run cannot put back; give the layer that was scripted": (
+            name or "it" for name, part in parts if isinstance(part, torch.jit.ScriptModule)
+        ),
+        "has no shape before the first batch; give the layer its number of inputs": (
+            name for name, value in live.items() if is_lazy(value)
+        ),
+        "is complex, and averages are real; keep real numbers, and use torch.view_as_complex": (
+            name for name, value in live.items() if value.is_complex()
+        ),
+        "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
+        "false": (name for name, value in parameters if value.requires_grad and id(value) not in known),
+        "of its state_dict is no tensor, which cannot be averaged; leave it out of the state_dict": (
+            name for name, value in entries.items() if not isinstance(value, Tensor)
+        ),
+    }
+    for hint, found in wrong.items():
+        names = list(found)
+        if names:
+            raise UsageError(f"model={type(module).__name__}: {', '.join(names[:5])} {hint}")

@@ -42,7 +42,9 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
-        run.client.call("on_fit_end")
+        if "on_fit_end" in run.client.hooks:
+            run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
+            run.client.call("on_fit_end")
         if folder is not None and run.client.sent:
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
@@ -96,14 +98,15 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
 
 
 def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
-    """Load a checkpoint or, without one, given weights, or leave the module as it is.
+    """Load a checkpoint (``last`` is that of the newest version) or, without one, given weights or nothing.
 
     Returns:
         The state entries that stay with each client, where a checkpoint has any.
     """
-    if ckpt_path is None and weights is not None:
+    path = None if ckpt_path is None else find_checkpoint(ckpt_path, run.folder.root)
+    if path is None and weights is not None:
         load_weights(run, weights)
-    return {} if ckpt_path is None else load_model(run, Path(ckpt_path))
+    return {} if path is None else load_model(run, path)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:

@@ -30,12 +30,13 @@ BATCH_HOOKS = ("batch_start", "batch_end")
 def can_share(client: Client, stage: str) -> bool:
     """Whether the batches of an evaluation can be dealt out over the workers.
 
-    Not where the module overrides one of the hooks of ``stage`` (``validation`` or ``test``), in which it may add
-    something up by itself, nor where it uses a logger, which writes on the first worker only, nor where its
+    Not where the module overrides one of the hooks of ``stage`` (``validation``, ``test`` or ``predict``), in which it
+    may add something up by itself, nor where it uses a logger, which writes on the first worker only, nor where its
     torchmetrics objects cannot be merged. Every worker then evaluates the whole.
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
-    writes = names_in_evaluation(client.module, {"logger", "loggers"})
+    kind: Any = type(client.module)
+    writes = names_in_evaluation(kind) & {"logger", "loggers"}
     return not hooks & client.hooks and not writes and can_deal_out(client.module)
 
 

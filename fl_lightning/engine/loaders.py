@@ -82,10 +82,9 @@ class Loaders:
         return loader.share(rank, size, self.limit, self.channels_last)
 
     def length(self, loader: ClientLoader) -> int | float:
-        """The number of batches in a pass over evaluation data; infinity, as in Lightning, where it is not known."""
+        """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
         size = sized_len(loader)
-        known = math.inf if size is None else size
-        return known if self.limit is None else min(known, self.limit)
+        return min(math.inf if size is None else size, math.inf if self.limit is None else self.limit)
 
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
@@ -76,11 +75,12 @@ class LocalTraining:
         """
         self.stopwatch.start()
         try:
-            with ambient(self.loaders.seed, "train", round_, k), self.client.stand_in.stage(RunningStage.TRAINING):
+            with ambient(self.loaders.seed, "train", round_, k), self.client.local_training():
                 loader = self.loaders.train(k, round_)
                 self._set_clock(round_, len(loader))
                 self.client.start(self.loaders.data.info(k), received)
-                self._train(loader, self.lr_factors[round_])
+                if self._clock.passes:  # without batches there is no fit, and no hook is called
+                    self._train(loader, self.lr_factors[round_])
                 return self.client.finish()
         except (UsageError, LostWorkerError):
             raise
@@ -126,10 +126,13 @@ class LocalTraining:
 
     def _take_steps(self, loader: ClientLoader, optimizer: Optimizer) -> None:
         """The steps that the clock has for a visit, without the module's hooks around epochs and batches."""
-        for length in self._clock.passes:
+        clock = self._clock
+        for epoch, length in enumerate(clock.passes):
+            clock.epoch = epoch
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
-                step = self._step if self._clock.is_step(index, length) else self._gradients
-                step(batch, index, rows, optimizer)
+                steps = clock.is_step(index, length)
+                (self._step if steps else self._gradients)(batch, index, rows, optimizer)
+                clock.step += steps
 
     def _optimizer(self, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
@@ -234,7 +237,8 @@ class LocalTraining:
             result = optimizer.step(closure=prepared, **kwargs)
         else:
             result = prepared()
-            self.fabric.strategy.optimizer_step(optimizer, **kwargs)
+            if self._has_gradients:
+                self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
             self.client.end_step(optimizer)
         return result
@@ -271,7 +275,8 @@ class LocalTraining:
     def _prepare(self, optimizer: Optimizer) -> None:
         """Unscale, correct and clip the gradients."""
         client = self.client
-        self._precision.unscale_gradients(optimizer)
+        if self._has_gradients:
+            self._precision.unscale_gradients(optimizer)
         client.call("on_before_optimizer_step", optimizer)
         client.begin_step(optimizer)
         self._clip(optimizer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -29,10 +30,13 @@ EXTREMES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {dim_zero_max: torch.m
 def can_deal_out(module: LightningModule) -> bool:
     """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
     metrics = metrics_of(module)
+    if not metrics:
+        return True
     wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
     # it may want the value up to a batch
-    reads = names_in_evaluation(module, {"compute"})
-    return not metrics or not (wrapped or reads or not all(map(can_merge, metrics.values())))
+    kinds: list[Any] = [type(part) for part in module.modules()]
+    reads = any("compute" in names_in_evaluation(kind) for kind in kinds)
+    return not wrapped and not reads and all(map(can_merge, metrics.values()))
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
@@ -60,16 +64,17 @@ def _reducible(metric: Metric, state: str) -> bool:
     return reduction in EXTREMES or (reduction is dim_zero_sum and not default.any())
 
 
-def names_in_evaluation(module: LightningModule, names: set[str]) -> bool:
-    """Whether the module's own code outside of training uses one of these names."""
-    kinds = [kind for kind in type(module).__mro__ if kind.__module__.split(".")[0] not in FRAMEWORKS]
-    parts = [(name, part) for kind in kinds for name, part in vars(kind).items()]
+@cache
+def names_in_evaluation(kind: Any) -> frozenset[str]:
+    """The names that the functions of a class, but for those of training, use."""
+    kinds = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in FRAMEWORKS]
+    parts = [(name, part) for base in kinds for name, part in vars(base).items()]
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not _of_training(name)]
-    return any(not names.isdisjoint(code.co_names) for code in _nested(codes))
+    return frozenset(name for code in _nested(codes) for name in code.co_names)
 
 
 # packages of the base classes of modules
-FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "builtins", "typing")
+FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "typing")
 
 
 def _of_training(name: str) -> bool:

@@ -34,7 +34,7 @@ def save_model(run: Run, path: Path) -> None:
     """
     if run.workers.rank != 0:
         return
-    left_out = ", ".join(name for name, value in hyperparameters(run).items() if not is_storable(value))
+    left_out = ", ".join(name for name, value in constructor_arguments(run).items() if not is_storable(value))
     if left_out:
         run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
     checkpoint = lightning_checkpoint(run)
@@ -47,7 +47,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
     module, trainer = run.client.module, run.trainer
     run.client.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
-    hparams = {name: value for name, value in hyperparameters(run).items() if is_storable(value)}
+    hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
         "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
@@ -59,7 +59,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
     }
 
 
-def hyperparameters(run: Run) -> dict[str, Any]:
+def constructor_arguments(run: Run) -> dict[str, Any]:
     """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
     module, config = run.client.module, run.trainer.config
     return of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)

@@ -7,6 +7,7 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
+from fl_lightning.client.transient import changed
 from fl_lightning.errors import ClientError, UsageError
 
 Schedulers = list[LRSchedulerConfig]
@@ -68,9 +70,11 @@ class OptimizerSource:
             self._optimizer.state.clear()
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
+        attributes = dict(vars(self.module))
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
-        self._optimizer = None if schedulers else optimizer
+        # an attribute that configure_optimizers sets may refer to this optimizer
+        self._optimizer = None if schedulers or changed(vars(self.module), attributes) else optimizer
         return optimizer, schedulers
 
     def check(self, optimizer: Optimizer) -> None:
@@ -109,5 +113,11 @@ def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
-    closure = signature(optimizer.step).parameters.get("closure")
+    kind: Any = type(optimizer)
+    return _requires_closure(kind)
+
+
+@cache
+def _requires_closure(kind: Any) -> bool:
+    closure = signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty

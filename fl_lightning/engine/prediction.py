@@ -6,10 +6,10 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchmetrics import Metric
 
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.engine.evaluation import bound_step
+from fl_lightning.engine.evaluation_loop import can_share
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
@@ -17,12 +17,7 @@ from fl_lightning.records.plain import on_cpu
 from fl_lightning.seeding import ambient
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-
     from fl_lightning.engine.run import Run
-
-# hooks in which a module may add something up over the batches, so that it must see all of them
-OF_ALL_BATCHES = ("on_predict_epoch_start", "on_predict_batch_start", "on_predict_batch_end", "on_predict_epoch_end")
 
 
 @torch.no_grad()
@@ -34,7 +29,7 @@ def predict(run: Run) -> list[Any]:
     """
     loaders = loaders_of(run)
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
-    with run.client.evaluating("predict"), run.workers.alone(not can_share(run.client.module)):
+    with run.client.evaluating("predict"), run.workers.alone(not can_share(run.client, "predict")):
         with ambient(run.seed, "predict"):
             run.client.call("on_predict_start")
             run.client.call("on_predict_epoch_start")
@@ -59,12 +54,6 @@ def interleaved(shares: list[list[Any]]) -> list[Any]:
     return [one for row in zip_longest(*shares, fillvalue=absent) for one in row if one is not absent]
 
 
-def can_share(module: LightningModule) -> bool:
-    """Whether the batches can be dealt out: not if the module itself adds something up over them."""
-    accumulates = any(isinstance(part, Metric) for part in module.modules())
-    return not accumulates and not any(is_overridden(hook, module) for hook in OF_ALL_BATCHES)
-
-
 def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]:
     """The outputs of this worker's batches of one loader."""
     step, outputs = bound_step(run.client.module, "predict_step", index), []
@@ -77,6 +66,7 @@ def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]
             with ambient(run.seed, "predict", index, batch_idx):
                 batch = run.loaders.to_device(given, index)
                 run.client.call("on_predict_batch_start", batch, batch_idx, *which)
+                run.client.begin_hook("predict_step")
                 with run.fabric.autocast():
                     output = step(batch, batch_idx)
                 run.client.call("on_predict_batch_end", output, batch, batch_idx, *which)

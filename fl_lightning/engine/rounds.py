@@ -26,11 +26,13 @@ def play_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
     run.server.begin_round(round_, cohort(run, round_))
+    run.client.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals = train_cohort(run, round_)
+    run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
     evaluated = evaluation_is_due(run, round_)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
@@ -159,7 +162,8 @@ def build(
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
     stand_in.configure(setting(trainer, fabric, data, folder))
-    stand_in.clock.batches = len(data.train_dataloader(0))
+    sizes = (len(data.train_dataloader(k)) for k in range(number))
+    stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
     set_up_module(model, stand_in, fabric, seed, stage)
     checks.check_module(model, stage)  # again, since its hooks may have changed it
     channels_last = place_module(model, fabric, trainer)
@@ -269,6 +273,7 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
+    check_kept(trainer, client.module, optimizer, schedulers)
     known = {id(client.live[name]) for name in client.live}
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
@@ -281,6 +286,29 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
         require(not mixed, "trainer.precision", trainer.precision, hint)
     client.methods.setup(client, optimizer)
     check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
+
+
+def check_kept(
+    trainer: FederatedTrainer, module: LightningModule, optimizer: Optimizer, schedulers: list[LRSchedulerConfig]
+) -> None:
+    """Refuse an optimizer or a scheduler that a module keeps, and that a visit could not begin with.
+
+    Raises:
+        UsageError: ``configure_optimizers`` returns the same optimizer again, or does not return a scheduler.
+    """
+    kind, attributes = f"model={type(module).__name__}", dict(vars(module))
+    another = configure_optimizer(module)[0] is not optimizer
+    hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
+    require(another, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
+    returned = [
+        part for config in schedulers for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
+    ]
+    one_visit = trainer.max_rounds <= 1 or trainer.client_schedulers == "restart"
+    for name, value in attributes.items() if not one_visit else ():
+        there = not isinstance(value, LRScheduler) or any(value is one for one in returned)
+        hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
+        hint += "interval, or give trainer.client_schedulers=restart"
+        require(there, f"{kind}.{name}", type(value).__name__, hint)
 
 
 def tell_of_failure(data: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:

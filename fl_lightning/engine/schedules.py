@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -12,9 +13,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
+from fl_lightning.client.transient import Transient
 from fl_lightning.engine.checks import can_train
 from fl_lightning.engine.optimizers import configure_optimizer, group_options, set_group_options
 from fl_lightning.errors import UsageError, require
+from fl_lightning.seeding import ambient
 
 Mode = Literal["continue", "restart"]
 Configs = list[LRSchedulerConfig]
@@ -53,8 +56,9 @@ class Schedules:
         now, batches = self._clock.round, self._clock.batches
         position = self._positions.pop(batches, None)
         done = self._load(position, optimizer, configs) if position and position.rounds <= now else 0
-        for round_ in range(done, now):
-            self._pass_round(configs, round_)
+        with self._unseen():
+            for round_ in range(done, now):
+                self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
         self._positions[batches] = Position(now, states, copy.deepcopy(group_options(optimizer)))
@@ -83,6 +87,17 @@ class Schedules:
             module.lr_scheduler_step(config.scheduler, metric)
         else:
             hook("lr_scheduler_step", config.scheduler, metric)
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """In this block the module's own hook leaves no traces: how often it runs depends on what is cached."""
+        if "lr_scheduler_step" not in self.client.hooks:
+            yield
+            return
+        before = Transient(self.client.module)
+        with ambient(self.client.seed, "schedules"):
+            yield
+        before.restore()
 
     def _load(self, position: Position, optimizer: Optimizer, configs: Configs) -> int:
         for config, state in zip(configs, position.schedulers, strict=True):
@@ -180,7 +195,7 @@ def check_length(client: Client, batches: Iterator[int]) -> None:
         return
     clock = client.stand_in.clock
     first = clock.batches
-    for clock.batches in sorted({*batches}):
+    for clock.batches in sorted({*batches} - {0}):  # a client without batches has no schedule
         for config in configure_optimizer(client.module)[1]:
             taken = steps_of(config, client)
             total = getattr(config.scheduler, "total_steps", taken)

@@ -79,6 +79,8 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
     accuracy = next(part for part in said.split(", ") if part.startswith("test/accuracy"))
     assert accuracy in capsys.readouterr().out
+    main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", "last"])
+    assert accuracy in capsys.readouterr().out
 
 
 def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path):

@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from fl_lightning.client.transient import Places, Transient, check_state, held
+from fl_lightning.client.taps import Taps
+from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.state import tensors
 
@@ -108,8 +109,11 @@ def test_a_module_in_a_list_and_an_object_are_restored_in_place():
 def test_data_are_not_looked_into():
     module = nn.Linear(2, 2)
     module.data = TensorDataset(torch.zeros(2))
-    module.data.extra = Average(None)
-    assert held(module) == ([module], [])
+    module.data.extra = extra = Average(None)
+    saved = Transient(module)
+    extra.updates = 1
+    saved.restore()
+    assert extra.updates == 1
 
 
 def test_a_scripted_layer_is_refused_by_name():
@@ -167,7 +171,7 @@ def test_a_state_dict_that_leaves_out_what_is_trained_is_refused():
             return {k: v for k, v in super().state_dict(*args, **kwargs).items() if k.startswith("head")}
 
     module = Partial()
-    with pytest.raises(UsageError, match=r"leaves out inner\.weight, inner\.bias"):
+    with pytest.raises(UsageError, match=r"inner\.weight, inner\.bias is trained, but its state_dict leaves it out"):
         check_state(module, tensors(module))
     module.inner.requires_grad_(False)
     check_state(module, tensors(module))
@@ -184,3 +188,78 @@ def test_a_state_dict_with_something_that_is_no_tensor_is_refused():
     module = Extra(1, 1)
     with pytest.raises(UsageError, match="_extra_state of its state_dict is no tensor"):
         check_state(module, tensors(module))
+
+
+def test_objects_stay_the_same_ones_since_others_refer_to_them():
+    module = Messy()
+    module.net.alias, generator, array, inner = module.list, module.generator, module.array, module.dict["a"]
+    saved = Transient(module)
+    module.change()
+    module.list, module.generator = [], torch.Generator()
+    saved.restore()
+    assert module.list is module.net.alias and len(module.list) == 1
+    assert module.generator is generator and module.array is array and module.dict["a"] is inner
+
+
+class Holder:
+    """An object of the user's own that holds what it is given."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+def test_an_object_has_its_attributes_again():
+    module, other = nn.Module(), object()
+    module.holder = Holder(count=0, values=[torch.zeros(1)], other=other)
+    saved = Transient(module)
+    module.holder.count, module.holder.other = 1, None
+    module.holder.values[0] += 1
+    saved.restore()
+    assert module.holder.count == 0 and module.holder.other is other and float(module.holder.values[0]) == 0
+
+
+def test_a_module_outside_of_the_state_is_restored():
+    module = nn.Module()
+    hidden = nn.BatchNorm1d(1)
+    module.hidden = [hidden]
+    saved = Transient(module)
+    hidden.train(False)
+    hidden.running_mean.fill_(3)
+    hidden.running_var = torch.zeros(1)
+    saved.restore()
+    assert hidden.training and float(hidden.running_mean) == 0 and float(hidden.running_var) == 1
+
+
+def test_tensors_that_cannot_be_written_are_left_alone():
+    module = nn.Module()
+    with torch.inference_mode():
+        module.table = torch.ones(2)
+    module.mask, module.computed = torch.ones(1).expand(3), torch.ones(1, requires_grad=True) * 2
+    saved, before = Transient(module), dict(vars(module))
+    module.mask = module.computed = module.table = None
+    for _ in range(2):
+        saved.restore()
+    assert all(vars(module)[name] is before[name] for name in ("mask", "computed", "table"))
+
+
+def test_buffers_that_change_places():
+    module = nn.Module()
+    module.register_buffer("one", torch.tensor([1.0]))
+    module.register_buffer("two", torch.tensor([2.0]))
+    live = tensors(module)
+    places = Places(module, live)
+    module.one, module.two = module.two, module.one
+    places.settle()
+    assert [float(live[name]) for name in ("one", "two")] == [2, 1]
+
+
+def test_hooks_of_a_visit_are_removed_and_those_of_taps_stay():
+    module = nn.Linear(1, 1)
+    module.register_forward_hook(lambda *args: None)
+    with hooks_undone(module):
+        module.register_forward_hook(lambda *args: None)
+        module.register_full_backward_hook(lambda *args: None)
+        taps = Taps(nn.Sequential(module), {"out": "0"})
+    assert len(module._forward_hooks) == 2 and not module._backward_hooks
+    taps.remove()
+    assert len(module._forward_hooks) == 1

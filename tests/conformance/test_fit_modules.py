@@ -79,6 +79,38 @@ def test_buffers_of_a_submodule_that_are_rebound():
     assert conform(Model).model.inner[0].steps == 16
 
 
+def test_a_buffer_that_takes_the_place_of_another():
+    class Model(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("present", torch.zeros(5))
+            self.register_buffer("previous", torch.zeros(5))
+
+        def training_step(self, batch, batch_idx):
+            self.previous, self.present = self.present, self.present + batch[0].mean(0)
+            return self.loss((batch[0] - self.previous, batch[1]))
+
+    conform(Model, rounds=3, epochs=1, data=lambda: Rows(4))  # one step a visit
+
+
+def test_objects_to_which_others_refer():
+    class Model(Net):
+        def __init__(self):
+            super().__init__()
+            seen = self.seen = {}
+            self.net[0].register_forward_hook(lambda module, inputs, output: seen.update(hidden=output))
+            self.generator = torch.Generator().manual_seed(0)
+            self.inner = nn.Module()
+            self.inner.generator = self.generator
+
+        def training_step(self, batch, batch_idx):
+            loss = self.loss(batch)
+            draws = [torch.rand((), generator=part.generator) for part in (self, self.inner)]
+            return loss + draws[0] * draws[1] * self.seen["hidden"].square().mean()
+
+    conform(Model, rounds=1)
+
+
 def test_buffers_that_share_a_tensor():
     class Model(Net):
         def __init__(self):

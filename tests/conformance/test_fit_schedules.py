@@ -306,6 +306,89 @@ def test_one_client_whose_schedule_ends_early_is_enough():
         by_rounds(Scheduled("OneCycleLR", "step", total=10), clients(Rows(17), 3, 14))
 
 
+class OneCycle(Net):
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        return [optimizer], [{"scheduler": schedules.OneCycleLR(optimizer, 0.1, steps), "interval": "step"}]
+
+    def on_train_start(self):
+        note(self.trainer.num_training_batches)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 3), (4, 0, 3), (4, 3, 0)])
+def test_a_client_without_batches_has_no_fit_and_no_schedule(sizes):
+    trainer, notes = notes_of(lambda: by_rounds(OneCycle(), clients(Rows(7), *sizes)))
+    assert notes == [1, 1, 1, 1]
+    assert trainer.history[-1]["clients"] == 3
+
+
+class Keeping(Net):
+    """Keeps a scheduler that Lightning knows nothing of, and steps it by itself."""
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        self.schedule = schedules.ExponentialLR(optimizer, 0.5)
+        return optimizer
+
+    def optimizer_step(self, *args, **kwargs):
+        super().optimizer_step(*args, **kwargs)
+        self.schedule.step()
+        note(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def test_a_scheduler_that_the_module_keeps_is_refused_unless_visits_begin_anew():
+    assert_same_notes(conform(Keeping, rounds=1))
+    with pytest.raises(UsageError, match=r"Keeping.schedule='ExponentialLR': configure_optimizers does not return it"):
+        by_rounds(Keeping(), clients(Rows()))
+    data = clients(Rows(24), 8, 8, 8)
+    _, notes = notes_of(lambda: by_rounds(Keeping(), data, epochs=1, client_schedulers="restart"))
+    assert notes == 6 * [0.05, 0.025]
+
+
+def test_a_sequence_whose_parts_the_module_keeps_is_taken():
+    class Model(Net):
+        def configure_optimizers(self):
+            optimizer = SGD(self.parameters(), lr=0.1)
+            self.parts = [schedules.LinearLR(optimizer, 0.5, total_iters=2)]
+            self.last = schedules.ExponentialLR(optimizer, 0.9)
+            return [optimizer], [schedules.SequentialLR(optimizer, [*self.parts, self.last], [2])]
+
+    conform(Model, rounds=3)
+
+
+class CountingSteps(Net):
+    """Counts and draws in its own hook, and lets the loss depend on both."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        return [optimizer], [schedules.ExponentialLR(optimizer, 0.9)]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        self.number += 1 + torch.rand(())
+        scheduler.step()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.number + torch.rand(()))
+
+
+def test_what_the_hook_does_to_reach_a_position_is_no_part_of_a_visit():
+    """On one worker fewer steps lead to the beginning of a visit, since clients of one size share a position."""
+
+    def train(devices):
+        torch.manual_seed(0)
+        data, sampler = clients(Rows(42), 14, 14, 14), lambda seed, round_, *_: [0] if round_ == 1 else [0, 1, 2]
+        return by_rounds(CountingSteps(), data, rounds=3, devices=devices, sampler=sampler)
+
+    one, two = train(1), train(2)
+    assert_same_bits(one.server.state, two.server.state)
+    assert history(one) == history(two)
+
+
 def test_a_schedule_of_the_module_beside_client_lr_scheduler_is_refused():
     options = {"client_lr_scheduler": lambda optimizer: schedules.ExponentialLR(optimizer, 0.9)}
     with pytest.raises(UsageError, match="client_lr_scheduler"):

@@ -5,6 +5,7 @@ import torch
 from helpers.conformance import SAME, Net, Rows, assert_same_notes, by_rounds, clients, conform, note, notes_of
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning import FederatedTrainer
 from fl_lightning.methods import MOON
@@ -69,6 +70,25 @@ def test_every_value_in_validation():
             self.note()
 
     assert_same_notes(conform(Model, "32-true", epochs=1, data=lambda: Rows(held_out=[6, 9])))
+
+
+class Stream(IterableDataset):
+    """Rows that come one after another, nobody knows how many."""
+
+    def __iter__(self):
+        return iter([(torch.full((5,), 0.1 * index), torch.tensor(index % 3)) for index in range(6)])
+
+
+def test_validation_data_without_a_length():
+    class Streamed(Rows):
+        def val_dataloader(self):
+            return DataLoader(Stream(), batch_size=4)
+
+    class Model(Net):
+        def validation_step(self, batch, batch_idx):
+            note(self.trainer.num_val_batches, float(self.loss(batch)))
+
+    assert_same_notes(conform(Model, epochs=1, data=lambda: Streamed(held_out=[6])))
 
 
 def test_every_flag_in_the_commands():

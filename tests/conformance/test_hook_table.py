@@ -340,7 +340,19 @@ class SteppedByItself(Net):
         return [{"optimizer": SGD(self.parameters(), lr=0.1)}, {"optimizer": SGD(self.parameters(), lr=0.2)}]
 
 
+class SameAgain(Net):
+    """Makes its optimizer once, with a momentum that would pass from client to client."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def configure_optimizers(self):
+        return self.optimizer
+
+
 BEFORE_ROUND_0 = {
+    "returns the same optimizer again": SameAgain,
     "configure_sharded_model": Sharded,
     "configure_callbacks": Callbacks,
     "manual": Manual,

@@ -169,14 +169,62 @@ class OwnHooks(Net):
         self.clip_gradients(optimizer, 0.1 * (1 + self.current_epoch), "norm")
 
 
-@pytest.mark.parametrize("make", [Stateful, Rebound, Teacher, OwnHooks, Keeping])
+class Average:
+    """A moving average of parameters, kept by an object that is no module."""
+
+    def __init__(self, parameters):
+        self.updates, self.values = 0, [parameter.detach().double() for parameter in parameters]
+
+    def update(self, parameters):
+        self.updates += 1
+        for value, parameter in zip(self.values, parameters, strict=True):
+            value.lerp_(parameter.detach().double(), 1 / (1 + self.updates))
+
+
+class Averaged(Net):
+    """Follows itself in an object, and in a copy that it hides from the state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.average, self.hidden = Average(self.net.parameters()), [copy.deepcopy(self.net).double()]
+
+    def training_step(self, batch, batch_idx):
+        self.average.update(self.net.parameters())
+        with torch.no_grad():
+            for own, other in zip(self.hidden[0].parameters(), self.net.parameters(), strict=True):
+                own.lerp_(other.double(), 0.5)
+        pairs = zip(self.net.parameters(), self.average.values, self.hidden[0].parameters(), strict=True)
+        return self.loss(batch) + sum((p - a).square().sum() + (p - h).square().sum() for p, a, h in pairs)
+
+
+class Hooking(Net):
+    """Registers a hook in each visit, and never removes it."""
+
+    def on_train_start(self):
+        self.net[0].register_forward_hook(lambda module, inputs, output: 1.5 * output)
+
+
+class Clocked(Net):
+    """Is evaluated by the clock, also on a worker that has trained nobody in the round."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch) * (1 + self.current_epoch) + self.global_step)
+
+
+def test_a_worker_without_clients_evaluates_by_the_same_clock():
+    options = {"rounds": 3, "sampler": lambda seed, round_, *_: [round_]}
+    one, two = train(Clocked, 1, **options), train(Clocked, 2, **options)
+    assert history(one) == history(two)
+
+
+@pytest.mark.parametrize("make", [Stateful, Rebound, Teacher, OwnHooks, Keeping, Averaged, Hooking])
 def test_one_and_two_workers_give_the_same_bits(make):
     one, two = train(make), train(make, 2)
     assert_same_bits(one.server.state, two.server.state)
     assert history(one) == history(two)
 
 
-@pytest.mark.parametrize("make", [Stateful, Teacher, OwnHooks])
+@pytest.mark.parametrize("make", [Stateful, Teacher, OwnHooks, Averaged, Hooking])
 def test_a_run_that_resumes_gives_the_same_bits(make, tmp_path):
     def part(folder, **options):
         return train(make, rounds=3, folder=folder, checkpoint_every_n_rounds=1, **options)
@@ -184,6 +232,17 @@ def test_a_run_that_resumes_gives_the_same_bits(make, tmp_path):
     whole = part(tmp_path / "whole")
     part(tmp_path / "part", callbacks=[StopAfter(1)])
     assert_same_bits(part(tmp_path / "part", ckpt_path="last").server.state, whole.server.state)
+
+
+class Ending(Net):
+    def on_fit_end(self):
+        note(self.net[0].weight.tolist())
+
+
+def test_a_run_that_resumes_with_no_round_left_ends_with_the_global_model(tmp_path):
+    _, first = notes_of(lambda: train(Ending, folder=tmp_path))
+    _, again = notes_of(lambda: by_rounds(Ending(), three_clients(), folder=tmp_path, ckpt_path="last"))
+    assert first == again
 
 
 def test_a_run_that_resumes_knows_the_last_evaluation(tmp_path):

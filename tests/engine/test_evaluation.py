@@ -226,6 +226,24 @@ class Running(Measured):
         self.log("running", self.sum.compute(), reduce_fx="max")
 
 
+class Averaging(nn.Module):
+    """A layer that reads its own metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def forward(self, x):
+        self.mean.update(x)
+        return self.mean.compute()
+
+
+class Inside(Plain):
+    def __init__(self):
+        super().__init__()
+        self.averaging = Averaging()
+
+
 class Trains(Measured):
     def training_step(self, batch, batch_idx):
         self.log("running", self.sum.compute())
@@ -242,6 +260,7 @@ def value_of(metric):
 
 def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_is_refused():
     assert not can_share(Client(Running(), MethodList([]), {}), "validation")
+    assert not can_share(Client(Inside(), MethodList([]), {}), "validation")
     assert can_share(Client(Trains(), MethodList([]), {}), "validation")
     (one,) = evaluate(Running, [loader()])
     assert evaluate(Running, [loader()], 2) == [one] * 2

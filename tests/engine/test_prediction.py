@@ -179,6 +179,16 @@ def test_outputs_are_written_whole_and_only_if_they_can_be_read_again(tmp_path):
     assert not (tmp_path / "odd.pt").exists()
 
 
+class Logging(Net):
+    def predict_step(self, batch, batch_idx):
+        self.log("seen", 1.0)
+
+
+def test_logging_in_predict_step_is_refused_as_by_lightning(tmp_path):
+    with pytest.raises(UsageError, match=r"self.log\('seen', ...\): You can't `self.log\(\)` inside `predict_step`"):
+        predict(tmp_path, made(Logging), Data())
+
+
 def test_what_cannot_be_predicted_is_refused(tmp_path):
     class NoData(TheirData):
         test_dataloader = TheirData.__mro__[1].test_dataloader
@@ -188,7 +198,7 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match=r"it has no predict_dataloader\(\) and no test data"):
         predict(tmp_path, made(Net), NoData())
-    with pytest.raises(UsageError, match=r"CombinedLoader\.mode='max_size': "):
+    with pytest.raises(UsageError, match=r"CombinedLoader\.mode='max_size': evaluation data is read with mode seq"):
         predict(tmp_path, made(Net), Crossed())
     model = made(Net)
     data = Partitioned(Data(), num_clients=3)
