@@ -1,7 +1,7 @@
 """Arithmetic on lists of tensors, each operation in one call however many there are.
 
-These are the private functions ``torch._foreach_*`` on which torch's own optimizers build, as of torch 2.15. No other
-module names them. An empty list is allowed everywhere.
+These are the private functions ``torch._foreach_*`` on which torch's own optimizers build, as of torch 2.6 and 2.15.
+No other module names them. An empty list is allowed everywhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A module's forward through ``torch.compile``: compiled once, for batches of the usual size.
 
 The private parts of torch that this needs, ``torch._dynamo`` and ``torch._inductor``, are used here alone, as of torch
-2.15: the error of a failed compilation, the reset of compiled code, and the list of modes.
+2.6 and 2.15: the error of a failed compilation, the reset of compiled code, and the list of modes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The states of torchmetrics objects in an evaluation whose batches are dealt out over the workers.
 
-The private names of torchmetrics in this file were checked against version 1.9.0.
+The private names of torchmetrics in this file are the same in versions 1.4.1 and 1.9.0.
 """
 
 from __future__ import annotations

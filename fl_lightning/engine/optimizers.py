@@ -1,6 +1,6 @@
 """The client optimizers that a user's module configures.
 
-Lightning's and torch's private names that this needs are used here alone, as of lightning 2.6 and torch 2.15:
+Lightning's and torch's private names that this needs are used here alone, as of lightning 2.6, torch 2.6 and 2.15:
 ``lightning.pytorch.core.optimizer._configure_optimizers`` and ``_configure_schedulers_automatic_opt``, which read what
 ``configure_optimizers`` may return, and the hooks and the flag ``_opt_called`` of ``torch.optim.Optimizer``.
 """

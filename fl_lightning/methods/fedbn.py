@@ -6,7 +6,7 @@ Code: https://github.com/med-air/FedBN
 
 from __future__ import annotations
 
-# private base of BatchNorm and InstanceNorm, as of torch 2.15
+# private base of BatchNorm and InstanceNorm, as of torch 2.6 and 2.15
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
