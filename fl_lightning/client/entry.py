@@ -157,6 +157,8 @@ class Entry:
 
     def read(self) -> None:
         """Reduce the values that wait."""
+        if not self._pending:
+            return
         kind, total = self.form.kind, self._sum
         for value, weight in zip(numbers(self._pending), self._weights, strict=True):
             total = total + weight * value if kind == "mean" else join(kind, total, value)

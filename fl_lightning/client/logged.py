@@ -53,7 +53,8 @@ class Logged:
         self._counted: int | None = None
         self._entries: dict[Key, Entry] = {}
         self._terms: dict[str, Entry] = {}
-        self._callback: dict[str, Tensor] = {}
+        # values as they came: they become tensors when they are asked for
+        self._callback: dict[str, Any] = {}
         self.evaluated: dict[str, Tensor] = {}
         self._attributes: dict[int, str] | None = None
 
@@ -151,7 +152,7 @@ class Logged:
         for name, term in self._terms.items():
             term.end_epoch()
             if term.epoch is not None:
-                self._callback[name] = as_tensor(term.epoch)
+                self._callback[name] = term.epoch
         for entry in self._entries.values():
             if entry.count:
                 self._callback |= self._of_step(entry)
@@ -183,7 +184,7 @@ class Logged:
             if entry.count:
                 metrics |= self._of_step(entry)
                 metrics |= self._of_epoch(entry, entry.so_far()) if ended and entry.form.on_epoch else {}
-        return metrics
+        return {name: as_tensor(value) for name, value in metrics.items()}
 
     def current(self, name: str | None) -> float:
         """The latest value of ``name``, for a scheduler that watches it."""
@@ -228,7 +229,7 @@ class Logged:
 
     def keep(self) -> None:
         """Keep the values of this evaluation among :meth:`callback_metrics` of the visits that follow."""
-        self.evaluated = {**self.evaluated, **self._callback}
+        self.evaluated = {**self.evaluated, **{name: as_tensor(value) for name, value in self._callback.items()}}
 
     # ------------------------------------------------------------------ inside
     def _begin(self, training: bool, examples: float) -> None:
@@ -305,17 +306,12 @@ class Logged:
         hook = self.module.__dict__["_current_fx_name"] if self.module is not None else None
         return hook or ("training_step" if self._training else "validation_step")
 
-    def _of_step(self, entry: Entry) -> dict[str, Tensor]:
-        if not entry.form.on_step or entry.last is None:
-            return {}
-        value = torch.as_tensor(entry.last)
-        return {entry.form.plain: value, entry.form.step_name: value}
+    def _of_step(self, entry: Entry) -> dict[str, Any]:
+        known = entry.form.on_step and entry.last is not None
+        return {entry.form.plain: entry.last, entry.form.step_name: entry.last} if known else {}
 
-    def _of_epoch(self, entry: Entry, reduced: Reduced | None) -> dict[str, Tensor]:
-        if reduced is None:
-            return {}
-        value = as_tensor(reduced)
-        return {entry.form.plain: value, entry.form.epoch_name: value}
+    def _of_epoch(self, entry: Entry, reduced: Reduced | None) -> dict[str, Any]:
+        return {} if reduced is None else {entry.form.plain: reduced, entry.form.epoch_name: reduced}
 
     def _reset_metrics(self) -> None:
         for entry in self._entries.values():
@@ -346,9 +342,9 @@ def check_kind(name: str, value: Any) -> None:
     require(allowed, f"self.log({name!r}, ...)", type(value).__name__, "a number, a tensor or a Metric is logged")
 
 
-def as_tensor(value: Reduced) -> Tensor:
-    """A reduced value as a tensor, in float64."""
-    return torch.tensor(value.value, dtype=torch.float64)
+def as_tensor(value: Any) -> Tensor:
+    """A reduced value as a tensor, in float64; a number or a tensor as it is."""
+    return torch.tensor(value.value, dtype=torch.float64) if isinstance(value, Reduced) else torch.as_tensor(value)
 
 
 def tagged(phase: str, name: str) -> str:
