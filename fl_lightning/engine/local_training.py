@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
-from fl_lightning.data.loaders import ClientLoader, Rows
+from fl_lightning.data.loaders import ClientLoader, PlainLoader, Rows
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
@@ -81,6 +81,8 @@ class LocalTraining:
                 self.client.start(self.loaders.data.info(k), received)
                 if self._clock.passes:  # without batches there is no fit, and no hook is called
                     self._train(loader, self.lr_factors[round_])
+                if isinstance(loader, PlainLoader):
+                    loader.close()
                 return self.client.finish()
         except (UsageError, LostWorkerError):
             raise
