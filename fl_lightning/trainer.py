@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -212,8 +211,7 @@ class FederatedTrainer(RunAccess):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = False
-        self.weights = None if weights is None else Path(weights)
-        self._launch(partial(commands.fit, ckpt_path=ckpt_path, weights=self.weights), model, datamodule, method, "fit")
+        self._launch(commands.fit, model, datamodule, method, "fit", weights, ckpt_path=ckpt_path)
 
     def validate(
         self,
@@ -233,9 +231,8 @@ class FederatedTrainer(RunAccess):
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        self.weights = None if weights is None else Path(weights)
-        how: dict[str, Any] = {"phase": "val", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(commands.evaluate_once, **how), model, datamodule, method, "validate")
+        how = {"phase": "val", "ckpt_path": ckpt_path}
+        return self._launch(commands.evaluate_once, model, datamodule, method, "validate", weights, **how)
 
     def test(
         self,
@@ -255,9 +252,8 @@ class FederatedTrainer(RunAccess):
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        self.weights = None if weights is None else Path(weights)
-        how: dict[str, Any] = {"phase": "test", "ckpt_path": ckpt_path, "weights": self.weights}
-        return self._launch(partial(commands.evaluate_once, **how), model, datamodule, method, "test")
+        how = {"phase": "test", "ckpt_path": ckpt_path}
+        return self._launch(commands.evaluate_once, model, datamodule, method, "test", weights, **how)
 
     def predict(
         self,
@@ -283,10 +279,8 @@ class FederatedTrainer(RunAccess):
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
         """
-        self.weights = None if weights is None else Path(weights)
-        how: dict[str, Any] = {"ckpt_path": ckpt_path, "weights": self.weights}
-        how["output"] = None if output is None else Path(output)
-        return self._launch(partial(commands.predict_once, **how), model, datamodule, method, "predict")
+        how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
+        return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)
 
     def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
@@ -307,12 +301,21 @@ class FederatedTrainer(RunAccess):
         return folder
 
     def _launch(
-        self, command: Callable[[Run], Result], model: LightningModule, datamodule: Any, method: Methods, stage: str
+        self,
+        command: Callable[..., Result],
+        model: LightningModule,
+        datamodule: Any,
+        method: Methods,
+        stage: str,
+        weights: str | Path | None,
+        **how: Any,
     ) -> Result:
+        self.weights = None if weights is None else Path(weights)
+
         def work(run: Run) -> Result:
             # in each worker, so that its copy of the callbacks finds its parts of the run
             self._run, self.fabric = run, run.fabric
             run.call("setup")
-            return command(run)
+            return command(run, weights=self.weights, **how)
 
         return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)

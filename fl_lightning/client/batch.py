@@ -78,8 +78,8 @@ def targets_of(batch: Any) -> Tensor | None:
         usual = type(batch) in (tuple, list)
         named = [] if usual else [getattr(batch, key) for key in LABEL_KEYS if hasattr(batch, key)]
         named += batch[1:2] if isinstance(batch, (tuple, list)) else []
-    found = next(iter(named), None)
-    return _as_labels(found) if isinstance(found, Tensor) else None
+    labels = next(iter(named), None)
+    return _as_labels(labels) if isinstance(labels, Tensor) else None
 
 
 def _as_labels(targets: Tensor) -> Tensor:

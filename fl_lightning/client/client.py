@@ -331,7 +331,6 @@ class Client(LightningModule):
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
         self.references.begin_batch(batch, batch_idx, rows)
-        self.logged.begin_batch(batch)
         self._taps.clear()
         loss = self.own_loss(batch, batch_idx)
         if loss is None:

@@ -186,14 +186,6 @@ class Logged:
                 metrics |= self._of_epoch(entry, entry.so_far()) if ended and entry.form.on_epoch else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
 
-    def current(self, name: str | None) -> float:
-        """The latest value of ``name``, for a scheduler that watches it."""
-        metrics = self.callback_metrics()
-        for term in self._terms.values():
-            metrics.setdefault(term.form.name, term.last)
-        require(name in metrics, "monitor", name, f"it is not logged; choose one of {sorted(metrics)}")
-        return float(metrics[str(name)])
-
     # ------------------------------------------------------------------ of an evaluation
     def take(self) -> dict[Key, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""

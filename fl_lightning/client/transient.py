@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import sys
 from collections import deque
@@ -34,8 +35,8 @@ NESTED = (tuple, *CONTAINERS)
 VALUES = (str, int, float, bool, type(None))
 # objects that are never looked into: what is read and what is written, which may be large or open
 APART = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
-OTHERS_CODE = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning"}
-OTHERS_CODE |= {"fl_lightning"}
+LIBRARIES = {"torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning", "fl_lightning"}
+OTHERS_CODE = sys.stdlib_module_names | LIBRARIES
 
 
 class Transient:
@@ -289,7 +290,7 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
             name for name, value in entries.items() if not isinstance(value, Tensor)
         ),
     }
-    for hint, found in wrong.items():
-        names = list(found)
-        if names:
-            raise UsageError(f"model={type(module).__name__}: {', '.join(names[:5])} {hint}")
+    for hint, names in wrong.items():
+        first = list(itertools.islice(names, 5))
+        if first:
+            raise UsageError(f"model={type(module).__name__}: {', '.join(first)} {hint}")

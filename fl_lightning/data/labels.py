@@ -60,8 +60,8 @@ def domains_of(dataset: Dataset, from_parts: bool = False) -> np.ndarray | None:
         return np.repeat(np.arange(len(sizes)), sizes) if from_parts else None
     number = len(dataset)  # type: ignore[arg-type]
     columns = [column for key in DOMAIN_KEYS for column in (getattr(dataset, key, None), _named_column(dataset, key))]
-    found = (np.asarray(column) for column in columns if isinstance(column, (list, tuple, np.ndarray, Tensor)))
-    return next((values for values in found if values.shape == (number,) and values.dtype.kind in "iubU"), None)
+    arrays = (np.asarray(column) for column in columns if isinstance(column, (list, tuple, np.ndarray, Tensor)))
+    return next((values for values in arrays if values.shape == (number,) and values.dtype.kind in "iubU"), None)
 
 
 def all_known(parts: list[np.ndarray | None]) -> bool:

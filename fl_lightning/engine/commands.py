@@ -82,8 +82,8 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     """The hyper-parameters for the loggers: the resolved config, or what is known of the objects of the run."""
     trainer, methods = run.trainer, dict(zip(run.methods.names, run.methods.methods, strict=True))
     config = trainer.config
-    found = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
-    return {"methods": "+".join(run.methods.names) or "fedavg", **found}
+    params = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
+    return {"methods": "+".join(run.methods.names) or "fedavg", **params}
 
 
 def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:

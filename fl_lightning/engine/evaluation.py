@@ -178,9 +178,9 @@ class Representations:
         step = bound_step(self._copy, "training_step")
         clients = range(self.loaders.data.num_clients) if client is None else [client]
         for k in clients[self.workers.rank :: self.workers.size]:
-            loader = self.loaders.train(k, round_)
-            for index, (_, batch) in enumerate(loader.batches(self.loaders.channels_last)):
-                yield BatchIndex(k, index), ("representations", round_, k, index), step, batch
+            with self.loaders.train(k, round_) as loader:
+                for index, (_, batch) in enumerate(loader.batches(self.loaders.channels_last)):
+                    yield BatchIndex(k, index), ("representations", round_, k, index), step, batch
 
     def _test(self, client: int | None) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
         """This worker's share of the test batches."""

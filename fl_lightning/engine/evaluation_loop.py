@@ -128,8 +128,8 @@ class EvaluationLoop:
         # the first worker has the first batch of each loader, so its order is that of one process
         forms = {key: form for theirs, *_ in reversed(notes) for key, form in theirs.items()}
         forms = {**notes[0][0], **forms}
-        found = reduced(self._sums.totals, self._extremes)
-        values = {key: Reduced(form.kind, found[str(key)]) for key, form in forms.items() if str(key) in found}
+        results = reduced(self._sums.totals, self._extremes)
+        values = {key: Reduced(form.kind, results[str(key)]) for key, form in forms.items() if str(key) in results}
         metrics = {key: form.metric for key, form in forms.items() if form.metric is not None}
         logged.assign(forms, {**values, **self._computed(metrics, [states for *_, states in notes])})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import ClientLoader, Rows, as_client_loader
+from fl_lightning.data.loaders import ClientLoader, PlainLoader, Rows, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, LightningModule, is_overridden
@@ -51,11 +52,16 @@ class Loaders:
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
 
-    def train(self, k: int, round_: int, purpose: str = "batches") -> ClientLoader:
-        """The loader of client ``k``, seeded for ``purpose`` in a round."""
+    @contextmanager
+    def train(self, k: int, round_: int, purpose: str = "batches") -> Iterator[ClientLoader]:
+        """The loader of client ``k``, seeded for ``purpose`` in a round, and closed at the end of the block."""
         loader = as_client_loader(self.data.train_dataloader(k))
         loader.seed(address(self.seed, purpose, round_, k))
-        return loader
+        try:
+            yield loader
+        finally:
+            if isinstance(loader, PlainLoader):
+                loader.close()
 
     def batches(self, loader: ClientLoader) -> Iterator[tuple[Rows | None, Any]]:
         """One pass over a client's data: batches on the device, each with its rows."""

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
-from fl_lightning.data.loaders import ClientLoader, PlainLoader, Rows
+from fl_lightning.data.loaders import ClientLoader, Rows
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
@@ -55,7 +55,7 @@ class LocalTraining:
         self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
         self.schedules = Schedules(client, client_schedulers)
         self.monitored = MonitoredSchedule(self.schedules)
-        self._clock, self._setting = client.stand_in.clock, client.stand_in.setting
+        self._clock = client.stand_in.clock
         self._optimizers = OptimizerSource(client.module)
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
@@ -76,13 +76,11 @@ class LocalTraining:
         self.stopwatch.start()
         try:
             with ambient(self.loaders.seed, "train", round_, k), self.client.local_training():
-                loader = self.loaders.train(k, round_)
-                self._set_clock(round_, len(loader))
-                self.client.start(self.loaders.data.info(k), received)
-                if self._clock.passes:  # without batches there is no fit, and no hook is called
-                    self._train(loader, self.lr_factors[round_])
-                if isinstance(loader, PlainLoader):
-                    loader.close()
+                with self.loaders.train(k, round_) as loader:
+                    self._set_clock(round_, len(loader))
+                    self.client.start(self.loaders.data.info(k), received)
+                    if self._clock.passes:  # without batches there is no fit, and no hook is called
+                        self._train(loader, self.lr_factors[round_])
                 return self.client.finish()
         except (UsageError, LostWorkerError):
             raise
@@ -112,11 +110,11 @@ class LocalTraining:
         try:
             with ambient(self.loaders.seed, "fine_tune", round_, k), client.apart():
                 client.load(state)
-                loader = self.loaders.train(k, round_, "fine_tune")
-                self._set_clock(round_, len(loader))
-                optimizer, _ = self._optimizer(1.0, loader)
-                self._clock.local_steps = steps
-                self._take_steps(loader, optimizer)
+                with self.loaders.train(k, round_, "fine_tune") as loader:
+                    self._set_clock(round_, len(loader))
+                    optimizer, _ = self._optimizer(1.0, loader)
+                    self._clock.local_steps = steps
+                    self._take_steps(loader, optimizer)
                 return client.state()
         finally:
             self.stopwatch = watch
@@ -132,6 +130,7 @@ class LocalTraining:
         for epoch, length in enumerate(clock.passes):
             clock.epoch = epoch
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
+                self.client.logged.begin_batch(batch)
                 steps = clock.is_step(index, length)
                 (self._step if steps else self._gradients)(batch, index, rows, optimizer)
                 clock.step += steps

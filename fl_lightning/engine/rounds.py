@@ -117,7 +117,7 @@ def share_outcome(run: Run, failures: Failures, rates: dict[int, float]) -> None
     owned = run.client.memories().owned(run.server.cohort)
     outcomes = run.workers.gather((failures.messages, run.metrics.current, rates, owned))
     run.client.memories().note_owners([owned for *_, owned in outcomes])
-    every_rate = [rate for *_, found, _ in outcomes for rate in found.values()]
+    every_rate = [rate for *_, theirs, _ in outcomes for rate in theirs.values()]
     if every_rate:
         # rounded once, so that it does not depend on the order
         run.metrics.update({"lr": math.fsum(every_rate) / len(every_rate)})

@@ -51,7 +51,9 @@ class Schedules:
 
     def begin_visit(self, optimizer: Optimizer, configs: Configs) -> None:
         """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
-        if self.mode == "restart" or not configs or self._clock.round == 0:
+        # one that watches a metric is the server's, and takes no steps here
+        idle = all(config.reduce_on_plateau for config in configs)
+        if self.mode == "restart" or idle or self._clock.round == 0:
             return
         now, batches = self._clock.round, self._clock.batches
         position = self._positions.pop(batches, None)
@@ -81,12 +83,10 @@ class Schedules:
 
     def step(self, config: LRSchedulerConfig, metric: Any) -> None:
         """Step a scheduler by the module's own hook."""
-        module = self.client.module
-        hook = self.client.call if "lr_scheduler_step" in self.client.hooks else None
-        if hook is None:
-            module.lr_scheduler_step(config.scheduler, metric)
+        if "lr_scheduler_step" in self.client.hooks:
+            self.client.call("lr_scheduler_step", config.scheduler, metric)
         else:
-            hook("lr_scheduler_step", config.scheduler, metric)
+            self.client.module.lr_scheduler_step(config.scheduler, metric)
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:

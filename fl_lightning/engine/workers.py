@@ -84,7 +84,8 @@ class Workers:
         """
         if self.size == 1:
             return [value]
-        # one that a worker alone calls would receive the values of the others' next one
+        # one that a worker alone calls would receive the values of the others' next one. What is unpickled comes from
+        # this program's own workers, never from a file.
         parts = self._gather_bytes(pickle.dumps((callers(), value)))
         places, values = zip(*map(pickle.loads, parts), strict=True)
         if len(set(places)) > 1:

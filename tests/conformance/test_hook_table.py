@@ -262,7 +262,6 @@ def test_what_is_given_has_lightnings_value_or_effect():
     assert_same_notes(conform(Asking))
 
 
-@pytest.mark.skipif(not hasattr(LightningModule, "toggled_optimizer"), reason="this Lightning has none")
 def test_a_toggled_optimizer():
     class Model(Net):
         def training_step(self, batch, batch_idx):

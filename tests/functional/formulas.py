@@ -5,6 +5,17 @@ import itertools
 import numpy as np
 import torch
 
+# functions without gradient or scalar value have tests of their own
+ELSEWHERE = {
+    "as_rows",
+    "class_sums",
+    "covariance_spectrum",
+    "effective_rank",
+    "eigenvalues",
+    "singular_values",
+    "stable_rank",
+}
+
 
 def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
