@@ -180,9 +180,9 @@ def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
     none, tuned, again = found["tuned"]
     assert_same_bits(none, found["start"])
     assert_same_bits(tuned, again)
-    loader = trainer.run.loaders.train(1, 0, "fine_tune")
     optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
-    batches = [batch for _ in range(3) for _, batch in loader.batches()][:3]
+    with trainer.run.loaders.train(1, 0, "fine_tune") as loader:
+        batches = [batch for _ in range(3) for _, batch in loader.batches()][:3]
     for x, y in batches:
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
