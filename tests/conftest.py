@@ -1,16 +1,28 @@
 """Fixtures of all tests: one thread, one seed, and a small run on the embedded digits."""
 
+import gc
 import logging
 
 import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+
+def pytest_sessionstart():
+    gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
+
 
 
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch):
     torch.set_num_threads(1)  # several cost more than they gain on models of this size
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # a test that plays another worker leaves its rank behind
     torch.manual_seed(0)
 
 
