@@ -17,7 +17,6 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
-
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch):
     torch.set_num_threads(1)  # several cost more than they gain on models of this size
