@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace, folder: Path, peer: Kind) -> tuple[list[Si
     versions: dict[str, str] = {}
     with ExitStack() as stack:
         sides = []
-        for kind in (peer, *OURS):
+        for kind in (peer, *(kind for kind in OURS if kind.title in args.ours)):
             sides.append(stack.enter_context(Side(args, folder, kind)))
             versions |= sides[-1].wait()
         for _ in range(args.turns + 1):
@@ -182,6 +182,8 @@ def compare(args: argparse.Namespace, folder: Path) -> tuple[dict[str, str], lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    titles = [kind.title for kind in OURS]
+    parser.add_argument("--ours", nargs="+", choices=titles, default=titles, help="settings of our trainer")
     parser.add_argument("--turns", type=int, default=7, help="rounds of each side, after one that warms up")
     parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
     parser.add_argument("--images", type=int, default=1000, help="of a client, at most 1000")
