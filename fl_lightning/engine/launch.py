@@ -10,6 +10,7 @@ and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_device
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import platform
@@ -280,6 +281,9 @@ class ForkedWorkers(_Launcher):
 
     def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
         torch.set_num_threads(1)
+        # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
+        # destructor would wait for them forever
+        gc.freeze()
         self._children = {}
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers

@@ -1,5 +1,6 @@
 """Several workers: the same bits as one, whatever trains; and what happens when one is lost."""
 
+import gc
 import os
 import signal
 import socket
@@ -144,6 +145,31 @@ def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_worker_never_destroys_the_garbage_of_the_process_that_it_was_forked_from(tmp_path):
+    """The destructor of an earlier run's process group would wait there for threads that do not exist."""
+    here, ended = os.getpid(), tmp_path / "ended"
+
+    class Group:
+        def __del__(self):
+            if os.getpid() != here:
+                ended.touch()
+
+    class Collects(Callback):
+        def on_round_start(self, trainer):
+            gc.collect()
+
+    garbage = Group()
+    garbage.itself = garbage
+    gc.disable()
+    try:
+        del garbage
+        trainer = small_trainer(tmp_path / "run", max_rounds=1, devices=2, callbacks=[Collects()])
+        trainer.fit(small_model(), small_data())
+    finally:
+        gc.enable()
+    assert not ended.exists()
 
 
 def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
