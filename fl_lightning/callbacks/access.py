@@ -29,13 +29,14 @@ class RunAccess:
         max_rounds: rounds of the run.
         eval_every_n_rounds: rounds from one evaluation to the next.
         should_stop: set it to True, on any worker, and the run ends after the present round.
+        keep_as_best: set it to True, on all workers, and the present round has a checkpoint, kept as ``best.ckpt``.
     """
 
     max_rounds: int
     eval_every_n_rounds: int
 
     def __init__(self) -> None:
-        self.should_stop = False
+        self.should_stop = self.keep_as_best = False
         self._run: Run | None = None
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fl_lightning.records import loggers
-from fl_lightning.records.checkpoint import in_place
+from fl_lightning.records.checkpoint import resumes_in_place
+from fl_lightning.records.checkpoint_folder import CheckpointFolder
 
 
 class RunFolder:
@@ -24,22 +25,25 @@ class RunFolder:
     Attributes:
         path: the folder; None before :meth:`open` and where nothing is written.
         loggers: those that are open.
+        checkpoints: the folder of its checkpoints; None where :attr:`path` is.
         resumed: whether the run resumes in the folder of its checkpoint.
     """
 
     def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
         self.root, self.logger, self.writes = root, logger, writes
         self.path: Path | None = None
+        self.checkpoints: CheckpointFolder | None = None
         self.loggers: list[Logger] = []
         self.resumed = False
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
-        self.resumed = checkpoint is not None and in_place(checkpoint)
+        self.resumed = checkpoint is not None and resumes_in_place(checkpoint)
         if not self.writes:
             return
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
         self.path = Path(table.log_dir)
+        self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         self.loggers = [table, *self._other_loggers(self.path, len(history))]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
