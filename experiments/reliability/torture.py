@@ -8,6 +8,7 @@ random call that writes a checkpoint; half of them are killed a second time, and
 
 import argparse
 import collections
+import contextlib
 import csv
 import json
 import os
@@ -117,10 +118,8 @@ def ended(process, seconds=120.0):
 
 def end_group(process):
     """Kill what is left of a process and its workers."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 # ---------------------------------------------------------------------- what a run leaves
@@ -236,14 +235,14 @@ def kill(number, rng, reference, root, cases):
 # ---------------------------------------------------------------------- corruptions
 def flip(path, rng, others):
     content = bytearray(path.read_bytes())
-    position = rng.randrange(len(content))
-    content[position] ^= 1 << rng.randrange(8)
+    position = rng.randrange(len(content) or 1)
+    content[position : position + 1] = [one ^ 1 << rng.randrange(8) for one in content[position : position + 1]]
     path.write_bytes(content)
     return f"bit flipped at {position}"
 
 
 def truncate(path, rng, others):
-    size = rng.randrange(path.stat().st_size)
+    size = rng.randrange(path.stat().st_size or 1)
     os.truncate(path, size)
     return f"cut to {size} bytes"
 
@@ -255,7 +254,7 @@ def delete(path, rng, others):
 
 def zero(path, rng, others):
     content = bytearray(path.read_bytes())
-    start = rng.randrange(len(content))
+    start = rng.randrange(len(content) or 1)
     content[start : start + 512] = bytes(len(content[start : start + 512]))
     path.write_bytes(content)
     return f"zeros from {start} on"

@@ -96,6 +96,11 @@ class RunAccess:
         return self.run.folder.resumed
 
     @property
+    def resumed_from(self) -> Path | None:
+        """Folder of the run whose checkpoint this one resumes from, on the worker that writes; None without one."""
+        return self.run.folder.source
+
+    @property
     def summary_writers(self) -> list[Any]:
         """TensorBoard's writers among the loggers of this worker; none on those that do not write."""
         return self.run.folder.summary_writers

@@ -60,7 +60,10 @@ def write_stamped(contents: Any, path: Path) -> Stamp:
     """Write tensors and plain values to ``path`` itself, neither atomically nor flushed, and return the stamp."""
     with path.open("wb") as file:
         stamping = _Stamping(file)
-        torch.save(contents, stamping)  # type: ignore[arg-type]  # it writes from front to back
+        try:
+            torch.save(contents, stamping)  # type: ignore[arg-type]  # it writes from front to back
+        except RuntimeError as error:
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None  # a full disk
     return Stamp(stamping.size, stamping.digest.hexdigest())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fl_lightning.records import loggers
-from fl_lightning.records.checkpoint import resumes_in_place
+from fl_lightning.records.checkpoint import in_place, resumes_in_place
 from fl_lightning.records.checkpoint_folder import CheckpointFolder
 
 
@@ -26,6 +26,7 @@ class RunFolder:
         path: the folder; None before :meth:`open` and where nothing is written.
         loggers: those that are open.
         checkpoints: the folder of its checkpoints; None where :attr:`path` is.
+        source: folder of the run whose checkpoint this one resumes from, on the process that writes; None without one.
         resumed: whether the run resumes in the folder of its checkpoint.
     """
 
@@ -33,6 +34,7 @@ class RunFolder:
         self.root, self.logger, self.writes = root, logger, writes
         self.path: Path | None = None
         self.checkpoints: CheckpointFolder | None = None
+        self.source: Path | None = None
         self.loggers: list[Logger] = []
         self.resumed = False
 
@@ -41,6 +43,7 @@ class RunFolder:
         self.resumed = checkpoint is not None and resumes_in_place(checkpoint)
         if not self.writes:
             return
+        self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
         self.path = Path(table.log_dir)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
