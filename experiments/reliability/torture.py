@@ -22,6 +22,9 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+import matplotlib.figure  # noqa: F401  imported here for all that is forked
+import scipy.spatial.distance  # noqa: F401
+import sklearn.datasets  # noqa: F401
 import torch
 from torch.optim import SGD, Adam
 
@@ -32,6 +35,7 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.records import files
+from fl_lightning.records.checkpoint import valid_checkpoint
 
 ROUNDS = 4
 CASES = {
@@ -135,7 +139,11 @@ def outcome(folder):
     with (versions[-1] / "metrics.csv").open(newline="") as file:
         state["metrics"] = [timeless(row) for row in csv.DictReader(file)]
     state["history"] = [timeless(json.loads(line)) for line in (checkpoints / "history.jsonl").open()]
-    state["best"] = torch.load(checkpoints / "best.ckpt", weights_only=True)["state_dict"]
+    try:
+        best = valid_checkpoint(checkpoints / "best.ckpt", print)
+        state["best"] = torch.load(best.path, weights_only=True)["state_dict"]
+    except UsageError:
+        state["best"] = "named as damaged"
     return state
 
 
@@ -320,7 +328,12 @@ def corrupt(number, rng, reference, root, cases):
     named = any("ckpt_path=" in line and ("instead" in line or "metrics.csv" in line) for line in lines)
     wrong = []
     if status == 0:
-        wrong, result = differences(whole, outcome(folder)), "fallen back from" if named else "harmless"
+        final, result = outcome(folder), "fallen back from" if named else "harmless"
+        if final["best"] == "named as damaged" and any(
+            "best.ckpt" in line and "cannot be used" in line for line in lines
+        ):
+            final["best"], result = whole["best"], "best.ckpt named as damaged"
+        wrong = differences(whole, final)
     elif status == 2 and both_changed(before, contents_of(version)) and lines[-1].startswith("error: ckpt_path="):
         result = "refused, since it concerns both checkpoints"
     else:

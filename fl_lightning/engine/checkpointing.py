@@ -11,6 +11,7 @@ from fl_lightning.callbacks.base import load_states, states
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import (
+    BEST,
     Checkpoint,
     check_same_run,
     client_files,
@@ -18,8 +19,9 @@ from fl_lightning.records.checkpoint import (
     read,
     resumes_in_place,
     valid_checkpoint,
+    verified,
 )
-from fl_lightning.records.files import stamp_of
+from fl_lightning.records.files import DamagedFileError, stamp_of
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -130,6 +132,16 @@ def begin_in_folder(run: Run, found: Checkpoint | None) -> None:
     """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer."""
     if found is not None and run.folder.resumed and run.folder.checkpoints is not None:
         run.folder.checkpoints.resume(found)
+        warn_of_best(run, run.folder.checkpoints.path / BEST)
+
+
+def warn_of_best(run: Run, path: Path) -> None:
+    """Warn where the best checkpoint so far is damaged: no round that is worse makes it anew."""
+    try:
+        if path.is_file():
+            verified(path, run.trainer.warn)
+    except DamagedFileError as error:
+        run.trainer.warn(f"{str(path)!r}: {error}; it cannot be used, and the next round that is better replaces it")
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
