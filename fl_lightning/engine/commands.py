@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
 
-def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> None:
+def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
     path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
     if weights is not None and path is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, path)
+    checkpoint = restore_run(run, path, allow_changes)
     check_storable(run)
     run.folder.open(path, run.metrics.history)
     folder = run.workers.gather(run.folder.path)[0]

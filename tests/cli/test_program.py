@@ -47,7 +47,7 @@ def refused(capsys, *args):
 
 
 def test_the_printed_config_has_the_top_level_keys(capsys):
-    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights"]
+    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights", "allow_changes"]
     assert list(printed(capsys, *FIT)) == keys
 
 
