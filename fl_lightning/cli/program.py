@@ -51,7 +51,10 @@ class _SaveConfig(Callback):
             return
         path = trainer.run_dir / "config.yaml"
         if not trainer.resumed:
-            self.parser.save(self.config, path, skip_unset=False, overwrite=False)
+            config = self.config.clone()
+            if trainer.run.folder.changed:
+                config["ckpt_path"] = trainer.run.folder.changes[-1]["ckpt_path"]  # `last` would soon be another
+            self.parser.save(config, path, skip_unset=False, overwrite=False)
             return
         how: dict[str, Any] = {"skip_unset": False, "overwrite": True, "multifile": False}
         config = began_as(self.config, path)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 Change = tuple[Any, Any]
 # the sections of a description that must be the same
 SECTIONS = ("trainer", "model", "method", "data")
-# where one of these is another, a saved state of the server's optimizer is of no use, or one of a module's scheduler
+# where one of these differs, a saved state of no use: of the server's optimizer, of methods, of a module's scheduler
 OF_SERVER = {"trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"}
+OF_METHODS = {"trainer.server_optimizer_scope", "model.trained"}
 OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers")
 # most characters of a message, of a value and of a path in it
 LONGEST, VALUE, PATH = 290, 36, 60
@@ -69,8 +70,9 @@ def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{where}: not a checkpoint of a run, it has no state of a server") from error
     ours = {name: tuple(value.shape) for name, value in run.server.state.items()}
-    hint = "not a checkpoint of this run: its model has other entries; give the same model"
-    require(ours.keys() == theirs.keys(), where, f"{len(theirs)} entries, the model has {len(ours)}", hint)
+    if ours.keys() != theirs.keys():
+        text = f"its state holds {len(theirs)} entries, the model has {len(ours)}"
+        raise UsageError(f"{where}: not a checkpoint of this run: {text} of other names; give the same model")
     for name, shape in ours.items():
         hint = f"not a checkpoint of this run: there it has the shape {theirs[name]}; give the same model"
         require(shape == theirs[name], f"{where}: model.{name}", shape, hint)
@@ -190,6 +192,16 @@ def state_of_server(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[st
     return saved
 
 
+def restore_schedule(run: Run, saved: dict[str, Any], changes: Mapping[str, Change]) -> None:
+    """Restore a module's scheduler that watches a metric, unless it is another one."""
+    if not touches(changes, OF_SCHEDULE):
+        run.local_training.monitored.load_state_dict(saved)
+    elif saved or run.local_training.monitored.config is not None:
+        run.trainer.warn(
+            "model: a scheduler that watches a metric is another one than in the checkpoint; it starts fresh"
+        )
+
+
 def suits(saved: Mapping[str, Any], optimizer: Optimizer | None) -> bool:
     """Whether an optimizer can take a saved state: its groups know all the options that are saved."""
     if optimizer is None or not saved:
@@ -200,7 +212,9 @@ def suits(saved: Mapping[str, Any], optimizer: Optimizer | None) -> bool:
 
 
 def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[Method]:
-    """The methods of the run that the run of a checkpoint had, too, by name and class."""
+    """The methods of the run that the run of a checkpoint had, too, by name and class; none for other parameters."""
+    if not OF_METHODS.isdisjoint(changes):
+        return []
     there, named = checkpoint["methods"], by_class(run.methods.methods)
     return [one for name, one in named.items() if one.name in there and f"method.{name}" not in changes]
 

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.callbacks.base import load_states, states
 from fl_lightning.engine.changes import (
-    OF_SCHEDULE,
     changes_of,
     forget_the_rest,
     identity,
     memories_that_stay,
     methods_that_stay,
     record,
+    restore_schedule,
     state_of_server,
     states_of_callbacks,
-    touches,
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.errors import UsageError
@@ -76,8 +75,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         run.server.load_state_dict(state_of_server(run, checkpoint, changes))
         for method in stay:
             method.load_state_dict(checkpoint["methods"][method.name])
-        if not touches(changes, OF_SCHEDULE):
-            run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
+        restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.client.logged.evaluated = checkpoint.get("evaluated", {})
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error

@@ -244,7 +244,8 @@ def kept(value: Any) -> dict[str, Any]:
     for name in arguments_of(kind):
         for attribute in (f"_{name}", name):
             given |= {name: own[attribute]} if attribute in own else {}
-    return {name: one for name, one in given.items() if counts(name, one)}
+    known = {name: one for name, one in given.items() if counts(name, one)}
+    return {name: one for name, one in known.items() if not holds_examples(value) or is_setting(name, one)}
 
 
 def counts(name: str, value: Any) -> bool:
@@ -253,16 +254,34 @@ def counts(name: str, value: Any) -> bool:
     return not path and name not in FREE and not isinstance(value, (torch.Generator, torch.nn.Module))
 
 
+def holds_examples(value: Any) -> bool:
+    """Whether an object is a data set: what it holds is not described."""
+    return all(hasattr(type(value), name) for name in ("__getitem__", "__len__"))
+
+
+def is_setting(name: str, value: Any) -> bool:
+    """Whether an argument of a data set says how examples are given: a plain one, a transform, a data set inside."""
+    plain = type(value) in PLAIN and name != "fingerprint"  # of a data set of Hugging Face; it may be random
+    return plain or isinstance(value, (Tensor, np.ndarray)) or any(part in name for part in ("transform", "dataset"))
+
+
 @cache
 def arguments_of(kind: Any) -> tuple[str, ...]:
     """Names of the arguments of a class's constructor, and of those of its parents."""
     names: dict[str, None] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base) and base is not object:
-            collects = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-            parameters = list(signature(base.__init__).parameters.values())[1:]
-            names |= dict.fromkeys(one.name for one in parameters if one.kind not in collects)
+            names |= dict.fromkeys(arguments_of_constructor(base.__init__))
     return tuple(names)
+
+
+def arguments_of_constructor(constructor: Any) -> list[str]:
+    """Names of the arguments of a constructor, without collected ones."""
+    try:
+        parameters = list(signature(constructor).parameters.values())[1:]
+    except (TypeError, ValueError):  # it is not written in Python
+        return []
+    return [one.name for one in parameters if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
 
 
 def course(function: Callable[[int], Any]) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import yaml
-from helpers.runs import assert_same_bits, differs, small_data, small_trainer
+from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
@@ -27,10 +27,10 @@ from fl_lightning.sampling import UniformSampler
 class Net(LightningModule):
     """A classifier of the digits whose optimizer and schedule are given."""
 
-    def __init__(self, optimizer=None, schedule=None, p=0.0, smoothing=0.0, frozen=False, act=nn.ReLU):
+    def __init__(self, optimizer=None, schedule=None, p=0.0, smoothing=0.0, frozen=False, act=nn.ReLU, width=8):
         super().__init__()
         torch.manual_seed(0)
-        layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), act(), nn.Dropout(p), nn.Linear(8, 10)]
+        layers = [nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), act(), nn.Dropout(p), nn.Linear(width, 10)]
         self.layers, self.loss = nn.Sequential(*layers), nn.CrossEntropyLoss(label_smoothing=smoothing)
         self.taps = {"representation": "layers.4", "logits": "layers.5"}
         self.make, self.schedule = optimizer or partial(SGD, lr=0.1), schedule
@@ -453,7 +453,52 @@ def test_what_no_run_can_go_on_with_is_refused_always(tmp_path, now, expected):
         fit(tmp_path, "last", True, **now)
 
 
+def test_another_model_is_refused_always(tmp_path):
+    fit(tmp_path)
+    for model, text in ((net(width=9), "model.layers.1.weight=(9, 64)"), (small_model, "state holds 9 entries")):
+        with pytest.raises(UsageError) as refused:
+            fit(tmp_path, "last", True, model=model)
+        assert text in str(refused.value)
+        assert "give the same model" in str(refused.value)
+        assert len(str(refused.value)) < 300
+
+
+def test_where_other_parameters_are_trained_methods_start_fresh(tmp_path):
+    fit(tmp_path, method=lambda: [SCAFFOLD()])
+    trainer = fit(tmp_path, "last", True, method=lambda: [SCAFFOLD()], model=net(frozen=True), max_rounds=3)
+    variates = trainer.methods.methods[0].global_variate
+    assert variates.keys() == trainer.server.parameters.keys()
+    assert "layers.1.weight" not in variates
+
+
+def test_another_schedule_that_watches_a_metric_starts_fresh(tmp_path, recwarn):
+    fit(tmp_path, model=plateau(factor=0.5), max_rounds=3)
+    trainer = fit(tmp_path, "last", True, model=plateau(factor=0.1), max_rounds=4)
+    assert any("it starts fresh" in str(one.message) for one in recwarn)
+    assert trainer.history[-1]["lr"] == 0.1
+    assert trainer.run.local_training.monitored.config.scheduler.factor == 0.1
+
+
 # ------------------------------------------------------------------ descriptions
+class Pictures:
+    """A data set whose state has a name of its own in each process, as one of Hugging Face."""
+
+    def __init__(self, transform, items, fingerprint):
+        self.transform, self.items, self._fingerprint = transform, items, fingerprint
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __len__(self):
+        return len(self.items)
+
+
+def test_of_a_data_set_its_transforms_count_and_not_what_it_holds():
+    one, other = (canonical(Pictures(RandomFlip(0.5), items, name)) for items, name in (([1], "a"), ([2], "b")))
+    assert one == other
+    assert one["transform"]["p"] == 0.5
+
+
 def test_values_of_a_description_are_plain_and_without_addresses():
     class Thing:
         def __init__(self, a, b):
