@@ -192,6 +192,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> None:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
 
@@ -205,6 +206,8 @@ class FederatedTrainer(RunAccess):
                 without being told.
             weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or
                 a file of a state dict (``.pt``, ``.pth``, ``.safetensors``). They are all that is taken of the file.
+            allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
+                methods or a learning rate. It then goes on in a new version, whose ``changes.yaml`` lists the changes.
 
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
@@ -213,7 +216,8 @@ class FederatedTrainer(RunAccess):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = self.keep_as_best = False
-        self._launch(commands.fit, model, datamodule, method, "fit", weights, ckpt_path=ckpt_path)
+        how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+        self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
 
     def validate(
         self,
@@ -222,6 +226,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
@@ -232,6 +237,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "val", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "validate", weights, **how)
@@ -243,6 +249,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
@@ -253,6 +260,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "test", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "test", weights, **how)
@@ -265,6 +273,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         weights: str | Path | None = None,
         output: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> list[Any]:
         """Run a model's ``predict_step`` on the ``predict_dataloader`` of a data module, or else on its test data.
 
@@ -280,6 +289,7 @@ class FederatedTrainer(RunAccess):
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
         return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
+from fl_lightning.engine.changes import (
+    changes_of,
+    forget_the_rest,
+    identity,
+    memories_that_stay,
+    methods_that_stay,
+    record,
+    restore_schedule,
+    state_of_server,
+    states_of_callbacks,
+)
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import (
     BEST,
     Checkpoint,
-    check_same_run,
     client_files,
     find_checkpoint,
     read,
@@ -51,13 +61,9 @@ def contents(run: Run) -> dict[str, Any]:
         "client_schedulers": run.local_training.monitored.state_dict(),
         "evaluated": run.client.logged.evaluated,
         "callbacks": states(run.callbacks),
+        "changes": run.folder.changes,
         **identity(run),
     }
-
-
-def identity(run: Run) -> dict[str, Any]:
-    """What must be the same in the run that resumes."""
-    return {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
@@ -92,32 +98,40 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None) -> Checkpoint | 
     return outcome
 
 
-def restore_run(run: Run, found: Checkpoint | None) -> dict[str, Any]:
+def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False) -> dict[str, Any]:
     """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
-    Without one nothing is restored, and the contents only say that no round is done.
+    Without one nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
+    may be a changed one, whose changes are then in ``run.folder``.
 
     Raises:
-        UsageError: it is not a checkpoint of this run: another seed, partition, model or list of methods.
+        UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument.
     """
+    ours = identity(run)  # as the run begins
     if found is None:
         return {"round": 0}
     path, checkpoint = found.path, read(found.path)
-    require(
-        "server" in checkpoint, "ckpt_path", str(path), "not a checkpoint of a run; its model can be given as weights"
-    )
-    check_same_run(path, checkpoint, identity(run))
+    hint = "not a checkpoint of a run; its model can be given as weights"
+    require("server" in checkpoint, "ckpt_path", str(path), hint)
+    changes = changes_of(ours, run, path, checkpoint, allow_changes)
+    run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
+    files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:
-        run.server.load_state_dict(checkpoint["server"])
-        run.methods.load_state_dict(checkpoint["methods"])
-        run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
+        run.server.load_state_dict(state_of_server(run, checkpoint, changes))
+        for method in stay:
+            method.load_state_dict(checkpoint["methods"][method.name])
+        restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.client.logged.evaluated = checkpoint.get("evaluated", {})
         run.metrics.restore(checkpoint["history"] if found.history is None else found.history)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
-    files = client_files(path, checkpoint)
-    run.client.memories().restore(files, run.workers, stamps(found, files) if resumes_in_place(path) else None)
+    if changes:
+        files = memories_that_stay(run, files, stay)
+    known = stamps(found, files) if resumes_in_place(path) and not changes else None
+    run.client.memories().restore(files, run.workers, known)
+    if changes:
+        forget_the_rest(run, stay)
     call_on_load(run.client, checkpoint)
     restore_data(run.data, checkpoint.get("datamodule", {}))
     return checkpoint
@@ -147,4 +161,4 @@ def warn_of_best(run: Run, path: Path) -> None:
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore the callbacks from the contents of a checkpoint; nothing where no checkpoint was read."""
     if "callbacks" in checkpoint:
-        load_states(run.callbacks, checkpoint["callbacks"])
+        load_states(run.callbacks, states_of_callbacks(run, checkpoint))

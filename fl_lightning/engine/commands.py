@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
 
-def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> None:
+def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
     found = checkpoint_to_resume(run, ckpt_path)
     if weights is not None and found is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, found)
+    checkpoint = restore_run(run, found, allow_changes)
     check_storable(run)
     run.folder.open(None if found is None else found.path, run.metrics.history)
     folder = run.workers.gather(run.folder.path)[0]
