@@ -11,7 +11,7 @@ from lightning.fabric.loggers import CSVLogger, Logger
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
-from fl_lightning.callbacks import Callback, EarlyStopping, ProgressBar, RunRecord
+from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine import checks, commands
@@ -174,8 +174,8 @@ class FederatedTrainer(RunAccess):
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients = on_client_error, min_clients
         progress = [ProgressBar()] if enable_progress_bar else []
-        # EarlyStopping comes last, so that it can monitor what the others log
-        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, EarlyStopping))
+        # these come last, so that they can monitor what the others log
+        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, (BestCheckpoint, EarlyStopping)))
         checks.check_callbacks(given)
         checks.check_loggers(logger)
         self.callbacks: list[Callback] = [*given, RunRecord(), *progress]
@@ -192,6 +192,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> None:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
 
@@ -200,9 +201,13 @@ class FederatedTrainer(RunAccess):
             datamodule: the clients' data: a federated data set, or ``Partitioned`` around any LightningDataModule.
             method: the methods of the run; none is FedAvg.
             ckpt_path: checkpoint to resume from, in its own folder and to the same bits: a path, or ``last`` for that
-                of the newest version of this run. A restart by torchrun resumes from the last one without being told.
+                of the newest version of this run; where there is none yet, the run begins with round 0. One that is
+                damaged is named, and the one before it is taken. A restart by torchrun resumes from the last one
+                without being told.
             weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or
                 a file of a state dict (``.pt``, ``.pth``, ``.safetensors``). They are all that is taken of the file.
+            allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
+                methods or a learning rate. It then goes on in a new version, whose ``changes.yaml`` lists the changes.
 
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
@@ -210,8 +215,9 @@ class FederatedTrainer(RunAccess):
         """
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
-        self.should_stop = False
-        self._launch(commands.fit, model, datamodule, method, "fit", weights, ckpt_path=ckpt_path)
+        self.should_stop = self.keep_as_best = False
+        how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+        self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
 
     def validate(
         self,
@@ -220,6 +226,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
@@ -230,6 +237,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "val", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "validate", weights, **how)
@@ -241,6 +249,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
@@ -251,6 +260,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "test", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "test", weights, **how)
@@ -263,6 +273,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         weights: str | Path | None = None,
         output: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> list[Any]:
         """Run a model's ``predict_step`` on the ``predict_dataloader`` of a data module, or else on its test data.
 
@@ -278,6 +289,7 @@ class FederatedTrainer(RunAccess):
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
         return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)

@@ -3,12 +3,15 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import final_names
+from fl_lightning.models import ImageClassifier, Logistic
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
 QUICK = [
@@ -47,7 +50,7 @@ def refused(capsys, *args):
 
 
 def test_the_printed_config_has_the_top_level_keys(capsys):
-    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights"]
+    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights", "allow_changes"]
     assert list(printed(capsys, *FIT)) == keys
 
 
@@ -216,3 +219,51 @@ def test_the_last_line_has_the_metrics_of_a_module_that_names_them_otherwise():
     assert final_names({"test/accuracy": 1.0, "test/loss": 1.0, "test/more": 1.0}) == ["test/accuracy", "test/loss"]
     assert final_names({"train/loss": 1.0, "val_loss": 1.0, "test_f1": 1.0}) == ["test_f1"]
     assert final_names({"train/loss": 1.0, "val_loss": 1.0, "lr": 1.0}) == ["val_loss"]
+
+
+def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):
+    """Lightning's own command line would take the class and the arguments of the model from the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('imported')")
+    config = {
+        "model": {"class_path": "ImageClassifier", "init_args": {"encoder": {"class_path": "Logistic"}}},
+        "data": {"class_path": "Digits", "init_args": {"num_clients": 2, "train_size": 60}},
+        "trainer": {"max_rounds": 1, "logger": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    model = ImageClassifier(Logistic())
+    hostile = {"_class_path": "of_a_stranger.Net", "num_classes": 3, "encoder": {"class_path": "of_a_stranger.Net"}}
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hostile}, "given.ckpt")
+    main(["test", "--config", "config.yaml", "--ckpt_path", "given.ckpt"])
+    assert "test/accuracy" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config", "config.yaml", "--ckpt_path", "given.ckpt"])
+    assert "ckpt_path='given.ckpt': not a checkpoint of a run" in capsys.readouterr().err
+    main(["fit", "--config", "config.yaml", "--weights", "given.ckpt"])
+    assert (
+        yaml.safe_load(Path("runs/fedavg/version_0/config.yaml").read_text())["model"]["init_args"]["num_classes"] == 10
+    )
+
+
+def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):
+    where = ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", "run", "--trainer.logger", "false"]
+    fit = ["fit", "--config", "experiments/smoke/scaffold.yaml", *QUICK]
+    main([*fit, *where])
+    first = tmp_path / "run" / "version_0" / "config.yaml"
+    before = yaml.safe_load(first.read_text())
+    main([*fit, *where, "--trainer.max_rounds", "2", "--ckpt_path", "last"])
+    before["trainer"]["max_rounds"] = 2
+    assert yaml.safe_load(first.read_text()) == before
+    changed = [*fit, *where, "--trainer.max_rounds", "2", "--data.batch_size", "8", "--ckpt_path", "last"]
+    line = refused(capsys, *changed)
+    assert "data.batch_size=8 (was 32)" in line
+    assert "--allow_changes true" in line
+    assert len(line) < 300
+    main([*changed, "--allow_changes", "true"])
+    second = tmp_path / "run" / "version_1"
+    config, changes = (yaml.safe_load((second / name).read_text()) for name in ("config.yaml", "changes.yaml"))
+    assert (config["data"]["init_args"]["batch_size"], config["allow_changes"]) == (8, True)
+    assert config["ckpt_path"] == changes[0]["ckpt_path"] == str(first.parent / "checkpoints/last.ckpt")
+    assert changes[0]["changes"] == {"data.batch_size": {"before": 32, "now": 8}}
+    assert yaml.safe_load(first.read_text()) == before
+    main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])
