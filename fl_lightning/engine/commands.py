@@ -25,15 +25,9 @@ if TYPE_CHECKING:
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
-    if weights is not None and path is None:
-        load_weights(run, weights)
-    run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, path)
-    check_storable(run)
+    path, checkpoint = prepare_fit(run, ckpt_path, weights)
     run.folder.open(path, run.metrics.history)
-    folder = run.workers.gather(run.folder.path)[0]
-    warn_of_kept_entries(run)
+    folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
     status, params = "failed", hyperparameters(run)
     try:
         run.folder.log_hyperparams(params)
@@ -53,6 +47,22 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         run.call("teardown")
         run.folder.close(status)
         run.client.load(run.methods.evaluated_state(run.server))
+
+
+def prepare_fit(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """All that a fit does before it writes anything.
+
+    Returns:
+        The checkpoint that the run resumes from, None without one, and its contents.
+    """
+    path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
+    if weights is not None and path is None:
+        load_weights(run, weights)
+    run.methods.on_fit_start(run.server)
+    checkpoint = restore_run(run, path)
+    check_storable(run)
+    warn_of_kept_entries(run)
+    return path, checkpoint
 
 
 def begin_fit(run: Run, fresh: bool) -> None:

@@ -23,6 +23,7 @@ class RunFolder:
 
     Attributes:
         path: the folder; None before :meth:`open` and where nothing is written.
+        shared: the folder, on every worker; None where the run writes nothing.
         loggers: those that are open.
         resumed: whether the run resumes in the folder of its checkpoint.
     """
@@ -30,6 +31,7 @@ class RunFolder:
     def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
         self.root, self.logger, self.writes = root, logger, writes
         self.path: Path | None = None
+        self.shared: Path | None = None
         self.loggers: list[Logger] = []
         self.resumed = False
 
