@@ -96,10 +96,11 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
-        if self.subcommand == "fit":
+        if self.subcommand in ("fit", "doctor"):
             config, parser = self.config[self.subcommand], self._parser(self.subcommand)
             trainer.config = yaml.safe_load(parser.dump(config, skip_unset=False))
-            trainer.callbacks.append(_SaveConfig(parser, config))
+            if self.subcommand == "fit":
+                trainer.callbacks.append(_SaveConfig(parser, config))
         return trainer
 
     def after_fit(self) -> None:

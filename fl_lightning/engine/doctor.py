@@ -24,6 +24,7 @@ from fl_lightning.client.taps import submodule
 from fl_lightning.engine.commands import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation import PHASES, step_name
 from fl_lightning.engine.evaluation_loop import can_share
+from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, text_of
@@ -72,6 +73,8 @@ def examine(run: Run, ckpt_path: str | Path | None, weights: Path | None = None)
     """The plan of a fit, in plain values; all workers call this."""
     path, checkpoint = prepare_fit(run, ckpt_path, weights)
     begin_fit(run, fresh=path is None)
+    if run.client.sent and not run.trainer.fast_dev_run:
+        warn_of_arguments(run, "model.ckpt")
     batches = batches_of_visits(run)
     done = min(checkpoint["round"], run.trainer.max_rounds)
     trial = measure(run, done, batches)

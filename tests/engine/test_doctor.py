@@ -4,6 +4,7 @@ import copy
 import json
 import tempfile
 import time
+import warnings
 
 import pytest
 import torch
@@ -152,6 +153,24 @@ def test_a_run_that_would_resume_is_described_from_its_checkpoint(tmp_path):
     plan = trainer.doctor(small_model(), small_data(), ckpt_path="last")
     assert plan["run"]["rounds_done"] == 1
     assert "4, 1 of them done" in as_text(plan)
+
+
+def test_the_warnings_are_those_of_a_fit(tmp_path):
+    class Net(type(small_model())):
+        def __init__(self):
+            super().__init__(small_model().encoder, small_model().projector)
+            self.save_hyperparameters({"made": object()})
+            self.encoder.eval()
+
+    given = {"drop_last": True, "train_size": 100, "partitioner": Sizes(8, 17, 3, 72)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        small_trainer(tmp_path, max_rounds=1).fit(Net(), small_data(**given), [FedBN()])
+    expected = {str(one.message) for one in caught if issubclass(one.category, UserWarning)}
+    assert len(expected) == 4
+    with warnings.catch_warnings(record=True) as caught:
+        assert {*examined(tmp_path, [FedBN()], Net(), small_data(**given))["warnings"]} == expected
+    assert not caught
 
 
 def refusal(act):

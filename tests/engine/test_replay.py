@@ -5,7 +5,9 @@ import hashlib
 import pytest
 import torch
 from helpers.methods import METHODS
+from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
@@ -20,15 +22,15 @@ class Breaks(Method):
 
     name = "breaks"
 
-    def __init__(self, how="nan"):
-        self.how, self.round, self.steps = how, 0, 0
+    def __init__(self, how="nan", in_round=ROUND):
+        self.how, self.in_round, self.round, self.steps = how, in_round, 0, 0
 
     def on_round_start(self, server):
         self.round = server.round
 
     def penalty(self, client, step):
         self.steps += 1
-        here = (client.info.id, self.round, client.num_steps) == (K, ROUND, 1)
+        here = (client.info.id, self.round, client.num_steps) == (K, self.in_round, 1)
         if here and self.how == "error":
             raise ValueError("their own mistake")
         return torch.tensor(float("nan") if here and self.how == "nan" else 0.0)
@@ -81,6 +83,36 @@ def test_the_record_of_a_failure_has_all_that_the_visit_depends_on(tmp_path, nam
     assert_same_bits(state, torch.load(tmp_path / f"{ROUND}-{K}.pt"))
 
 
+class Plateau(Quadratic):
+    """Its rate falls after a round whose loss is not above the largest so far."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        how = {"mode": "max", "patience": 0, "factor": 0.5}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer, **how), "monitor": "train/loss"},
+        }
+
+
+def test_a_schedule_is_where_it_was_in_the_run(tmp_path):
+    def trainer(name):
+        callbacks = [Keeps(tmp_path)] if name == "whole" else []
+        return small_trainer(tmp_path, name=name, max_rounds=3, local_steps=2, callbacks=callbacks)
+
+    def data():
+        return quadratic_data([1.0, 2.0, 3.0, 4.0])
+
+    whole, model = trainer("whole"), Plateau()
+    whole.fit(Plateau(), data(), [Breaks("not", 2)])
+    with pytest.raises(ClientError) as caught:
+        trainer("run").fit(Plateau(), data(), [Breaks("nan", 2)])
+    with pytest.warns(UserWarning, match="in the run it failed"):
+        logged = trainer("run").replay(model, data(), 2, K, caught.value.record, [Breaks("not", 2)])
+    assert logged["lr"] == whole.history[2]["lr"] == 0.05
+    assert_same_bits(model.state_dict(), torch.load(tmp_path / f"2-{K}.pt"))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_repeats_each_visit_of_its_round(tmp_path, workers):
     how = {"devices": workers, "participation": 0.5}
@@ -117,6 +149,22 @@ def test_a_replay_stops_at_the_step_and_the_run_at_the_end_of_the_visit(tmp_path
     with pytest.raises(ClientError, match="local step 1"):
         again(tmp_path, [method], record(tmp_path), local_steps=5)
     assert method.steps - steps == 2
+
+
+def test_a_replay_has_the_threads_of_the_run(tmp_path):
+    noted = []
+
+    class Notes(Breaks):
+        def on_client_start(self, client):
+            noted.append(torch.get_num_threads())
+
+    fit(tmp_path, [Breaks()])
+    torch.set_num_threads(2)
+    last = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    for path in (record(tmp_path), last):
+        again(tmp_path, [Notes("not")], path)
+    assert noted == [1, 1]
+    assert torch.get_num_threads() == 2
 
 
 def test_an_exception_keeps_its_cause_and_its_line(tmp_path):
