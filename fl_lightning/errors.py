@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class UsageError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
 
 
 class ClientError(RuntimeError):
-    """A failure inside a run. Names the client, the round and, where known, the loss term."""
+    """A failure inside a run. Names the client, the round and, where known, the loss term.
+
+    Attributes:
+        record: the file with which ``replay`` repeats the visit that failed; None without one.
+    """
+
+    record: Path | None = None
 
 
 class LostWorkerError(ClientError):

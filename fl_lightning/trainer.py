@@ -15,6 +15,8 @@ from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, Prog
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine import checks, commands
+from fl_lightning.engine import doctor as examination
+from fl_lightning.engine import replay as replaying
 from fl_lightning.engine.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
 from fl_lightning.errors import require
@@ -108,7 +110,7 @@ class FederatedTrainer(RunAccess):
     """
 
     # the methods below that are commands of the command line
-    commands = ("fit", "validate", "test", "predict", "partition")
+    commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor")
 
     def __init__(
         self,
@@ -311,6 +313,77 @@ class FederatedTrainer(RunAccess):
         folder = Path(CSVLogger(self.default_root_dir, "partition").log_dir)
         print(save_partition(datamodule, folder))
         return folder
+
+    def replay(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        round: int,
+        client: int,
+        ckpt_path: str | Path | None = None,
+        method: Methods = None,
+        weights: str | Path | None = None,
+    ) -> dict[str, float]:
+        """Repeat the visit of one client in this process, to the bits of the run, and return what it logged.
+
+        Nothing is written. ``model`` is left with the client's model; a visit that failed in the run fails here, too.
+
+        Args:
+            model: the model.
+            datamodule: the clients' data.
+            round: the round of the visit, from 0.
+            client: id of the client.
+            ckpt_path: ``RUN/failures/round-R-client-K.pt``, which a client that fails leaves behind; or a checkpoint
+                with as many rounds done as ``round`` says, for any client of that round; or ``last`` for that of the
+                newest version of this run.
+            method: the methods of the run.
+            weights: the weights that the run began with, which are in the file already.
+
+        Raises:
+            ClientError: the visit failed, with the message of the run.
+            UsageError: the file has no such visit, or is of another run.
+        """
+        how = {"ckpt_path": ckpt_path, "round_": round, "client": client}
+        with replaying.one_process(self):
+            return self._launch(replaying.replay, model, datamodule, method, "fit", weights, **how)
+
+    def doctor(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        method: Methods = None,
+        ckpt_path: str | Path | None = None,
+        weights: str | Path | None = None,
+    ) -> dict[str, Any]:
+        """Resolve, check and estimate a fit without running it; it refuses what ``fit`` refuses.
+
+        A few local steps of one client and a few batches of evaluation are measured on copies of the model and the
+        methods. Nothing is written, and no state is changed.
+
+        Args:
+            model: the model.
+            datamodule: the clients' data.
+            method: the methods of the run.
+            ckpt_path: the checkpoint that ``fit`` would resume from.
+            weights: the weights that ``fit`` would begin with.
+
+        Returns:
+            The plan of the run in plain values, by section; its ``warnings`` are those of a fit.
+
+        Raises:
+            UsageError: something does not fit together.
+            ClientError: the client that is measured failed.
+        """
+        before = self._run, self.fabric, self.weights
+        try:
+            with examination.collected_warnings() as warned:
+                copied = examination.copies(model, checks.as_list(method))
+                plan = self._launch(
+                    examination.examine, copied[0], datamodule, copied[1], "fit", weights, ckpt_path=ckpt_path
+                )
+            return {**plan, "warnings": warned}
+        finally:
+            self._run, self.fabric, self.weights = before
 
     def _launch(
         self,

@@ -41,6 +41,7 @@ def test_every_command_is_known_to_a_test():
         "cifar10.yaml",
         "cli.py test",
         "cli.py predict",
+        "cli.py doctor",
         "--weights",
         "cli.py partition",
         "--ckpt_path last",
@@ -87,6 +88,11 @@ def test_the_commands_for_many_workers_run(capsys):
 def test_early_stopping_runs(capsys):
     main([*command("EarlyStopping"), "--trainer.callbacks.patience", "0", "--trainer.max_rounds", "3"])
     assert "rounds, test/accuracy" in capsys.readouterr().out
+
+
+def test_the_doctor_prints_its_plan(capsys):
+    main(command("cli.py doctor"))
+    assert "FedUV(mu=0.5" in capsys.readouterr().out
 
 
 def test_the_partition_is_shown(capsys):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # imported for their short names in a config
@@ -23,6 +24,7 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
+from fl_lightning.engine.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
@@ -117,10 +119,11 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
-        if self.subcommand == "fit":
+        if self.subcommand in ("fit", "doctor"):
             config, parser = self.config[self.subcommand], self._parser(self.subcommand)
             trainer.config = yaml.safe_load(parser.dump(config, skip_unset=False))
-            trainer.callbacks.append(_SaveConfig(parser, config))
+            if self.subcommand == "fit":
+                trainer.callbacks.append(_SaveConfig(parser, config))
         return trainer
 
     def after_fit(self) -> None:
@@ -145,6 +148,28 @@ class FederatedCLI(LightningCLI):
         trainer.predict(**kwargs)
         if trainer.global_rank == 0:
             print(f"predictions in {kwargs['output']}")
+
+    def replay(self, **kwargs: Any) -> None:
+        """Print what the visit logged, on one line; an exception of the user's code comes as it was raised."""
+        trainer: Any = self.trainer
+        try:
+            logged = trainer.replay(**kwargs)
+        except ClientError as error:
+            if not from_users_code(error):
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            cause: Any = error.__cause__
+        else:
+            values = ", ".join(f"{name} {value:.4g}" for name, value in logged.items() if name != "steps")
+            print(f"client {kwargs['client']}, round {kwargs['round']}: {logged['steps']} local steps, {values}")
+            return
+        # after the block, so that the user's own exception is the last one, and a debugger stops at its line
+        raise cause
+
+    def doctor(self, **kwargs: Any) -> None:
+        """Print the plan of the run."""
+        trainer: Any = self.trainer
+        rank_zero_only(print)(as_text(trainer.doctor(**kwargs)))
 
     def _print(self, metrics: Any) -> None:
         trainer: Any = self.trainer
@@ -186,7 +211,23 @@ def plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def stop(error: Exception, status: int) -> NoReturn:
+def from_users_code(error: ClientError) -> bool:
+    """Whether it was an exception of another kind that made a client fail."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, ClientError)
+
+
+def how_to_replay(error: ClientError) -> str:
+    """The end of an error's line: the command that repeats the visit; empty where no file holds it."""
+    if error.record is None:
+        return ""
+    _, round_, _, k = error.record.stem.split("-")
+    config = error.record.parents[1] / "config.yaml"
+    return (
+        f"; repeat it: python cli.py replay --config {config} --ckpt_path {error.record} --round {round_} --client {k}"
+    )
+
+
+def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
     print(f"error: {error}", file=sys.stderr)
     sys.exit(status)
@@ -204,9 +245,10 @@ def main(args: list[str] | None = None) -> None:
         with plain_warnings():
             FederatedCLI(args)
     except ClientError as error:
-        if error.__cause__ is not None and not isinstance(error.__cause__, ClientError):
+        if from_users_code(error):
+            print(f"error: {error}{how_to_replay(error)}", file=sys.stderr)
             raise
-        stop(error, 1)
+        stop(f"{error}{how_to_replay(error)}", 1)
     except Exception as error:
         usage = usage_error(error)
         if usage is None:

@@ -387,6 +387,16 @@ class Client(LightningModule):
         self._values = self.logged.sums()
         return Update(delta, others, self.weight, payload, self._values, self.drift, frozen, size)
 
+    def check_terms(self) -> None:
+        """Refuse a loss that cannot be trained on.
+
+        Raises:
+            ClientError: a term of the loss is nan or infinite.
+        """
+        term = self.logged.first_bad_term()
+        if term is not None:
+            raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
+
     def load(self, state: State) -> None:
         """Load a state into the module outside of a visit, for evaluation."""
         self._places.bind()
@@ -497,9 +507,7 @@ class Client(LightningModule):
         return examples if given is None else given
 
     def _check_finite(self) -> None:
-        term = self.logged.first_bad_term()
-        if term is not None:
-            raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
+        self.check_terms()
         self.drift = float(norm(self.change))
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())

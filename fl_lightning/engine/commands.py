@@ -19,6 +19,7 @@ from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import play_round
 from fl_lightning.errors import require
+from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable
@@ -31,16 +32,10 @@ if TYPE_CHECKING:
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    found = checkpoint_to_resume(run, ckpt_path)
-    if weights is not None and found is None:
-        load_weights(run, weights)
-    run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, found, allow_changes)
-    check_storable(run)
+    found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     run.folder.open(None if found is None else found.path, run.metrics.history)
-    folder = run.workers.gather(run.folder.path)[0]
+    folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
     begin_in_folder(run, found)
-    warn_of_kept_entries(run)
     status, params = "failed", hyperparameters(run)
     try:
         run.folder.log_hyperparams(params)
@@ -60,6 +55,24 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         run.call("teardown")
         run.folder.close(status)
         run.client.load(run.methods.evaluated_state(run.server))
+
+
+def prepare_fit(
+    run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool = False
+) -> tuple[Checkpoint | None, dict[str, Any]]:
+    """All that a fit does before it writes anything.
+
+    Returns:
+        The checkpoint that the run resumes from, None without one, and its contents.
+    """
+    found = checkpoint_to_resume(run, ckpt_path)
+    if weights is not None and found is None:
+        load_weights(run, weights)
+    run.methods.on_fit_start(run.server)
+    checkpoint = restore_run(run, found, allow_changes)
+    check_storable(run)
+    warn_of_kept_entries(run)
+    return found, checkpoint
 
 
 def begin_fit(run: Run, fresh: bool) -> None:

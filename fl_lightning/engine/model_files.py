@@ -34,12 +34,17 @@ def save_model(run: Run, path: Path) -> None:
     """
     if run.workers.rank != 0:
         return
-    left_out = ", ".join(name for name, value in constructor_arguments(run).items() if not is_storable(value))
-    if left_out:
-        run.trainer.warn(f"{path.name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
+    warn_of_arguments(run, path.name)
     checkpoint = lightning_checkpoint(run)
     run.client.call("on_save_checkpoint", checkpoint)
     save(storable(checkpoint), path)
+
+
+def warn_of_arguments(run: Run, name: str) -> None:
+    """Warn of the constructor's arguments that the file called ``name`` leaves out."""
+    left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
+    if left_out:
+        run.trainer.warn(f"{name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation import PHASES
-from fl_lightning.engine.failures import Failures
+from fl_lightning.engine.failures import Failures, record_failure
 from fl_lightning.engine.workers import place
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.sampling import size_of_cohort
@@ -76,6 +76,7 @@ def train_cohort(run: Run, round_: int) -> Totals:
             raise
         except (ClientError, UsageError) as error:
             failures.add(k, error)
+            record_failure(run, k, error)
             if run.trainer.on_client_error == "raise":
                 break
             continue
@@ -132,7 +133,7 @@ def tolerate(run: Run, failures: Failures) -> None:
     """Warn of the clients that failed, and continue without them where the trainer's arguments allow it."""
     trainer, left = run.trainer, len(run.server.cohort) - len(failures)
     if trainer.on_client_error == "raise":
-        failures.throw()
+        failures.throw(run)
     for text in failures.texts():
         trainer.warn(f"skipped: {text}")
     run.metrics.update({"clients/failed": len(failures)})

@@ -25,6 +25,7 @@ class RunFolder:
 
     Attributes:
         path: the folder; None before :meth:`open` and where nothing is written.
+        shared: the folder, on every worker; None where the run writes nothing.
         loggers: those that are open.
         checkpoints: the folder of its checkpoints; None where :attr:`path` is.
         source: folder of the run whose checkpoint this one resumes from, on the process that writes; None without one.
@@ -38,6 +39,7 @@ class RunFolder:
         self.path: Path | None = None
         self.checkpoints: CheckpointFolder | None = None
         self.source: Path | None = None
+        self.shared: Path | None = None
         self.loggers: list[Logger] = []
         self.resumed = self.changed = False
         self.changes: list[dict[str, Any]] = []

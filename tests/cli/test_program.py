@@ -1,6 +1,7 @@
 """The command line: composition, one-line errors, start-up."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import final_names
+from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
@@ -267,3 +269,55 @@ def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_
     assert changes[0]["changes"] == {"data.batch_size": {"before": 32, "now": 8}}
     assert yaml.safe_load(first.read_text()) == before
     main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])
+
+
+def test_the_line_of_a_failure_has_the_command_that_repeats_the_visit(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--model.optimizer.lr", "1e30"])
+    line = next(one for one in capsys.readouterr().err.splitlines() if one.startswith("error: "))
+    failure, command = line.split("; repeat it: python cli.py ")
+    assert failure.startswith("error: client 0, round 0: ")
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(command))
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == failure
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(command), "--client", "1"])
+    assert ended.value.code == 2
+    assert "error: client=1: " in capsys.readouterr().err
+
+
+def test_a_visit_that_succeeds_is_one_line(capsys, tmp_path):
+    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
+    config = str(tmp_path / "fedavg" / "version_0" / "config.yaml")
+    capsys.readouterr()
+    where = ["--ckpt_path", "last", "--round", "1", "--client", "2"]
+    main(["replay", "--config", config, "--trainer.max_rounds", "2", *where])
+    line = r"client 2, round 1: \d+ local steps, lr 0.05, train/loss [\d.]+, train/accuracy [\d.]+\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+
+
+def test_an_exception_in_a_visit_is_the_last_one_of_its_replay(capsys, tmp_path):
+    with pytest.raises(ClientError):
+        main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--model=helpers.theirs.Mistaken"])
+    failure, command = capsys.readouterr().err.splitlines()[-1].split("; repeat it: python cli.py ")
+    with pytest.raises(LookupError, match="their own mistake") as caught:
+        main(shlex.split(command))
+    assert caught.traceback[-1].name == "training_step"  # where a debugger stops
+    assert capsys.readouterr().err.splitlines()[-1] == failure == "error: client 0, round 0: their own mistake"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path, workers):
+    where = ["--trainer.default_root_dir", str(tmp_path), "--trainer.devices", workers]
+    main(["doctor", *FIT[1:], *QUICK, *where, "--method+=FedDecorr"])
+    said = capfd.readouterr().out
+    assert said.count("methods  ") == said.count("FedDecorr(beta=0.1") == 1
+    assert f"{workers} worker" in said
+    assert said.splitlines()[-1] == "warnings          none"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_doctor_refuses_what_fit_refuses(capsys, tmp_path):
+    bad = [*FIT[1:], "--trainer.default_root_dir", str(tmp_path), "--trainer.cohort_size", "99"]
+    assert refused(capsys, "doctor", *bad) == refused(capsys, "fit", *bad)

@@ -66,3 +66,10 @@ class Synchronises(ImageClassifier):
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(total)
         return loss * (1 + metric.compute() + self.all_gather(loss.detach()).sum() + total)
+
+
+class Mistaken(ImageClassifier):
+    """A module that raises an exception of its own."""
+
+    def training_step(self, batch, batch_idx):
+        raise LookupError("their own mistake")

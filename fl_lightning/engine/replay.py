@@ -1,0 +1,171 @@
+"""Repeats the visit of one client, alone and to the bits that it had in the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.engine.changes import differences, identity, message, shown_path
+from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
+from fl_lightning.engine.commands import begin_fit
+from fl_lightning.engine.launch import threads
+from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
+from fl_lightning.engine.rounds import cohort
+from fl_lightning.errors import UsageError, require
+from fl_lightning.records.checkpoint import Checkpoint, in_place, read
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+    from fl_lightning.trainer import FederatedTrainer
+
+
+@contextmanager
+def one_process(trainer: FederatedTrainer) -> Iterator[None]:
+    """In this block the trainer launches one worker, which is this process."""
+    names = ("devices", "num_nodes", "workers_per_device")
+    before = {name: getattr(trainer, name) for name in names}
+    vars(trainer).update(dict.fromkeys(names, 1))
+    try:
+        yield
+    finally:
+        vars(trainer).update(before)
+
+
+def replay(
+    run: Run, ckpt_path: str | Path | None, round_: int, client: int, weights: Path | None = None
+) -> dict[str, float]:
+    """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
+
+    The resident module is left with the client's model. The given ``weights`` began the run, and have no part in it.
+
+    Returns:
+        The number of local steps, the last learning rate, and what the visit logged.
+
+    Raises:
+        ClientError: the visit failed. A term of the loss that is nan ends it at once.
+        UsageError: the file has no such visit.
+    """
+    hint = "a replay is one process; start it without torchrun or srun"
+    require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
+    found = find_visit(run, ckpt_path, round_, client)
+    contents = read(found.path)
+    with threads(threads_of(found.path, contents)):
+        run.methods.on_fit_start(run.server)
+        if "failure" in contents:
+            restore_failure(run, found.path, contents, round_, client)
+        else:
+            restore_round(run, found, contents, round_, client)
+        begin_fit(run, fresh=False)
+        run.client.begin_round(round_)
+        with stopping_at_bad_terms(run.client):
+            run.local_training.visit(client, round_, run.server.state)
+    if "failure" in contents:
+        run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
+    return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
+
+
+def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> Checkpoint:
+    """The file that holds the visit.
+
+    Raises:
+        UsageError: there is no such file, round or client.
+    """
+    hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
+    require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
+    rounds, clients = run.trainer.max_rounds, run.data.num_clients
+    require(0 <= round_ < rounds, "round", round_, f"the run has {rounds} rounds; they count from 0")
+    require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
+    found = verified_checkpoint(run, ckpt_path)
+    if found is None:
+        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: no version of the run has a checkpoint; {hint}")
+    return found
+
+
+def restore_failure(run: Run, path: Path, record: dict[str, Any], round_: int, client: int) -> None:
+    """Bring server, methods and the client's memory to where they were when the client failed.
+
+    Raises:
+        UsageError: the record is that of another visit or of another run.
+    """
+    failure = record["failure"]
+    require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
+    require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
+    changes = differences(identity(run), record)
+    if changes:
+        raise UsageError(message(f"ckpt_path={shown_path(path)!r}", changes, "give the config of the run"))
+    call_on_load(run.client, record)
+    restore_data(run.data, record["datamodule"])
+    run.server.begin_round(round_, record["cohort"])
+    restore_server(run, path, record)
+    # what its hook keeps beside the server values is in no file; what it does to these is in the record already
+    run.methods.on_round_start(run.server)
+    restore_server(run, path, record)
+    run.local_training.monitored.load_state_dict(record["client_schedulers"])
+    run.client.logged.evaluated = record["evaluated"]
+    if record["memory"]:
+        run.client.memories().visited(client).update(record["memory"])
+
+
+def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
+    """Set the global state and the server values of the methods to those of a record.
+
+    Raises:
+        UsageError: the record is of another model or of other methods.
+    """
+    load_state(run.client.module, record["state_dict"], "ckpt_path", path)
+    run.server.assign(run.client.state())
+    try:
+        run.methods.load_state_dict(record["methods"])
+    except KeyError as error:
+        raise UsageError(f"ckpt_path={str(path)!r}: not a record of this run: it has no {error}") from error
+
+
+def restore_round(run: Run, found: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int) -> None:
+    """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
+
+    Raises:
+        UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
+    """
+    done = checkpoint.get("round")
+    hint = f"{str(found.path)!r} has {done} rounds done, after which comes round {done}; give that, or another file"
+    require(done == round_, "round", round_, hint)
+    restore_run(run, found)
+    run.server.begin_round(round_, cohort(run, round_))
+    clients = ", ".join(map(str, sorted(run.server.cohort)))
+    require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
+    run.methods.on_round_start(run.server)
+
+
+def threads_of(path: Path, contents: dict[str, Any]) -> int | None:
+    """The threads of the worker that trained the client, on which the bits depend; None where they are not known."""
+    environment = path.parents[1] / "environment.json" if in_place(path) else None
+    known = contents.get("threads")
+    if known is None and environment is not None and environment.is_file():
+        known = json.loads(environment.read_text()).get("threads")
+    return known
+
+
+@contextmanager
+def stopping_at_bad_terms(client: Client) -> Iterator[None]:
+    """In this block a term of the loss that becomes nan or infinite is an error at its step.
+
+    In a run it is one at the end of the visit, since looking at the loss means waiting for the device.
+    """
+    step: Callable[..., Tensor | None] = client.training_step
+
+    def checked(*args: Any) -> Tensor | None:
+        loss = step(*args)
+        client.check_terms()
+        return loss
+
+    vars(client)["training_step"] = checked
+    try:
+        yield
+    finally:
+        del vars(client)["training_step"]

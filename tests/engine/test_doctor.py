@@ -1,0 +1,199 @@
+"""The doctor: a fit resolved, checked and estimated, and nothing left behind."""
+
+import copy
+import json
+import tempfile
+import time
+import warnings
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
+
+from fl_lightning import Method
+from fl_lightning.callbacks import SpectrumMonitor
+from fl_lightning.data import IID
+from fl_lightning.engine.doctor import as_text
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.methods import MOON, SCAFFOLD, FedBABU, FedBN, FedDecorr, Local
+from fl_lightning.state import num_bytes
+
+
+def examined(tmp_path, methods=(), model=None, data=None, **kwargs):
+    trainer = small_trainer(tmp_path, **{"max_rounds": 3, **kwargs})
+    return trainer.doctor(model or small_model(), data or small_data(), list(methods))
+
+
+def test_the_plan_is_of_plain_values_and_its_text_is_short_and_aligned(tmp_path):
+    plan = examined(tmp_path, [MOON(), FedDecorr(beta=0.2)], callbacks=[SpectrumMonitor()], participation=0.5)
+    assert json.loads(json.dumps(plan)) == plan
+    assert plan["methods"]["feddecorr"]["arguments"]["beta"] == 0.2
+    assert (plan["run"]["rounds"], plan["run"]["cohort"]) == (3, 2)
+    lines = as_text(plan).splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 120
+    assert {line[18] for line in lines} - {" "} and {line[17] for line in lines} == {" "}
+    assert "FedDecorr(beta=0.2" in lines[0]
+
+
+def test_parameters_bytes_and_state_are_those_of_a_fit(tmp_path):
+    model, data = plain_sgd_model(), small_data()
+    plan = examined(tmp_path, [SCAFFOLD()], model, data)
+    trained = sum(value.numel() for value in model.parameters())
+    assert plan["model"]["trained"] == trained
+    assert plan["model"]["buffers"] == sum(value.numel() for value in model.buffers())
+    trainer = small_trainer(tmp_path, max_rounds=1)
+    trainer.fit(model, data, [SCAFFOLD()])
+    assert plan["bytes"] == {side: trainer.metrics[f"bytes/{side}"] for side in ("down", "up")}
+    each = [num_bytes(memory) for memory in trainer.client.memories().values()]
+    assert plan["client_state"] == {"each": each[0], "all": sum(each)}
+    assert each[0] >= 4 * trained
+
+
+def test_taps_name_the_module_and_who_reads_them(tmp_path):
+    plan = examined(tmp_path, [MOON(), FedDecorr()], callbacks=[SpectrumMonitor()], taps={"mine": "encoder"})
+    assert plan["taps"]["representation"] == {
+        "output": "projector",
+        "class": "Projector",
+        "readers": ["MOON", "FedDecorr", "SpectrumMonitor"],
+    }
+    assert plan["taps"]["mine"] == {"output": "encoder", "class": "MLP", "readers": []}
+    assert "read by MOON, FedDecorr, SpectrumMonitor" in as_text(plan)
+
+
+def test_frozen_and_kept_entries_are_counted(tmp_path):
+    assert examined(tmp_path, [FedBN()])["model"]["kept_by_clients"] > 0
+    model = small_model()
+    model.classifier.requires_grad_(False)
+    assert examined(tmp_path, [], model)["model"]["frozen"] == sum(p.numel() for p in model.classifier.parameters())
+    assert examined(tmp_path, [FedBABU()])["model"]["kept_by_clients"] == 0
+    plan = examined(tmp_path, [Local()])
+    assert plan["bytes"]["up"] == 0
+    assert any("stay with each client" in text for text in plan["warnings"])
+
+
+class Sizes:
+    """Gives the first samples to the first client, and so on."""
+
+    needs_labels, moved = False, 0
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __call__(self, labels, num_clients, rng):
+        return [part.numpy() for part in torch.arange(sum(self.sizes)).split(list(self.sizes))]
+
+
+def test_examples_batches_and_short_batches_are_counted(tmp_path):
+    data = {"train_size": 100, "batch_size": 8, "num_clients": 4, "partitioner": Sizes(8, 17, 3, 72)}
+    clients = examined(tmp_path, data=small_data(**data), local_epochs=2)["clients"]
+    assert clients["examples"] == [3, 12.5, 72]
+    assert clients["batches"] == [2, 4, 18]
+    assert {kind: clients[kind] for kind in ("short", "single", "dropped", "without_batches")} == {
+        "short": 1,
+        "single": 1,
+        "dropped": 0,
+        "without_batches": 0,
+    }
+    plan = examined(tmp_path, data=small_data(**data, drop_last=True))
+    assert (plan["clients"]["dropped"], plan["clients"]["without_batches"]) == (2, 1)
+    assert any("1 of 4 clients (2) have no full batch" in text for text in plan["warnings"])
+    assert "1 train nothing" in as_text(plan)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_leaves_nothing_behind_and_a_fit_after_it_has_the_same_bits(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where clients lie that exceed client_memory
+
+    def trained(first):
+        model, data, methods = plain_sgd_model(), small_data(), [SCAFFOLD(), FedDecorr()]
+        trainer = small_trainer(tmp_path / "runs", devices=workers, client_memory=0.0)
+        if first:
+            before, attributes = copy.deepcopy(model.state_dict()), set(vars(methods[0]))
+            trainer.doctor(model, data, methods)
+            assert_same_bits(model.state_dict(), before)
+            assert set(vars(methods[0])) == attributes
+            assert trainer.history == [] and trainer.run_dir is None
+            assert not list(tmp_path.iterdir())
+        trainer.fit(model, data, methods)
+        return model.state_dict()
+
+    assert_same_bits(trained(first=True), trained(first=False))
+
+
+class Waits(Method):
+    """Waits in each local step."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def penalty(self, client, step):
+        time.sleep(self.seconds)
+
+
+def test_time_is_extrapolated_from_a_few_steps_to_all_clients(tmp_path):
+    data = small_data(batch_size=4, partitioner=IID())
+    plan = examined(tmp_path, [Waits(0.01)], data=data)
+    assert plan["measured"]["batches"] == 4
+    assert plan["seconds"]["training"] >= 100 * 0.01  # 400 examples, 4 in a batch
+    assert plan["seconds"]["run"] >= 3 * plan["seconds"]["training"]
+    slow = examined(tmp_path, [Waits(0.03)], data=data)
+    assert slow["seconds"]["training"] >= 100 * 0.03
+    assert "from 4 batches of client" in as_text(plan)
+
+
+def test_a_run_without_rounds_is_described_and_not_measured(tmp_path):
+    plan = examined(tmp_path, max_rounds=0)
+    assert "seconds" not in plan
+    assert "no round trains anything" in as_text(plan)
+
+
+def test_a_run_that_would_resume_is_described_from_its_checkpoint(tmp_path):
+    small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data())
+    trainer = small_trainer(tmp_path, max_rounds=4)
+    plan = trainer.doctor(small_model(), small_data(), ckpt_path="last")
+    assert plan["run"]["rounds_done"] == 1
+    assert "4, 1 of them done" in as_text(plan)
+
+
+def test_the_warnings_are_those_of_a_fit(tmp_path):
+    class Net(type(small_model())):
+        def __init__(self):
+            super().__init__(small_model().encoder, small_model().projector)
+            self.save_hyperparameters({"made": object()})
+            self.encoder.eval()
+
+    given = {"drop_last": True, "train_size": 100, "partitioner": Sizes(8, 17, 3, 72)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        small_trainer(tmp_path, max_rounds=1).fit(Net(), small_data(**given), [FedBN()])
+    expected = {str(one.message) for one in caught if issubclass(one.category, UserWarning)}
+    assert len(expected) == 4
+    with warnings.catch_warnings(record=True) as caught:
+        assert {*examined(tmp_path, [FedBN()], Net(), small_data(**given))["warnings"]} == expected
+    assert not caught
+
+
+def refusal(act):
+    with pytest.raises((UsageError, ClientError)) as caught:
+        act()
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"trainer": {"cohort_size": 99}},
+        {"trainer": {"taps": {"representation": "nowhere"}}, "method": [FedDecorr()]},
+        {"model": lambda: small_model("cnn")},
+        {"method": [SCAFFOLD()]},
+        {"ckpt_path": "nowhere.ckpt"},
+        {"weights": "nowhere.ckpt"},
+    ],
+)
+def test_it_refuses_what_fit_refuses_with_the_same_line(tmp_path, bad):
+    def act(command):
+        trainer = small_trainer(tmp_path, **bad.get("trainer", {}))
+        more = {key: bad[key] for key in ("method", "ckpt_path", "weights") if key in bad}
+        getattr(trainer, command)(bad.get("model", small_model)(), small_data(), **more)
+
+    assert refusal(lambda: act("doctor")) == refusal(lambda: act("fit"))

@@ -1,0 +1,233 @@
+"""A visit is repeated alone: with the bits of the run, and with its failure."""
+
+import hashlib
+
+import pytest
+import torch
+from helpers.methods import METHODS
+from helpers.quadratics import Quadratic, quadratic_data
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fl_lightning import Method
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.methods import SCAFFOLD, FedProx
+
+ROUND, K = 1, 3
+
+
+class Breaks(Method):
+    """Fails in one visit of one client: its penalty becomes nan in a step, or an exception is raised."""
+
+    name = "breaks"
+
+    def __init__(self, how="nan", in_round=ROUND):
+        self._how, self._in_round, self.round, self.steps = how, in_round, 0, 0
+
+    def on_round_start(self, server):
+        self.round = server.round
+
+    def penalty(self, client, step):
+        self.steps += 1
+        here = (client.info.id, self.round, client.num_steps) == (K, self._in_round, 1)
+        if here and self._how == "error":
+            raise ValueError("their own mistake")
+        return torch.tensor(float("nan") if here and self._how == "nan" else 0.0)
+
+
+class Keeps(Callback):
+    """Writes the local model of each client, whichever worker has trained it, and can end the run in a round."""
+
+    def __init__(self, folder, stop=None):
+        self.folder, self.stop = folder, stop
+
+    def on_client_end(self, trainer, client):
+        round_ = trainer.server.round
+        torch.save(client.state(), self.folder / f"{round_}-{client.info.id}.pt")
+        if round_ == self.stop and client.info.id == max(trainer.server.cohort):
+            raise ClientError("stopped")
+
+
+def fit(tmp_path, methods, **kwargs):
+    trainer = small_trainer(tmp_path, **{"max_rounds": 2, "threads_per_worker": 1, "name": "run", **kwargs})
+    try:
+        trainer.fit(plain_sgd_model(), small_data(), methods)
+    except ClientError as error:
+        return error
+    return None
+
+
+def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, **kwargs):
+    """The model that a replay leaves, and what it returns."""
+    model = model or plain_sgd_model()
+    trainer = small_trainer(tmp_path, **{"max_rounds": 2, "name": "run", **kwargs})
+    logged = trainer.replay(model, small_data(), round_, client, path, methods)
+    return model.state_dict(), logged
+
+
+def digests(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def record(tmp_path):
+    return tmp_path / "run" / "version_0" / "failures" / f"round-{ROUND}-client-{K}.pt"
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD", "MOON", "FedDyn", "FedBN"])
+def test_the_record_of_a_failure_has_all_that_the_visit_depends_on(tmp_path, name):
+    fit(tmp_path, [*METHODS[name](), Breaks("not")], name="whole", callbacks=[Keeps(tmp_path)], devices=2)
+    fit(tmp_path, [*METHODS[name](), Breaks()], devices=2)
+    with pytest.warns(UserWarning, match="in the run it failed: client 3, round 1: breaks"):
+        state, _ = again(tmp_path, [*METHODS[name](), Breaks("not")], record(tmp_path))
+    assert_same_bits(state, torch.load(tmp_path / f"{ROUND}-{K}.pt"))
+
+
+class Plateau(Quadratic):
+    """Its rate falls after a round whose loss is not above the largest so far."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        how = {"mode": "max", "patience": 0, "factor": 0.5}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer, **how), "monitor": "train/loss"},
+        }
+
+
+def test_a_schedule_is_where_it_was_in_the_run(tmp_path):
+    def trainer(name):
+        callbacks = [Keeps(tmp_path)] if name == "whole" else []
+        return small_trainer(tmp_path, name=name, max_rounds=3, local_steps=2, callbacks=callbacks)
+
+    def data():
+        return quadratic_data([1.0, 2.0, 3.0, 4.0])
+
+    whole, model = trainer("whole"), Plateau()
+    whole.fit(Plateau(), data(), [Breaks("not", 2)])
+    with pytest.raises(ClientError) as caught:
+        trainer("run").fit(Plateau(), data(), [Breaks("nan", 2)])
+    with pytest.warns(UserWarning, match="in the run it failed"):
+        logged = trainer("run").replay(model, data(), 2, K, caught.value.record, [Breaks("not", 2)])
+    assert logged["lr"] == whole.history[2]["lr"] == 0.05
+    assert_same_bits(model.state_dict(), torch.load(tmp_path / f"2-{K}.pt"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_checkpoint_repeats_each_visit_of_its_round(tmp_path, workers):
+    how = {"devices": workers, "participation": 0.5}
+    fit(tmp_path, [SCAFFOLD()], callbacks=[Keeps(tmp_path, ROUND)], **how)
+    cohort = sorted(int(path.stem[2:]) for path in tmp_path.glob(f"{ROUND}-*.pt"))
+    assert cohort
+    for k in cohort:
+        state, logged = again(tmp_path, [SCAFFOLD()], "last", client=k, **how)
+        assert_same_bits(state, torch.load(tmp_path / f"{ROUND}-{k}.pt"))
+        assert logged["train/loss"] > 0
+    others = sorted({*range(4)} - {*cohort})
+    with pytest.raises(UsageError, match=f"client={others[0]}: the clients of round 1 are {cohort[0]}"):
+        again(tmp_path, [SCAFFOLD()], "last", client=others[0], **how)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("on_client_error", ["raise", "skip"])
+def test_a_visit_fails_again_with_the_message_of_the_run_and_nothing_is_written(tmp_path, workers, on_client_error):
+    error = fit(tmp_path, [Breaks()], devices=workers, on_client_error=on_client_error)
+    assert error is None or error.record == record(tmp_path)
+    saved = torch.load(record(tmp_path), weights_only=True)["failure"]
+    said = f"client {K}, round {ROUND}: breaks became nan or infinite at local step 1"
+    assert saved == {"round": ROUND, "client": K, "error": said, "term": "breaks", "step": 1}
+    before = digests(tmp_path)
+    with pytest.raises(ClientError, match=f"^{said}$"):
+        again(tmp_path, [Breaks()], record(tmp_path), devices=workers)
+    assert digests(tmp_path) == before
+
+
+def test_a_replay_stops_at_the_step_and_the_run_at_the_end_of_the_visit(tmp_path):
+    method = Breaks()
+    fit(tmp_path, [method], local_steps=5)
+    steps = method.steps
+    with pytest.raises(ClientError, match="local step 1"):
+        again(tmp_path, [method], record(tmp_path), local_steps=5)
+    assert method.steps - steps == 2
+
+
+def test_a_replay_has_the_threads_of_the_run(tmp_path):
+    noted = []
+
+    class Notes(Breaks):
+        def on_client_start(self, client):
+            noted.append(torch.get_num_threads())
+
+    fit(tmp_path, [Breaks()])
+    torch.set_num_threads(2)
+    last = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    for path in (record(tmp_path), last):
+        again(tmp_path, [Notes("not")], path)
+    assert noted == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_exception_keeps_its_cause_and_its_line(tmp_path):
+    fit(tmp_path, [Breaks("error")])
+    with pytest.raises(ClientError, match="client 3, round 1: their own mistake") as caught:
+        again(tmp_path, [Breaks("error")], record(tmp_path))
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    frame = cause.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    assert frame.tb_frame.f_code.co_name == "penalty"
+
+
+def test_a_model_that_diverges_fails_at_the_same_place(tmp_path):
+    def fail(act):
+        with pytest.raises(ClientError) as caught:
+            act()
+        return str(caught.value)
+
+    trainer = small_trainer(tmp_path, name="run")
+    first = fail(lambda: trainer.fit(plain_sgd_model(lr=1e30), small_data()))
+    path = tmp_path / "run" / "version_0" / "failures" / "round-0-client-0.pt"
+    assert fail(lambda: again(tmp_path, [], path, 0, 0, plain_sgd_model(lr=1e30))) == first
+
+
+def test_a_run_keeps_the_records_of_its_first_failures(tmp_path):
+    class Always(Method):
+        def on_client_start(self, client):
+            if client.info.id:
+                raise ValueError("always")
+
+    trainer = small_trainer(tmp_path, max_rounds=5, name="run", on_client_error="skip")
+    trainer.fit(small_model(), small_data(), [Always()])
+    assert len(list((tmp_path / "run" / "version_0" / "failures").iterdir())) == 10
+
+
+def test_a_run_that_writes_nothing_leaves_no_record(tmp_path):
+    class Always(Method):
+        def on_client_start(self, client):
+            raise ValueError("always")
+
+    with pytest.raises(ClientError) as caught:
+        small_trainer(tmp_path, fast_dev_run=True).fit(small_model(), small_data(), [Always()])
+    assert caught.value.record is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
+    fit(tmp_path, [Breaks()])
+    last = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    wrong = [
+        ("round=0: .*is of round 1; give that", {"round_": 0}),
+        ("client=0: .*is of client 3; give that", {"client": 0}),
+        ("round=2: the run has 2 rounds; they count from 0", {"round_": 2}),
+        ("client=-1: there are 4 clients; they count from 0", {"client": -1}),
+        ("round=0: .*has 1 rounds done, from which round 1 follows", {"path": last, "round_": 0}),
+        ("ckpt_path=None: give RUN/failures/round-R-client-K.pt", {"path": None}),
+        ("ckpt_path='nowhere.pt': there is no such file", {"path": "nowhere.pt"}),
+        ("method=.*this run has", {"methods": [FedProx()]}),
+        ("not a checkpoint of this model", {"model": small_model("cnn")}),
+    ]
+    for message, given in wrong:
+        with pytest.raises(UsageError, match=message) as caught:
+            again(tmp_path, **{"methods": [Breaks()], "path": record(tmp_path), **given})
+        assert "\n" not in str(caught.value)
