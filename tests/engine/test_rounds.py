@@ -105,7 +105,7 @@ class CallbackFails(Callback):
 
 def play(tmp_path, methods, **kwargs):
     a, b = [1.0 + k % 3 for k in range(CLIENTS)], [float(k) for k in range(CLIENTS)]
-    given = {"max_rounds": 50, "cohort_size": 4, "local_steps": 2, "checkpoint_every_n_rounds": 50}
+    given = {"max_rounds": 50, "cohort_size": 3, "local_steps": 1, "checkpoint_every_n_rounds": 50}
     trainer = small_trainer(tmp_path, enable_progress_bar=False, **{**given, **kwargs})
     trainer.fit(Curved(lr=0.05), curved_data(a, b, [1 + k % 2 for k in range(CLIENTS)]), methods)
     return trainer
@@ -175,7 +175,7 @@ def test_what_is_written_in_place_is_undone_as_well(tmp_path):
     trainer = play(tmp_path, [Counts(), Fails(["on_client_end"])], on_client_error="skip", max_rounds=20)
     memories = trainer.client.memories()
     counted = sum(memories[k]["counts"]["n"].item() for k in memories)
-    assert counted == sum(row["clients"] for row in trainer.history) < 80
+    assert counted == sum(row["clients"] for row in trainer.history) < 60
 
 
 def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is(tmp_path):
@@ -184,12 +184,12 @@ def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is(tmp_path):
         trainer = play(tmp_path, [method], systems=SystemsHeterogeneity(dropout_before=1.0), max_rounds=2)
         assert trainer.server.state["y"].item() == 0.0
         assert trainer.history[0]["clients"] == 0
-        assert trainer.history[0]["clients/dropped"] == 4
+        assert trainer.history[0]["clients/dropped"] == 3
     assert len(trainer.client.memories()) == 0
 
 
 def test_min_clients_above_the_cohort_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"trainer.min_clients=5: a cohort has 4 clients, give at most that"):
+    with pytest.raises(UsageError, match=r"trainer.min_clients=5: a cohort has 3 clients, give at most that"):
         play(tmp_path, [], min_clients=5)
 
 
