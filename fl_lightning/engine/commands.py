@@ -9,6 +9,7 @@ from fl_lightning.client.logged import tagged
 from fl_lightning.engine import prediction
 from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
 from fl_lightning.engine.evaluation import step_name
+from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import play_round
 from fl_lightning.errors import require
@@ -31,6 +32,8 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
     run.methods.on_fit_start(run.server)
     checkpoint = restore_run(run, path)
     check_storable(run)
+    if path is None and not run.trainer.fast_dev_run:
+        meet_first_batch(run)
     run.folder.open(path, run.metrics.history)
     folder = run.workers.gather(run.folder.path)[0]
     warn_of_kept_entries(run)

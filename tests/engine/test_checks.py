@@ -34,6 +34,7 @@ WRONG = {
     "client_schedulers": "pause",
     "threads_per_worker": 0,
     "min_clients": 0,
+    "fast_dev_run": -1,
 }
 
 
