@@ -35,36 +35,35 @@ def check_config(config: Mapping[str, Any]) -> None:
         UsageError: there is such an entry; the error names it.
     """
     trainer, seed = config.get("trainer"), config.get("seed_everything")
-    given = isinstance(trainer, Mapping) or hasattr(trainer, "items")
+    given = isinstance(trainer, (Mapping, jsonargparse.Namespace))
     require(given, "trainer", trainer, "give a mapping of its arguments, such as {max_rounds: 10}")
     in_range = seed is None or isinstance(seed, bool) or 0 <= seed <= LARGEST_SEED
     require(in_range, "seed_everything", seed, f"give a seed from 0 to {LARGEST_SEED}")
-    check_nulls(FederatedTrainer, dict(trainer or {}), "trainer")
-    for key in ("trainer", "model", "data", "method"):
-        check_classes(config.get(key))
+    check_nulls(FederatedTrainer, entries(trainer), "trainer")
+    check_classes(config)
 
 
 def check_classes(value: Any) -> None:
     """Check the arguments of all classes in a value, at any depth."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            check_classes(part)
-    if not hasattr(value, "items"):
-        return
-    path, arguments = value.get("class_path"), value.get("init_args")
-    if isinstance(path, str) and arguments is not None:
+    for part in value if isinstance(value, (list, tuple)) else entries(value).values():
+        check_classes(part)
+    path = entries(value).get("class_path")
+    if isinstance(path, str):
         module, _, name = path.rpartition(".")
         kind = getattr(import_module(module), name, None) if module else None
-        check_nulls(kind, dict(arguments.items()), name)
-    for part in dict(value.items()).values():
-        check_classes(part)
+        check_nulls(kind, entries(entries(value).get("init_args")), name)
+
+
+def entries(value: Any) -> Mapping[str, Any]:
+    """The entries of a part of a config; none of a plain value."""
+    return vars(value) if isinstance(value, jsonargparse.Namespace) else value if isinstance(value, Mapping) else {}
 
 
 def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
     """Refuse null for an argument whose type does not allow it: a parser takes it for one that is not given."""
     for argument, annotation in annotations_of(kind).items():
         if argument in arguments and arguments[argument] is None and not takes_none(annotation):
-            said = getattr(annotation, "__name__", str(annotation))
+            said = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
             raise UsageError(f"{name}.{argument}=null: give a value of type {said}, or leave the key out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from difflib import get_close_matches
 from importlib import import_module
@@ -50,12 +51,13 @@ CAUSES = {
         r"(?:Not a valid subclass of \w+|Dict must include a class_path|Expected an import path or a subclass spec)"
     ),
     "value": re.compile(r"Expected an? (?P<type>(?:<class '[\w.]+'>|[\w.]+(?:\[.*?\])?))(?=\.? |\.?$)"),
+    "file": re.compile(r"(?P<why>File does not exist|Path is not a file|File is not readable): '(?P<value>.*?)'"),
     "unloaded": re.compile(r"Unable to load config (?P<value>'.*?'|\".*?\"|\S+)"),
 }
 # the value, up to what a message says of other types
 GIVEN = re.compile(r"Got value: (.*?)(?: Subclass types expect| - |$)|Given value: (.*?)(?:\. Got value: | - |$)")
 # what a message ends with where it is about a class in the place of a function
-INNER = re.compile(r"Got value: Namespace\(class_path='([\w.]+)'")
+INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 # a value as a command line gives it to one argument of a class
 NESTED = re.compile(r"NestedArg\(key='[^']*', val=(.+)\)$")
 CLASS_REPR = re.compile(r"<class '|'>")
@@ -188,6 +190,12 @@ def of_unloaded(place: Place, match: re.Match[str]) -> str:
     return f"{place.key or 'config'}={brief_text(match['value'].strip(chr(39) + chr(34)))}: {hint}"
 
 
+def of_file(place: Place, match: re.Match[str]) -> str:
+    """The line about a file of a config that cannot be read."""
+    hint = f"{match['why'].lower()}; give the path of a file that can be read"
+    return f"{place.key or 'config'}={os.path.relpath(match['value'])!r}: {hint}"
+
+
 LINES = {
     "option": of_option,
     "required": of_required,
@@ -199,6 +207,7 @@ LINES = {
     "entries": of_entries,
     "spec": of_spec,
     "value": of_value,
+    "file": of_file,
     "unloaded": of_unloaded,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
+from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.refused import replacement
@@ -307,7 +309,18 @@ def refused(key: str, hint: str) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise UsageError(f"{key}: {clipped(text_of(error), 140)}; {hint}") from error
+        raise UsageError(f"{key}: {clipped(whose(error) + text_of(error), 160)}; {hint}") from error
+
+
+def whose(error: Exception) -> str:
+    """The scheduler in which an error happened, with its numbers; empty where it happened elsewhere."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [one for frame in frames if isinstance(one := frame.f_locals.get("self"), LRScheduler)]
+    numbers = vars(found[-1]).items() if found else ()
+    given = ", ".join(
+        f"{k}={v}" for k, v in numbers if isinstance(v, (int, float)) and k[0] != "_" and k != "last_epoch"
+    )
+    return f"{type(found[-1]).__name__}({given}): " if found else ""
 
 
 def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None:
