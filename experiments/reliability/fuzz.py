@@ -248,14 +248,15 @@ def work(folder: Path, config: dict[str, Any]) -> None:
     os._exit(status if isinstance(status, int) else 71)
 
 
-def judge(folder: Path, status: int | None) -> tuple[str, str]:
+def judge(folder: Path, status: int | None, changes: list[str]) -> tuple[str, str]:
     """The kind of a case's end, and the line or what is left of it."""
     said = (folder / "err").read_text(errors="replace") if (folder / "err").exists() else ""
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name not in KEPT)
     last = (said.strip().splitlines() or [""])[-1]
     if status is None:
-        return "hang", last
+        # accepted, and longer than the time of a case
+        return ("long run" if LONG.search(" ".join(changes)) and left else "hang"), last
     if status < 0:
         return "killed", f"{signal.Signals(-status).name}: {last}"
     if status == 0:
@@ -276,7 +277,8 @@ def judge(folder: Path, status: int | None) -> tuple[str, str]:
 
 
 KEPT = ("out", "err", "config.yaml")
-GOOD = ("success", "refused", "failed in a round")
+GOOD = ("success", "refused", "failed in a round", "long run")
+LONG = re.compile(r"trainer\.(max_rounds|local_epochs|local_steps|accumulate_grad_batches)=\d{3,}")
 
 
 def finite(table: Path) -> bool:
@@ -316,7 +318,7 @@ def run_all(numbers: list[int], seed: int, configs: dict[str, Any], jobs: int) -
             if status == -999:
                 continue
             del running[pid]
-            kind, line = judge(folder, status)
+            kind, line = judge(folder, status, record["changes"])
             yield {**record, "kind": kind, "line": line, "status": status, "seconds": time.monotonic() - began}
             shutil.rmtree(folder)
         time.sleep(0.01)
