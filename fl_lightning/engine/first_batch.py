@@ -8,6 +8,7 @@ the module. Elsewhere the module, what it logs and the random generators are put
 from __future__ import annotations
 
 import copy
+import gc
 import linecache
 import multiprocessing
 import os
@@ -84,6 +85,7 @@ def said_by_fork(work: Callable[[], None]) -> str:
 
 def say_error(work: Callable[[], None], sender: Any) -> None:
     """In a forked process: send the text of the UsageError that ``work`` raises, and end."""
+    gc.freeze()  # the destructor of an old process group would wait for its other workers
     torch.set_num_threads(1)  # the other threads of the parent do not exist here
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)

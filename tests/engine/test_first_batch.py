@@ -82,7 +82,11 @@ MISFITS = {
         {},
         r"model=Net: training_step fails on a batch of client 0 \(4x5 float32, 4 int64",
     ),
-    "targets": (lambda: Net(outputs=1), {}, r"model=Net: training_step fails .*IndexError: Target [12] is out of bounds"),
+    "targets": (
+        lambda: Net(outputs=1),
+        {},
+        r"model=Net: training_step fails .*IndexError: Target [12] is out of bounds",
+    ),
     "validation": (
         Net,
         {"val_inputs": 4},
