@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# characters of a line, and of a value in it
+LONGEST, LONGEST_VALUE = 290, 80
+
 
 class UsageError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
@@ -34,4 +37,11 @@ def text_of(error: BaseException) -> str:
 def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:
-        raise UsageError(f"{key}={value!r}: {hint}")
+        raise UsageError(f"{key}={clipped(repr(value), LONGEST_VALUE)}: {hint}")
+
+
+def clipped(text: str, length: int = LONGEST) -> str:
+    """A text on one line, of which the middle is left out where it is too long: the ends tell most."""
+    line = " ".join(text.split())
+    half = (length - 5) // 2
+    return line if len(line) <= length else f"{line[:half]} ... {line[-half:]}"

@@ -254,6 +254,8 @@ class MethodList:
         for one in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(one, Method), "method", one, hint)
+            base = "it is the base of all methods, and does nothing; give one of its subclasses, such as FedProx"
+            require(type(one) is not Method, "method", "Method", base)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"

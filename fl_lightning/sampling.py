@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from fl_lightning.errors import require
 from fl_lightning.seeding import numpy_rng
 
 
@@ -26,7 +27,11 @@ class Sampler(ABC):
             cohort_size: number of clients to choose, from 1 to ``num_clients``.
         """
         chosen = self.choose(numpy_rng(seed, "cohort", round_), round_, num_clients, cohort_size)
-        return sorted(int(k) for k in chosen)
+        cohort = sorted(int(k) for k in chosen)
+        key, hint = f"trainer.sampler={type(self).__name__}: the cohort of round {round_}", "give different ids from"
+        within = bool(cohort) and cohort[0] >= 0 and cohort[-1] < num_clients
+        require(within and len(set(cohort)) == len(cohort), key, cohort, f"{hint} 0 to {num_clients - 1}, at least one")
+        return cohort
 
     @abstractmethod
     def choose(self, rng: np.random.Generator, round_: int, num_clients: int, cohort_size: int) -> np.ndarray:

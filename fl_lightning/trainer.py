@@ -189,6 +189,7 @@ class FederatedTrainer(RunAccess):
         self.fabric: Fabric = build_fabric(self)
         checks.check_precision(precision, self.fabric.device)
         checks.check_cores(devices, self.fabric.device)
+        checks.check_workers(workers_per_device, self.fabric.device)
 
     # ------------------------------------------------------------------ commands
     def fit(

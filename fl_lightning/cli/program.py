@@ -22,10 +22,11 @@ import fl_lightning.methods
 import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
+from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.doctor import as_text
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError, UsageError, clipped
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
 from fl_lightning.records.files import write_atomically
@@ -116,6 +117,14 @@ class FederatedCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""
+
+    def _set_seed(self) -> None:
+        check_config(self.config[self.subcommand])
+        super()._set_seed()
+
+    def instantiate_classes(self) -> None:
+        with building():
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
@@ -229,7 +238,7 @@ def how_to_replay(error: ClientError) -> str:
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {clipped(str(error)) if status == 2 else error}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -122,6 +122,7 @@ class StandIn:
     __slots__ = (
         "__weakref__",
         "_silent",
+        "_tried",
         "clock",
         "evaluated_batches",
         "logged",
@@ -135,7 +136,7 @@ class StandIn:
     # what is constant: a client trains in one process, and the engine evaluates and saves
     world_size = num_nodes = num_devices = 1
     global_rank = local_rank = node_rank = 0
-    sanity_checking = barebones = should_stop = interrupted = received_sigterm = False
+    barebones = should_stop = interrupted = received_sigterm = False
     progress_bar_callback = checkpoint_callback = early_stopping_callback = ckpt_path = profiler = None
     min_epochs = min_steps = max_time = None
     check_val_every_n_epoch = 1
@@ -150,6 +151,7 @@ class StandIn:
         self.logged: Callable[[], dict[str, Any]] = dict
         self.evaluated_batches: list[int | float] = []
         self.train_dataloader: Any = None
+        self._tried = False
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
@@ -194,6 +196,18 @@ class StandIn:
             self.optimizers = [optimizer]
             self.strategy._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(optimizer, self.strategy)]
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """In this block the module meets its first batch; optimizer, schedulers and loader are put back at the end."""
+        kept = {name: getattr(self, name) for name in ("optimizers", "lr_scheduler_configs", "train_dataloader")}
+        steppers, self._tried = self.strategy._lightning_optimizers, True
+        try:
+            yield
+        finally:
+            self._tried, self.strategy._lightning_optimizers = False, steppers
+            for name, value in kept.items():
+                setattr(self, name, value)
+
     # ------------------------------------------------------------------ the clock
     @property
     def current_epoch(self) -> int:
@@ -233,6 +247,11 @@ class StandIn:
         return self.clock.accumulate
 
     # ------------------------------------------------------------------ what is going on
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the module meets its first batch, before the run."""
+        return self._tried
+
     @property
     def training(self) -> bool:
         return self.state.stage == RunningStage.TRAINING
@@ -289,6 +308,8 @@ class StandIn:
     @property
     def loggers(self) -> list[Any]:
         """The loggers; in a visit, and on other workers than the first, they write nothing."""
+        if self._tried:
+            return [SilentLogger(warns=False)] if self.setting.logs else []
         return self._silent if self.training else self.setting.loggers() or self._silent
 
     @property

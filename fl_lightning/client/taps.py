@@ -127,6 +127,17 @@ class Taps:
         finally:
             self.recording = before
 
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """In this block outputs are recorded, as if it were not within :meth:`paused`, and none is replaced."""
+        before = self.recording, self._transform
+        self.recording, self._transform = True, None
+        try:
+            yield
+        finally:
+            self.recording, self._transform = before
+            self.clear()
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for handle in self._handles:
@@ -255,6 +266,10 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     """
     known = {**getattr(module, "taps", {}), **extra}
     submodules = [name for name, _ in module.named_modules() if name]
+    for name, binding in extra.items():
+        hint = f"no submodule of {type(module).__name__} has this path; give one of "
+        near = choice(submodules, submodule(binding))
+        require(submodule(binding) in submodules or name in wanted, f"trainer.taps: {name}", binding, hint + near)
     for name, asker in wanted.items():
         if submodule(known.get(name, "")) not in submodules:
             raise UsageError(

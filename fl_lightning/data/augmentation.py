@@ -31,7 +31,7 @@ class RandomCrop(Augmentation):
     """
 
     def __init__(self, padding: int = 4, mode: Literal["zeros", "reflect"] = "zeros") -> None:
-        require(padding >= 1, "RandomCrop.padding", padding, "give 1 or more")
+        require(1 <= padding <= 512, "RandomCrop.padding", padding, "give 1 or more, up to 512")
         require(mode in ("zeros", "reflect"), "RandomCrop.mode", mode, "choose zeros or reflect")
         self.padding, self.mode = padding, "constant" if mode == "zeros" else mode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ class ImageDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(num_clients, partitioner)
         require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
-        require(client_noise >= 0, "data.client_noise", client_noise, "give 0 or more")
+        require(0 <= client_noise < math.inf, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
         require(eval_batch_size >= 1, "data.eval_batch_size", eval_batch_size, "give 1 or more")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
@@ -315,7 +316,8 @@ def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> N
     for key, values in (("data.mean", mean), ("data.std", std)):
         hint = f"give {channels} numbers, one for each channel" if channels > 1 else "give one number"
         require(len(values) in (1, channels), key, list(values), hint)
-    require(all(value > 0 for value in std), "data.std", list(std), "give numbers above 0")
+    require(all(map(math.isfinite, mean)), "data.mean", list(mean), "give finite numbers")
+    require(all(0 < value < math.inf for value in std), "data.std", list(std), "give numbers above 0")
 
 
 def check_labels(data: Images, num_classes: int) -> None:

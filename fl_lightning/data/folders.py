@@ -19,6 +19,8 @@ from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
+# height and width to which images are resized
+LARGEST = 2048
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
@@ -69,7 +71,7 @@ class FolderDataModule(FileDataModule):
         self, root: str = "data", image_size: int = 96, split_seed: int = 0, offline: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(root, offline, **kwargs)
-        require(image_size >= 1, "data.image_size", image_size, "give 1 or more")
+        require(1 <= image_size <= LARGEST, "data.image_size", image_size, f"give 1 or more, up to {LARGEST}")
         self.image_size, self.split_seed = image_size, split_seed
 
     @abstractmethod

@@ -13,6 +13,9 @@ from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
+# height and width to which images are resized: the whole data set lies in memory
+LARGEST = 512
+
 
 class Digits(ImageDataModule):
     """The 1,797 handwritten digits that come with scikit-learn: 10 classes, 8 x 8 grey pixels.
@@ -29,7 +32,8 @@ class Digits(ImageDataModule):
 
     def __init__(self, image_size: int | None = None, channels: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(image_size is None or image_size >= 1, "data.image_size", image_size, "give 1 or more, or null")
+        hint = f"give 1 or more, up to {LARGEST}, or null"
+        require(image_size is None or 1 <= image_size <= LARGEST, "data.image_size", image_size, hint)
         require(channels in (1, 3), "data.channels", channels, "give 1 or 3")
         self.image_size, self.channels = image_size, channels
 

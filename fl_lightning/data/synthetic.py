@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, numpy_rng
 
 FEATURES, CLASSES = 60, 10
+MOST = 100_000
 
 
 class Synthetic(FederatedDataModule):
@@ -48,8 +50,9 @@ class Synthetic(FederatedDataModule):
         iid: bool = False,
     ) -> None:
         super().__init__(num_clients)
-        require(alpha >= 0, "Synthetic.alpha", alpha, "give 0 or more")
-        require(beta >= 0, "Synthetic.beta", beta, "give 0 or more")
+        require(num_clients <= MOST, "data.num_clients", num_clients, f"give at most {MOST}, which fill the memory")
+        require(0 <= alpha < math.inf, "Synthetic.alpha", alpha, "give 0 or more")
+        require(0 <= beta < math.inf, "Synthetic.beta", beta, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
         require(largest is None or largest >= 10, "Synthetic.largest", largest, "give 10 or more, or null")
         self.alpha, self.beta, self.batch_size, self.largest, self.iid = alpha, beta, batch_size, largest, iid

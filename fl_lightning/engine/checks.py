@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import shutil
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
+from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.refused import replacement
@@ -19,20 +25,23 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, clipped, require, text_of
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import is_callback, is_overridden
-from fl_lightning.sampling import size_of_cohort
+from fl_lightning.sampling import UniformSampler, size_of_cohort
+from fl_lightning.seeding import base_seed
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
 TRAINS = ("training_step", "configure_optimizers")
+# rounds, epochs or steps that a run can count: the schedules of more would fill the memory
+MOST = 1_000_000
 # the condition on each argument of the trainer that has a range, and the hint where it does not hold
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_rounds": (lambda n: n >= 0, "give 0 or more rounds"),
-    "local_epochs": (lambda n: n >= 1, "give 1 or more local epochs"),
-    "local_steps": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
+    "max_rounds": (lambda n: 0 <= n <= MOST, "give 0 or more rounds, up to a million"),
+    "local_epochs": (lambda n: 1 <= n <= MOST, "give 1 or more local epochs, up to a million"),
+    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "give 1 or more, up to a million, or null"),
     "participation": (lambda share: 0 < share <= 1, "give a share in (0, 1]"),
     "cohort_size": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "eval_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
@@ -46,8 +55,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
-    "threads_per_worker": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
+    "threads_per_worker": (
+        lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
+        "give 1 or more, up to 8 for each core, or null",
+    ),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
+    "fast_dev_run": (lambda n: 0 <= n <= MOST, "give true, false or a number of batches from 0"),
 }
 
 # what Lightning 2 no longer calls, and refuses, with what took its place
@@ -128,9 +141,11 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
         UsageError: a cohort of more clients than there are; a model of fewer classes; a method that counts labels where
             there are none; cached references where examples change.
     """
+    check_plan(data)
     size, number = trainer.cohort_size, data.num_clients
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
+    check_cohort(trainer, base_seed(), number)
     largest = size_of_cohort(number, trainer.participation, size)
     hint = f"a cohort has {largest} clients, give at most that"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
@@ -146,6 +161,22 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
     hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
     require(same, "trainer.cache_references", trainer.cache_references, hint)
+
+
+def check_plan(data: Any) -> None:
+    """Refuse data whose ``setup`` has not said which client holds what, or whose training loaders have no length.
+
+    Raises:
+        UsageError: there is no ``plan``, or ``len(train_dataloader(k))`` fails.
+    """
+    kind, hint = type(data).__name__, "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
+    require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", kind, hint)
+    loader = data.train_dataloader(0)
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError) as error:
+        hint = f"its train_dataloader(0) is a {type(loader).__name__} without a length, from which the steps of a "
+        raise UsageError(f"data={kind!r}: {hint}visit are counted; give a data set with __len__") from error
 
 
 def as_list(given: Any) -> list:
@@ -276,14 +307,44 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
     if scheduler is None:
         return [1.0] * rounds
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    stepped: Any = scheduler(optimizer)
-    factors = []
-    for _ in range(rounds):
-        factors.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        stepped.step()
-    require(all(math.isfinite(f) for f in factors), "trainer.client_lr_scheduler", factors, "give a finite schedule")
+    factors: list[float] = []
+    with refused("trainer.client_lr_scheduler", "give another schedule, or other arguments"):
+        stepped: Any = scheduler(optimizer)
+        for _ in range(rounds):
+            factors.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            stepped.step()
+    wrong = next((r for r, factor in enumerate(factors) if not (math.isfinite(factor) and factor >= 0)), None)
+    hint = "a rate must be finite and not below 0; give another schedule"
+    if wrong is not None:
+        require(False, f"trainer.client_lr_scheduler: the factor of round {wrong}", factors[wrong], hint)
     return factors
+
+
+@contextmanager
+def refused(key: str, hint: str) -> Iterator[None]:
+    """In this block, an error of a library that is given bad arguments is one of usage.
+
+    Raises:
+        UsageError: there was such an error.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
+        raise UsageError(f"{key}: {clipped(whose(error) + text_of(error), 160)}; {hint}") from error
+
+
+def whose(error: Exception) -> str:
+    """The scheduler in which an error happened, with its numbers; empty where it happened elsewhere."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [one for frame in frames if isinstance(one := frame.f_locals.get("self"), LRScheduler)]
+    numbers = vars(found[-1]).items() if found else ()
+    given = ", ".join(
+        f"{k}={v}" for k, v in numbers if isinstance(v, (int, float)) and k[0] != "_" and k != "last_epoch"
+    )
+    return f"{type(found[-1]).__name__}({given}): " if found else ""
 
 
 def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None:
@@ -295,8 +356,80 @@ def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None
     number = devices if isinstance(devices, int) else int(devices) if str(devices).isdigit() else 1
     counted = isinstance(devices, (int, list)) or str(devices).isdigit() or devices == "auto"
     require(counted and number >= 1, "trainer.devices", devices, "give a number from 1, a list of GPUs, or auto")
-    require(workers_per_device >= 1, "trainer.workers_per_device", workers_per_device, "give 1 or more")
-    require(num_nodes >= 1, "trainer.num_nodes", num_nodes, "give 1 or more")
+    for name, number in (("workers_per_device", workers_per_device), ("num_nodes", num_nodes)):
+        fits = holds(partial(within, 1, 1000), number)
+        require(fits, f"trainer.{name}", number, "give 1 or more, up to a thousand")
+
+
+def within(least: int, most: int, number: Any) -> bool:
+    """Whether a number lies in a range, both ends included."""
+    return least <= number <= most
+
+
+def check_workers(workers_per_device: int, device: torch.device) -> None:
+    """Refuse several workers for each device where that is a CPU, whose workers are counted by ``devices``.
+
+    Raises:
+        UsageError: there are several.
+    """
+    hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
+    alone = workers_per_device == 1 or device.type != "cpu"
+    require(alone, "trainer.workers_per_device", workers_per_device, hint)
+
+
+def check_root(trainer: FederatedTrainer) -> None:
+    """Refuse a folder of runs in which nothing can be written.
+
+    Raises:
+        UsageError: a part of its path is a file, it is read-only, or the disk is full.
+    """
+    root = trainer.default_root_dir
+    present = next((path for path in (root, *root.absolute().parents) if path.exists()), Path("/"))
+    where = f"{present} " if present != root else "it "
+    require(present.is_dir(), "trainer.default_root_dir", str(root), f"{where}is a file; give a folder")
+    hint = f"{where}is read-only; give a folder that can be written"
+    require(os.access(present, os.W_OK | os.X_OK), "trainer.default_root_dir", str(root), hint)
+    hint = "its disk is full; free some space, or give a folder on another disk"
+    require(shutil.disk_usage(present).free > 2**20, "trainer.default_root_dir", str(root), hint)
+
+
+def check_server_optimizer(trainer: FederatedTrainer, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a server optimizer that cannot be built or cannot take a step; one is tried on zeros of the same shapes.
+
+    Raises:
+        UsageError: it needs a closure or sparse gradients, or an argument is out of its range.
+    """
+    if trainer.server_optimizer is None or not parameters:
+        return
+    zeros = [torch.nn.Parameter(torch.zeros_like(value.data)) for value in parameters.values()]
+    key = "trainer.server_optimizer"
+    with refused(key, "give another optimizer, or other arguments"):
+        optimizer = trainer.server_optimizer(zeros)
+        check_options(optimizer, key)
+        zeros[0].grad = torch.ones_like(zeros[0])
+        optimizer.step()
+
+
+def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
+    """Refuse an optimizer one of whose numbers is nan or infinite.
+
+    Raises:
+        UsageError: a learning rate, a momentum or another number is.
+    """
+    numbers = {k: v for group in optimizer.param_groups for k, v in group.items() if isinstance(v, float)}
+    for name, number in numbers.items():
+        require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "give a finite number")
+
+
+def check_cohort(trainer: FederatedTrainer, seed: int, number: int) -> None:
+    """Refuse a sampler that gives no cohort for the first round, or one that is none.
+
+    Raises:
+        UsageError: it repeats clients, or leaves their range.
+    """
+    size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    if type(trainer.sampler) is not UniformSampler:
+        trainer.sampler(seed, 0, number, size)
 
 
 def check_precision(precision: Any, device: torch.device) -> None:

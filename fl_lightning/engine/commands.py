@@ -16,6 +16,7 @@ from fl_lightning.engine.checkpointing import (
     verified_checkpoint,
 )
 from fl_lightning.engine.evaluation import step_name
+from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
@@ -71,6 +72,8 @@ def prepare_fit(
     run.methods.on_fit_start(run.server)
     checkpoint = restore_run(run, found, allow_changes)
     check_storable(run)
+    if found is None and not run.trainer.fast_dev_run:
+        meet_first_batch(run)
     warn_of_kept_entries(run)
     return found, checkpoint
 

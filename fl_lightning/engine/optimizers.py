@@ -7,10 +7,12 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
+import traceback
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -29,8 +31,15 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     Raises:
         UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
     """
-    returned: Any = called(module, "configure_optimizers")
     kind = f"model={type(module).__name__}: configure_optimizers"
+    try:
+        returned: Any = called(module, "configure_optimizers")
+    except (ValueError, TypeError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # an error in the user's own code keeps its traceback
+        if not last.filename.startswith(torch.__path__[0]):
+            raise
+        raise UsageError(f"{kind}: {error}; give the optimizer other arguments") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)

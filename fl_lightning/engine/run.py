@@ -45,6 +45,7 @@ from fl_lightning.records.folder import RunFolder
 from fl_lightning.records.metrics import Metrics
 from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
+from fl_lightning.state import select
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -116,6 +117,8 @@ def launch(
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
     checks.check_module(model, stage)
     checks.check_data(data)
+    if stage == "fit" and not trainer.fast_dev_run:
+        checks.check_root(trainer)
     stand_in, prepared = StandIn(clock(trainer), early_setting(trainer, data)), forks(trainer)
     stand_in.attach(model)
     data.trainer = stand_in
@@ -187,6 +190,7 @@ def build(
         check_optimizer(trainer, client, data)
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
+    checks.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches)
     how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
@@ -275,6 +279,7 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
         UsageError: something does not fit together.
     """
     optimizer, schedulers = configure_optimizer(client.module)
+    checks.check_options(optimizer, f"model={type(client.module).__name__}: configure_optimizers")
     kind = f"model={type(client.module).__name__}: configure_optimizers"
     both = bool(schedulers) and trainer.client_lr_scheduler is not None
     hint = "the module returns a scheduler of its own; keep one of them"

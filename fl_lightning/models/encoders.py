@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -10,6 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+
+# numbers of a layer, 8 GiB in float32; and channels of images
+MOST_NUMBERS, MOST_CHANNELS = 2**31, 4096
+
+
+def check_layer(key: str, value: object, *sizes: int) -> None:
+    """Refuse a layer that is too large, before it is allocated.
+
+    Args:
+        key: the argument that says how large it is.
+        value: its value.
+        sizes: the shape of its weights.
+
+    Raises:
+        UsageError: its weights are more than ``MOST_NUMBERS``.
+    """
+    number = math.prod(sizes)
+    require(number <= MOST_NUMBERS, key, value, f"a layer would have {number:.1e} weights; give a smaller number")
+
+
+def check_channels(in_channels: int) -> None:
+    """Refuse a number of channels that no images have.
+
+    Raises:
+        UsageError: it is below 1, or too large.
+    """
+    require(1 <= in_channels <= MOST_CHANNELS, "in_channels", in_channels, f"give 1 or more, up to {MOST_CHANNELS}")
 
 
 class Encoder(nn.Module):
@@ -72,8 +100,9 @@ class FedUVCNN(Encoder):
 
     def __init__(self, width: int = 4, in_channels: int = 3) -> None:
         super().__init__()
-        require(width >= 1, "width", width, "give 1 or more")
-        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
+        check_layer(f"{type(self).__name__}.width", width, 64 * width, 64 * width, 9)
+        check_channels(in_channels)
         self.in_channels, self.smallest = in_channels, 21
         a, b, c = 16 * width, 32 * width, 64 * width
         layers = [(a, 3, 1), (a, 1, 1), (b, 3, 2), (b, 3, 1), (b, 1, 1), (c, 3, 2), (c, 3, 1), (c, 1, 1)]
@@ -158,10 +187,11 @@ def two_convolutions(
     in_channels: int, channels: tuple[int, int], image_size: int, widths: tuple[int, int]
 ) -> list[nn.Module]:
     """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU."""
-    require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+    check_channels(in_channels)
     require(image_size >= 16, "image_size", image_size, "give 16 or more")
     side = ((image_size - 4) // 2 - 4) // 2
     first, second = channels
+    check_layer("image_size", image_size, second * side * side, widths[0])
     return [
         nn.Sequential(nn.Conv2d(in_channels, first, 5), nn.ReLU()),
         nn.MaxPool2d(2),
@@ -182,7 +212,8 @@ class Logistic(Encoder):
 
     def __init__(self, in_features: int = 64) -> None:
         super().__init__()
-        require(in_features >= 1, "in_features", in_features, "give 1 or more")
+        require(in_features >= 1, f"{type(self).__name__}.in_features", in_features, "give 1 or more")
+        check_layer(f"{type(self).__name__}.in_features", in_features, in_features)
         self.out_features = self.in_features = in_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,7 +231,11 @@ class MLP(Encoder):
     def __init__(self, in_features: int = 64, hidden: list[int] | None = None) -> None:
         super().__init__()
         widths = [in_features, *(hidden or [64])]
-        require(min(widths) >= 1, "hidden", hidden, "give widths of 1 or more")
+        require(in_features >= 1, f"{type(self).__name__}.in_features", in_features, "give 1 or more")
+        require(min(widths) >= 1, f"{type(self).__name__}.hidden", hidden, "give widths of 1 or more")
+        check_layer(f"{type(self).__name__}.in_features", in_features, in_features)
+        for sizes in itertools.pairwise(widths):
+            check_layer(f"{type(self).__name__}.hidden", widths[1:], *sizes)
         self.layers = nn.Sequential(
             nn.Flatten(), *(nn.Sequential(nn.Linear(m, n), nn.ReLU()) for m, n in itertools.pairwise(widths))
         )

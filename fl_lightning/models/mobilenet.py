@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torchvision.ops.misc import Conv2dNormActivation
 
-from fl_lightning.errors import require
-from fl_lightning.models.encoders import Encoder
+from fl_lightning.models.encoders import Encoder, check_channels
 
 
 class MobileNetV2(Encoder):
@@ -33,7 +32,7 @@ class MobileNetV2(Encoder):
 
     def __init__(self, in_channels: int = 3) -> None:
         super().__init__()
-        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        check_channels(in_channels)
         layers: list[nn.Module] = [Conv2dNormActivation(in_channels, 32, inplace=False)]
         before = 32
         for expansion, channels, number, stride in self.stages:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+from fl_lightning.models.encoders import check_layer
 
 
 class BaseProjector(nn.Module, ABC):
@@ -39,7 +40,8 @@ class Projector(BaseProjector):
 
     def __init__(self, width: int = 256) -> None:
         super().__init__()
-        require(width >= 1, "width", width, "give 1 or more")
+        require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
+        check_layer(f"{type(self).__name__}.width", width, width, width)
         self.out_features = width
         self.layers = nn.Sequential(
             *(nn.LazyLinear(width), nn.BatchNorm1d(width), nn.ReLU()),
@@ -57,7 +59,8 @@ class ProjectionHead(BaseProjector):
 
     def __init__(self, hidden: int = 84, width: int = 256) -> None:
         super().__init__()
-        require(hidden >= 1, "hidden", hidden, "give 1 or more")
-        require(width >= 1, "width", width, "give 1 or more")
+        require(hidden >= 1, f"{type(self).__name__}.hidden", hidden, "give 1 or more")
+        require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
+        check_layer(f"{type(self).__name__}.hidden", hidden, hidden, width)
         self.out_features = width
         self.layers = nn.Sequential(nn.LazyLinear(hidden), nn.ReLU(), nn.Linear(hidden, width))

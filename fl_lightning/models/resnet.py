@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from fl_lightning.errors import require
-from fl_lightning.models.encoders import Encoder
+from fl_lightning.models.encoders import Encoder, check_channels
 
 
 class _ResNet(Encoder):
@@ -31,7 +31,7 @@ class _ResNet(Encoder):
         init: Literal["he", "default"],
     ) -> None:
         super().__init__()
-        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        check_channels(in_channels)
         require(first_stride in (1, 2), "first_stride", first_stride, "give 1 or 2")
         for key, value, choices in (("stem", stem, STEMS), ("norm", norm, NORMS), ("init", init, INITS)):
             require(value in choices, key, value, f"give {' or '.join(choices)}")
@@ -111,7 +111,7 @@ class _ThinResNet(Encoder):
 
     def __init__(self, blocks: int, in_channels: int) -> None:
         super().__init__()
-        require(in_channels >= 1, "in_channels", in_channels, "give 1 or more")
+        check_channels(in_channels)
         self.stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         for stage, channels in enumerate((16, 32, 64), 1):
             first = BasicBlock(16, 16) if stage == 1 else BasicBlock(channels // 2, channels, 2, Subsample(channels))

@@ -30,7 +30,8 @@ def test_known_classes_are_ours_and_concrete():
     assert {"FedProx", "MOON"} <= names
     assert "MethodList" not in names
     assert known_for("fit.method").startswith("one of DeCov, FedBABU")
-    assert known_for("fit.model") == ""
+    assert known_for("fit.model") == "one of ImageClassifier, or "
+    assert known_for("fit.weights") == ""
 
 
 def test_the_inner_message_is_told_with_key_value_and_hint():

@@ -1,22 +1,26 @@
 """Arguments out of their range are refused by name, and the schedule of the clients' rates is finite."""
 
 import inspect
+import re
+from collections import namedtuple
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import small_data, small_trainer
+from helpers.runs import small_data, small_model, small_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedTrainer, Partitioned
-from fl_lightning.data import Digits, Partitioner, RandomFlip
+from fl_lightning.data import Digits, FederatedDataModule, Partitioner, RandomFlip
 from fl_lightning.engine import checks
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError
+from fl_lightning.method import Method
 from fl_lightning.methods import FedProx
+from fl_lightning.sampling import Sampler
 
 WRONG = {
     "max_rounds": -1,
@@ -34,6 +38,7 @@ WRONG = {
     "client_schedulers": "pause",
     "threads_per_worker": 0,
     "min_clients": 0,
+    "fast_dev_run": -1,
 }
 
 
@@ -168,3 +173,134 @@ def test_what_lightning_refuses_of_configure_optimizers_is_one_line():
 def test_what_is_no_method_is_refused(method):
     with pytest.raises(UsageError, match=r"^method=.*: give objects of Method's subclasses"):
         checks.MethodList([method])
+
+
+class WithoutPlan(FederatedDataModule):
+    """Data whose setup forgets the plan."""
+
+    def train_dataloader(self, k=0):
+        return DataLoader(TensorDataset(torch.rand(8, 64), torch.arange(8)), batch_size=4)
+
+
+class WithoutLength(Digits):
+    """Data whose loaders have no length."""
+
+    def train_dataloader(self, k=0):
+        return iter(super().train_dataloader(k))
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (WithoutPlan, r"^data='WithoutPlan': its setup sets no plan; let it end with self.plan = self.partition"),
+        (WithoutLength, r"^data='WithoutLength': its train_dataloader\(0\) is a generator without a length, .*__len__"),
+    ],
+)
+def test_data_that_cannot_be_counted_are_refused(tmp_path, kind, line):
+    with pytest.raises(UsageError, match=line) as caught:
+        small_trainer(tmp_path / "runs").fit(small_model(), kind(num_clients=2))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+class Given(Sampler):
+    """Always the same clients."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+
+    def choose(self, rng, round_, num_clients, cohort_size):
+        return np.array(self.clients)
+
+
+@pytest.mark.parametrize("clients", [(0, 0), (0, 4), (-1, 0), ()])
+def test_a_sampler_that_repeats_or_leaves_the_range_is_refused_before_round_0(tmp_path, clients):
+    line = (
+        rf"^trainer.sampler=Given: the cohort of round 0={re.escape(str(sorted(clients)))}: give different ids from 0"
+    )
+    with pytest.raises(UsageError, match=line):
+        small_trainer(tmp_path / "runs", sampler=Given(*clients)).fit(small_model(), small_data())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for root in ("file", "file/runs"):
+        with pytest.raises(UsageError, match=r"^trainer.default_root_dir='.*file.*': .*is a file; give a folder"):
+            small_trainer(tmp_path / root).fit(small_model(), small_data())
+    trainer = small_trainer(tmp_path / "runs")
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
+    with pytest.raises(
+        UsageError, match=r"^trainer.default_root_dir='.*runs': .* is read-only; give a folder that can"
+    ):
+        trainer.fit(small_model(), small_data())
+    monkeypatch.undo()
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
+    with pytest.raises(UsageError, match=r"^trainer.default_root_dir='.*runs': its disk is full; free some space"):
+        trainer.fit(small_model(), small_data())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        (partial(torch.optim.SGD, lr=-1.0), "Invalid learning rate: -1.0"),
+        (partial(torch.optim.SGD, lr=float("nan")), "SGD.lr=nan: give a finite number"),
+        (torch.optim.LBFGS, r"LBFGS.step\(\) missing"),
+        (partial(torch.optim.SparseAdam, lr=0.1), "SparseAdam does not support dense gradients"),
+    ],
+)
+def test_a_server_optimizer_that_cannot_step_is_refused(tmp_path, optimizer, line):
+    with pytest.raises(UsageError, match=rf"^trainer.server_optimizer: {line}"):
+        small_trainer(tmp_path / "runs", server_optimizer=optimizer).fit(small_model(), small_data())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("options", [{"lr": -0.1}, {"lr": 0.1, "momentum": -0.9}, {"lr": 0.1, "weight_decay": -1.0}])
+def test_a_client_optimizer_out_of_range_is_refused(tmp_path, options):
+    model = small_model()
+    model.optimizer = partial(torch.optim.SGD, **options)
+    with pytest.raises(
+        UsageError, match=r"^model=ImageClassifier: configure_optimizers: Invalid .*; give the optimizer"
+    ):
+        small_trainer(tmp_path / "runs").fit(model, small_data())
+    model.optimizer = partial(torch.optim.SGD, lr=float("nan"))
+    with pytest.raises(UsageError, match=r"^model=ImageClassifier: configure_optimizers: SGD.lr=nan: give a finite"):
+        small_trainer(tmp_path / "runs").fit(model, small_data())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_in_configure_optimizers_of_the_users_own_stays_what_it_is():
+    class Wrong(Whole):
+        def configure_optimizers(self):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$") as caught:
+        configure_optimizer(Wrong())
+    assert not isinstance(caught.value, UsageError)
+
+
+def test_a_schedule_that_cannot_be_followed_is_refused():
+    with pytest.raises(
+        UsageError, match=r"^trainer.client_lr_scheduler: StepLR\(step_size=0, gamma=0.1\): integer modulo"
+    ):
+        checks.lr_factors(partial(StepLR, step_size=0), 2)
+    with pytest.raises(UsageError, match=r"^trainer.client_lr_scheduler: the factor of round 1=-1.0: a rate must be"):
+        checks.lr_factors(partial(ExponentialLR, gamma=-1.0), 2)
+
+
+def test_the_bare_method_is_refused():
+    with pytest.raises(UsageError, match=r"^method='Method': it is the base of all methods"):
+        checks.MethodList([Method()])
+
+
+def test_workers_of_a_cpu_are_counted_by_devices(tmp_path):
+    with pytest.raises(UsageError, match=r"^trainer.workers_per_device=2: on a CPU, workers are counted by"):
+        small_trainer(tmp_path, workers_per_device=2)
+    checks.check_workers(2, torch.device("cuda"))
+
+
+def test_a_value_in_a_line_is_not_longer_than_the_line(tmp_path):
+    with pytest.raises(UsageError, match=r"^trainer.strategy='aaaa.* \.\.\. .*aaaa': it wraps the model") as caught:
+        small_trainer(tmp_path, strategy="a" * 1000)
+    assert len(str(caught.value)) < 300

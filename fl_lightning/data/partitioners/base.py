@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -78,7 +79,7 @@ class QuantityDirichlet(Partitioner):
     needs_labels = False
 
     def __init__(self, beta: float = 0.5, min_size: int = 10) -> None:
-        require(beta > 0, "QuantityDirichlet.beta", beta, "give a number above 0; small is skewed")
+        require(0 < beta < math.inf, "QuantityDirichlet.beta", beta, "give a number above 0; small is skewed")
         require(min_size >= 0, "QuantityDirichlet.min_size", min_size, "give 0 or more")
         self.beta, self.min_size = beta, min_size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -45,7 +46,7 @@ class Dirichlet(Partitioner):
         cap: bool = True,
         max_draws: int = 1000,
     ) -> None:
-        require(alpha > 0, "Dirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(0 < alpha < math.inf, "Dirichlet.alpha", alpha, "give a number above 0; small is skewed")
         require(min_size >= 0, "Dirichlet.min_size", min_size, "give 0 or more")
         require(max_draws >= 1, "Dirichlet.max_draws", max_draws, "give 1 or more")
         self.alpha, self.min_size, self.repair = alpha, min_size, repair
@@ -122,8 +123,8 @@ class ClientDirichlet(Partitioner):
     """
 
     def __init__(self, alpha: float = 0.5, sigma: float = 0.0) -> None:
-        require(alpha > 0, "ClientDirichlet.alpha", alpha, "give a number above 0; small is skewed")
-        require(sigma >= 0, "ClientDirichlet.sigma", sigma, "give 0 or more")
+        require(0 < alpha < math.inf, "ClientDirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(0 <= sigma < math.inf, "ClientDirichlet.sigma", sigma, "give 0 or more")
         self.alpha, self.sigma = alpha, sigma
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:

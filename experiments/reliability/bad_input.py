@@ -1,0 +1,48 @@
+"""Makes the table of bad inputs, with the line that each gets, from the cases of the tests.
+
+python experiments/reliability/bad_input.py > experiments/reliability/BAD_INPUT.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def line_of(given: str) -> str:
+    """The line that an input gets."""
+    from helpers.bad_input import arguments
+
+    from fl_lightning.cli import main
+
+    said = io.StringIO()
+    quiet = (contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit))
+    with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1], quiet[2]:
+        main(arguments(given, Path(folder)))
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else "(none)"
+
+
+def print_table() -> None:
+    """Print all inputs."""
+    from helpers.bad_input import BAD, BASE, cell
+
+    sys.argv = ["cli.py"]
+    print("# Bad input, and the line that it gets\n")
+    print(
+        "Made by `python experiments/reliability/bad_input.py`; `tests/cli/test_bad_input.py` checks each. Every input"
+    )
+    print("ends with status 2, and nothing is written. It is an option, or a second config, beside this one:\n")
+    print(f"```yaml\n{BASE}```\n\n| input | line |\n|---|---|")
+    for given, _ in BAD.values():
+        print(f"| {cell(given)} | {cell(line_of(given))} |")
+
+
+if __name__ == "__main__":
+    print_table()

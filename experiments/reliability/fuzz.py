@@ -1,0 +1,359 @@
+"""Mutated configs: each one runs, or is refused by one line with nothing written.
+
+python experiments/reliability/fuzz.py [--number 1000] [--seed 0] [--jobs 2] [--output fuzz.jsonl] [--only N]
+
+A case is a smoke config, or a data, a model and a method fragment together, resolved with all defaults, in which one
+or two places are changed: a value, a key, a class, a list. Each case is run in a process forked from this one. Allowed
+are a run that ends well with finite metrics, a refusal (status 2: one line under 300 characters with key and remedy,
+and no folder), and a client that fails in a round (status 1, one line). Anything else is listed with the case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import csv
+import io
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT.parent))
+LONGEST, SECONDS, GIBIBYTES = 300, 40, 8
+
+# what a value may become, whatever it was
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    10**12,
+    2**63,
+    2**64,
+    0.5,
+    -0.5,
+    1.5,
+    1e30,
+    1e-30,
+    math.nan,
+    math.inf,
+    -math.inf,
+    "",
+    "abc",
+    "null",
+    "1e3x",
+    "../..",
+    "last",
+    "auto",
+    "cuda",
+    [],
+    [1],
+    [None],
+    [[]],
+    ["abc"],
+    {},
+    {"a": 1},
+    {"class_path": "Nothing"},
+    {"class_path": "FedProx"},
+    {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+]
+CLASSES = [
+    *("FedProx", "SCAFFOLD", "MOON", "FedUV", "FedBABU", "Local", "Method", "FedNova", "FedProto", "FedLC"),
+    *("Digits", "Synthetic", "NpyImages", "MNIST", "FederatedDataModule", "Partitioned"),
+    *("IID", "Dirichlet", "Shards", "Pooled", "ByDomain", "Natural", "ClassesPerClient", "Partitioner"),
+    *("ImageClassifier", "MLP", "Logistic", "FedUVCNN", "FedCKACNN", "Encoder", "Projector", "ProjectionHead"),
+    *("torch.optim.SGD", "torch.optim.Adam", "torch.optim.LBFGS", "torch.optim.SparseAdam", "torch.optim.Rprop"),
+    *("FedAdam", "FedAvgM", "torch.optim.lr_scheduler.StepLR", "torch.optim.lr_scheduler.CosineAnnealingLR"),
+    *("SpectrumMonitor", "EarlyStopping", "CCVR", "lightning.pytorch.callbacks.ModelCheckpoint"),
+    *("torch.nn.Linear", "collections.Counter", "nowhere.Class", "ImageClasifier", "Dirichet", "os.system"),
+]
+# arguments that are added where a class or the trainer may take them
+MORE = {
+    "trainer": {
+        "server_optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}},
+        "client_lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1}},
+        "taps": {"representation": "encoder"},
+        "cohort_size": 2,
+        "local_steps": 2,
+        "gradient_clip_val": 1.0,
+        "threads_per_worker": 1,
+        "callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "test/accuracy"}}],
+    },
+    "data.init_args": {"augment": [{"class_path": "RandomCrop"}], "val_fraction": 0.1, "test_size": 20, "mean": [0.5]},
+}
+REMEDY = re.compile(
+    r"\b(give|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
+    r"free|needs?|must|lists|build|bind|put|evaluation data is|train(s)? in)\b"
+)
+
+
+def bases() -> dict[str, list[Path]]:
+    """The configs that are mutated: every smoke config, and fragments of data, model and method together."""
+    named = {path.stem: [path] for path in sorted((ROOT / "smoke").glob("*.yaml"))}
+    fragment = {kind: sorted((ROOT / kind).glob("*.yaml")) for kind in ("data", "models", "methods")}
+    rng = random.Random(0)
+    for data in fragment["data"]:
+        grey = "mnist" in data.stem
+        models = ("feduvcnn_small_grey",) if grey else ("feduvcnn_small", "mooncnn", "fedckacnn")
+        parts = [data, ROOT / "models" / f"{rng.choice(models)}.yaml", rng.choice(fragment["methods"])]
+        named["+".join(part.stem for part in parts)] = parts
+    for model in fragment["models"]:
+        if "resnet" not in model.stem and "mobile" not in model.stem and "torchvision" not in model.stem:
+            parts = [ROOT / "data" / "digits.yaml", model, rng.choice(fragment["methods"])]
+            named["+".join(part.stem for part in parts)] = parts
+    return named
+
+
+def resolved(parts: list[Path]) -> dict[str, Any]:
+    """A config with all defaults, small enough for a quick run."""
+    import yaml
+
+    from fl_lightning.cli import main
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main(["fit", *(f"--config={part}" for part in parts), "--print_config"])
+    config = yaml.safe_load(text.getvalue())
+    data = config["data"]["init_args"]
+    config["trainer"] |= {"max_rounds": 1, "logger": False, "enable_progress_bar": False, "callbacks": None}
+    config["trainer"] |= {"local_epochs": 1, "default_root_dir": "runs"}
+    for key, value in {"offline": True, "train_size": 130, "test_size": 40, "num_clients": 2}.items():
+        if key in data:
+            data[key] = value
+    if "largest" in data:
+        data["largest"] = 60
+    return config
+
+
+def places(config: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The paths of all entries of a config."""
+    entries = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    for key, value in entries:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def get(config: Any, path: tuple) -> Any:
+    """The entry at a path."""
+    for key in path:
+        config = config[key]
+    return config
+
+
+def misspelt(word: str, rng: random.Random) -> str:
+    """A word with two letters exchanged, or one left out or doubled."""
+    if len(word) < 2:
+        return word + "x"
+    i = rng.randrange(len(word) - 1)
+    return rng.choice([word[:i] + word[i + 1] + word[i] + word[i + 2 :], word[:i] + word[i + 1 :], word[:i] + word[i:]])
+
+
+def mutate(config: dict[str, Any], rng: random.Random) -> str:
+    """Change one place of a config, in place; returns what was done."""
+    path = rng.choice([p for p in places(config) if p[:2] != ("trainer", "default_root_dir")])
+    parent, key = get(config, path[:-1]), path[-1]
+    where, old = ".".join(map(str, path)), get(config, path)
+    kinds = ["value"] * 6 + ["key", "delete", "add", "unknown"]
+    kinds += ["class"] * 4 if key == "class_path" else []
+    kinds += ["number"] * 4 if isinstance(old, (int, float)) and not isinstance(old, bool) else []
+    kinds += ["list"] * 3 if isinstance(old, list) else []
+    kind = rng.choice(kinds)
+    if kind == "value":
+        parent[key] = copy.deepcopy(rng.choice(VALUES))
+        return f"{where}={parent[key]!r}"
+    if kind == "number":
+        parent[key] = rng.choice([-old, old * 1000, old / 1000, old + 0.5, str(old), [old], old * 10**9])
+        return f"{where}={parent[key]!r}"
+    if kind == "class":
+        short = old.rsplit(".", 1)[-1]
+        parent[key] = rng.choice([*CLASSES, misspelt(short, rng), misspelt(old, rng)])
+        if rng.random() < 0.5:
+            parent["init_args"] = {}
+        return f"{where}={parent[key]!r}"
+    if kind == "list":
+        parent[key] = rng.choice([old + old, old[:1], old[::-1], [old], {"0": old}, [*old, None]])
+        return f"{where} as {json.dumps(parent[key], default=str)[:80]}"
+    if kind == "key" and isinstance(key, str):
+        new = misspelt(key, rng)
+        parent[new] = parent.pop(key)
+        return f"{where} named {new}"
+    if kind == "add":
+        part = rng.choice(list(MORE))
+        name, value = rng.choice(list(MORE[part].items()))
+        target = config
+        for step in part.split("."):
+            target = target.get(step, {}) if isinstance(target, dict) else {}
+        if isinstance(target, dict):
+            target[name] = copy.deepcopy(value)
+        return f"{part}.{name} added"
+    if kind == "delete":
+        parent.pop(key)
+        return f"{where} deleted"
+    if isinstance(parent, dict):
+        added = rng.choice(["unknown", "lr", "momentum", "weight_decay", "alpha"])
+        parent[added] = rng.choice([-1, math.nan, 0.1, "x"])
+    return f"an unknown key beside {where}"
+
+
+def case(number: int, seed: int, configs: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config of a case, and its record."""
+    rng = random.Random(f"{seed}/{number}")
+    name = rng.choice(list(configs))
+    config = copy.deepcopy(configs[name])
+    done = [mutate(config, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
+    return config, {"case": number, "base": name, "changes": done}
+
+
+def work(folder: Path, config: dict[str, Any]) -> None:
+    """Run a case in a forked process; it does not return."""
+    import yaml
+
+    from fl_lightning.cli import main
+
+    os.setsid()
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_AS, (GIBIBYTES * 2**30,) * 2)
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    status: Any = 0
+    try:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        main(["fit", "--config", "config.yaml"])
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 71)
+
+
+def judge(folder: Path, status: int | None, changes: list[str]) -> tuple[str, str]:
+    """The kind of a case's end, and the line or what is left of it."""
+    said = (folder / "err").read_text(errors="replace") if (folder / "err").exists() else ""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name not in KEPT)
+    last = (said.strip().splitlines() or [""])[-1]
+    if status is None:
+        # accepted, and longer than the time of a case
+        return ("long run" if LONG.search(" ".join(changes)) and left else "hang"), last
+    if status < 0:
+        return "killed", f"{signal.Signals(-status).name}: {last}"
+    if status == 0:
+        bad = [path for path in left if path.endswith("metrics.csv") and not finite(folder / path)]
+        return ("nan as success", f"{bad} {last}") if bad else ("success", "")
+    if "Traceback" in said or status not in (1, 2) or len(lines) != 1:
+        return "traceback", last
+    line = lines[0].removeprefix("error: ")
+    if len(lines[0]) > LONGEST:
+        return "long line", line
+    if status == 1:
+        return ("failed in a round" if re.match(r"client|round|trainer", line) else "other"), line
+    if left:
+        return "folder left", f"{left[:3]} {line}"
+    if not re.match(r"[\w.,\[\]' ()\"/-]+[=:]", line):
+        return "no key", line
+    return ("refused" if REMEDY.search(line) else "no remedy"), line
+
+
+KEPT = ("out", "err", "config.yaml")
+GOOD = ("success", "refused", "failed in a round", "long run")
+LONG = re.compile(r"trainer\.(max_rounds|local_epochs|local_steps|accumulate_grad_batches)=\d{3,}")
+
+
+def finite(table: Path) -> bool:
+    """Whether a table of metrics holds neither nan nor infinite values."""
+    with open(table) as file:
+        cells = [cell for row in csv.DictReader(file) for cell in row.values() if cell]
+    return all(math.isfinite(float(cell)) for cell in cells)
+
+
+def end(pid: int, seconds: float, began: float) -> int | None:
+    """The status of a process that has ended; None where it was ended since its time is over, -999 while it runs."""
+    done, how = os.waitpid(pid, os.WNOHANG)
+    if done:
+        return os.waitstatus_to_exitcode(how)
+    if time.monotonic() - began < seconds:
+        return -999
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def run_all(numbers: list[int], seed: int, configs: dict[str, Any], jobs: int) -> Iterator[dict[str, Any]]:
+    """Run the cases, several at a time, and yield their records."""
+    running: dict[int, tuple[Path, dict[str, Any], float]] = {}
+    waiting = numbers[::-1]
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            config, record = case(waiting.pop(), seed, configs)
+            folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                work(folder, config)
+            running[pid] = folder, record, time.monotonic()
+        for pid, (folder, record, began) in list(running.items()):
+            status = end(pid, SECONDS, began)
+            if status == -999:
+                continue
+            del running[pid]
+            kind, line = judge(folder, status, record["changes"])
+            yield {**record, "kind": kind, "line": line, "status": status, "seconds": time.monotonic() - began}
+            shutil.rmtree(folder)
+        time.sleep(0.01)
+
+
+def main_() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", type=int, nargs="*", help="these cases, each with its config")
+    given = parser.parse_args()
+
+    import torch
+
+    import fl_lightning.cli  # noqa: F401
+
+    for name in ("torchvision", "sklearn.datasets", "sklearn.model_selection", "scipy.stats", "scipy.io"):
+        __import__(name)  # before the fork, so that it is done once
+    torch.set_num_threads(1)
+    sys.argv = ["cli.py"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    configs = {name: resolved(parts) for name, parts in bases().items()}
+    counts: Counter[str] = Counter()
+    for record in run_all(given.only or list(range(given.number)), given.seed, configs, given.jobs):
+        counts[record["kind"]] += 1
+        if given.output:
+            with open(given.output, "a") as file:
+                file.write(json.dumps(record, default=str) + "\n")
+        if record["kind"] not in GOOD or given.only:
+            print(f"{record['case']}: {record['kind']}: {record['changes']}: {record['line'][:400]}", flush=True)
+    print(", ".join(f"{kind} {number}" for kind, number in counts.most_common()))
+    sys.exit(any(kind not in GOOD for kind in counts))
+
+
+if __name__ == "__main__":
+    main_()

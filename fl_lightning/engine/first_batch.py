@@ -1,0 +1,250 @@
+"""The model meets one batch of each kind before anything is written: what does not fit is refused there.
+
+As Lightning's sanity check does, this calls the module's own steps, with ``self.trainer.sanity_checking`` set. It does
+so in a forked process where that is possible, so that nothing of it is left, not even what user code keeps outside of
+the module. Elsewhere the module, what it logs and the random generators are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import linecache
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader
+from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.engine.evaluation import PHASES, STAGES, bound_step, step_name
+from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
+from fl_lightning.engine.launch import can_fork
+from fl_lightning.engine.optimizers import configure_optimizer
+from fl_lightning.errors import UsageError, clipped
+from fl_lightning.seeding import ambient
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+
+# hooks on whose work the first training step may rely; they are not called here
+BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
+# of patience with the forked process, and examples of an evaluation
+SECONDS, FEW = 60, 8
+# what torch raises for inputs, targets and shapes that do not fit
+MISFITS = (RuntimeError, ValueError, IndexError)
+
+
+def meet_first_batch(run: Run) -> None:
+    """Run the module's steps on one batch of training, validation and test data, without any effect.
+
+    Raises:
+        UsageError: the model does not fit the data, or a tap does not fit the model.
+    """
+    if not can_fork() or run.fabric.device.type != "cpu" or is_ours(run):
+        return try_batches(run)
+    text = said_by_fork(partial(try_batches, run))
+    if text:
+        raise UsageError(text)
+
+
+def is_ours(run: Run) -> bool:
+    """Whether model and data are classes of this package, whose steps change nothing that is not put back."""
+    kinds = (type(run.client.module), type(own_module_of(run.data)))
+    return all(kind.__module__.startswith("fl_lightning.") for kind in kinds)
+
+
+def said_by_fork(work: Callable[[], None]) -> str:
+    """The text of the UsageError that ``work`` raises in a forked process; empty if it raises none."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = context.Process(target=say_error, args=(work, sender))
+    child.start()
+    sender.close()
+    try:
+        # it ends without a word where user code ends it
+        return receiver.recv() if receiver.poll(SECONDS) else ""
+    except EOFError:
+        return ""
+    finally:
+        receiver.close()
+        child.kill()
+        child.join()
+
+
+def say_error(work: Callable[[], None], sender: Any) -> None:
+    """In a forked process: send the text of the UsageError that ``work`` raises, and end."""
+    gc.freeze()  # the destructor of an old process group would wait for its other workers
+    torch.set_num_threads(1)  # the other threads of the parent do not exist here
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    text = ""
+    try:
+        work()
+    except UsageError as error:
+        text = str(error)
+    finally:
+        # without the exit functions of the parent, such as those of its loggers
+        sender.send(text)
+        os._exit(0)
+
+
+def try_batches(run: Run) -> None:
+    """Run the steps, and undo what they did.
+
+    Raises:
+        UsageError: the model does not fit the data, or a tap does not fit the model.
+    """
+    before = run.client.state()
+    try:
+        if not BEFORE_A_STEP & run.client.hooks:
+            with trial(run, "train"):
+                train_on_one(run)
+        for phase in PHASES:
+            step = step_name(run.client.module, phase)
+            if step is not None and not hooks_around(step) & run.client.hooks:
+                with trial(run, phase), torch.no_grad():
+                    evaluate_one(run, phase, step)
+    finally:
+        run.client.load(before)
+
+
+@contextmanager
+def trial(run: Run, purpose: str) -> Iterator[None]:
+    """In this block nothing that the module does lasts."""
+    with ambient(run.seed, "first_batch", PURPOSES.index(purpose)), run.client.apart(), run.client.stand_in.trial():
+        yield
+
+
+PURPOSES = ("train", *PHASES)
+
+
+def train_on_one(run: Run) -> None:
+    """The training step on the first batch of the first client that has any."""
+    for k in range(run.data.num_clients):
+        with run.loaders.train(k, 0, "first_batch") as loader:
+            given = first_of(loader) if len(loader) else None
+            if len(loader) == 0:
+                continue
+            if given is None:
+                return
+            client, clock = run.client, run.client.stand_in.clock
+            clock.round, clock.epoch, clock.step, clock.batches = 0, 0, 0, len(loader)
+            client.stand_in.begin_visit(*configure_optimizer(client.module), loader)
+            client.references.start()
+            batch = run.loaders.to_device(given)
+            client.logged.begin_batch(batch)
+            with run.fabric.autocast(), client.taps.recorded():
+                loss = attempt(run, partial(client.own_loss, batch, 0), "training_step", f"client {k}", batch)
+                for tap in run.methods.wanted_taps() if loss is not None else ():
+                    client.taps.values[tap]  # raises if the forward does not call its submodule
+            return
+
+
+def evaluate_one(run: Run, phase: str, step: str) -> None:
+    """The validation or the test step on the first batch of each loader."""
+    client = run.client
+    with client.evaluating(STAGES[phase]):
+        client.logged.begin_evaluation()
+        for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
+            given = first_of(few(loader))
+            if given is None:
+                continue
+            batch = run.loaders.to_device(given, index)
+            client.logged.begin_batch(batch, index if len(loaders) > 1 else None)
+            client.begin_hook(step)
+            with run.fabric.autocast():
+                call = partial(bound_step(client.module, step, index), batch, 0)
+                attempt(run, call, step, f"the {phase} data", batch)
+
+
+def hooks_around(step: str) -> set[str]:
+    """The hooks on whose work an evaluation step may rely, or that would be called once more."""
+    stage = stage_of(step)
+    return {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")}
+
+
+def first_of(loader: ClientLoader) -> Any:
+    """The first batch of a loader; None of one that a pass might change, or that fails: the run will tell why.
+
+    Raises:
+        UsageError: an augmentation does not fit the images.
+    """
+    inner = loader.loader if isinstance(loader, PlainLoader) else None
+    try:
+        if isinstance(loader, Batches):
+            return next((batch for _, batch in loader.batches()), None)
+        if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset):
+            return first_of_dataset(inner)
+    except UsageError:
+        raise
+    except Exception:
+        return None
+    return None
+
+
+def few(loader: ClientLoader) -> ClientLoader:
+    """A loader of evaluation data on its first rows, where it is known that a batch of any size will do."""
+    if isinstance(loader, Batches):
+        loader = copy.copy(loader)
+        loader.rows = loader.rows[:FEW]
+    return loader
+
+
+def first_of_dataset(loader: DataLoader) -> Any:
+    """The first batch of a ``DataLoader``, fetched without its worker processes."""
+    if loader.batch_sampler is None:
+        return None
+    rows = next(iter(loader.batch_sampler), [])
+    data: Any = loader.dataset
+    examples = data.__getitems__(rows) if hasattr(data, "__getitems__") else [data[row] for row in rows]
+    return loader.collate_fn(examples) if rows else None
+
+
+def attempt(run: Run, call: Callable[[], Any], step: str, whose: str, batch: Any) -> Any:
+    """The result of a step; an error that says that the batch does not fit is one line.
+
+    Other errors are left to the run, which calls the hooks that this trial does not.
+
+    Raises:
+        UsageError: the batch does not fit.
+    """
+    try:
+        return call()
+    except UsageError:
+        raise
+    except Exception as error:
+        if run.trainer.on_client_error == "raise" and is_misfit(error):
+            text, kind = clipped(f"{type(error).__name__}: {error}", 120), type(run.client.module).__name__
+            given = clipped(f"a batch of {whose} {shapes(batch)}", 70)
+            line = f"model={kind}: {step} fails on {given}: {text}; change the model or the data to fit"
+            raise UsageError(line) from error
+    return None
+
+
+def is_misfit(error: Exception) -> bool:
+    """Whether an operation has refused its inputs, and not the user's code itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
+    within = f"{torch.__path__[0]}" in last.filename
+    return isinstance(error, MISFITS) and (within or not explicit)
+
+
+def shapes(batch: Any) -> str:
+    """The shapes and types of the tensors of a batch."""
+    found: list[str] = []
+    note = partial(lambda tensor: found.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype)[6:]}"))
+    apply_to_collection(batch, Tensor, note)
+    return f"({', '.join(found)})"

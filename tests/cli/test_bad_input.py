@@ -1,0 +1,63 @@
+"""Every bad input of the table is one line that names key and remedy, and leaves nothing behind."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.bad_input import BAD, arguments, cell
+
+from fl_lightning.cli import FederatedCLI, main
+
+# arguments of FederatedCLI that building a parser sets; building it anew for each case would take most of the time
+PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
+LONGEST = 300
+TABLE = Path(__file__).resolve().parents[2] / "experiments" / "reliability" / "BAD_INPUT.md"
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, request, parser):
+    set_up = FederatedCLI.setup_parser
+
+    def once(self, *given):
+        if not parser:
+            set_up(self, *given)
+            parser.update({name: vars(self)[name] for name in PARSER})
+        vars(self).update(parser)
+
+    monkeypatch.setattr(FederatedCLI, "setup_parser", once)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def refused(capsys, tmp_path, given):
+    """The one line that an input gets; nothing else may come of it."""
+    args = arguments(given, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "Traceback" not in said
+    assert sorted(tmp_path.rglob("*")) == before
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and len(lines[0]) < LONGEST
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_input_is_one_line(capsys, tmp_path, case):
+    given, begins = BAD[case]
+    assert refused(capsys, tmp_path, given).startswith(begins)
+
+
+def test_the_table_has_all_inputs_with_the_beginnings_of_their_lines():
+    rows = [line.split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    told = {given.removeprefix("| "): line.removesuffix(" |") for given, line in rows}
+    assert len(told) >= 80
+    assert told.keys() == {cell(given) for given, _ in BAD.values()}
+    assert all(told[cell(given)].startswith(cell(begins)[:-1]) for given, begins in BAD.values())

@@ -1,0 +1,64 @@
+"""What a parser lets pass of a config, and whose errors become one line."""
+
+import pytest
+from jsonargparse import Namespace
+
+from fl_lightning.cli.config import building, check_config, check_nulls, takes_none
+from fl_lightning.data import PACS, Digits
+from fl_lightning.errors import UsageError
+from fl_lightning.models import MLP
+
+
+def config(**given):
+    return Namespace(trainer=Namespace(), seed_everything=0, **given)
+
+
+@pytest.mark.parametrize("trainer", [3, [], None, True, "abc"])
+def test_a_trainer_that_is_no_mapping_is_refused(trainer):
+    with pytest.raises(UsageError, match=r"^trainer=.*: give a mapping of its arguments"):
+        check_config({"trainer": trainer})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
+def test_a_seed_out_of_range_is_refused(seed):
+    with pytest.raises(UsageError, match=rf"^seed_everything={seed}: give a seed from 0 to 4294967295"):
+        check_config({"trainer": Namespace(), "seed_everything": seed})
+    for fits in (None, True, False, 0, 2**32 - 1):
+        check_config({"trainer": Namespace(), "seed_everything": fits})
+
+
+def test_null_is_refused_at_any_depth_where_the_type_has_none():
+    inner = Namespace(class_path="fl_lightning.data.Dirichlet", init_args=Namespace(alpha=None))
+    data = Namespace(class_path="fl_lightning.data.Digits", init_args=Namespace(partitioner=inner, image_size=None))
+    with pytest.raises(UsageError, match=r"^Dirichlet.alpha=null: give a value of type float, or leave the key out"):
+        check_config(config(data=data))
+    with pytest.raises(UsageError, match=r"^FedProx.mu=null"):
+        check_config(config(method=[{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": None}}]))
+
+
+def test_null_of_an_argument_that_goes_to_a_base_is_refused():
+    with pytest.raises(UsageError, match=r"^PACS.batch_size=null"):
+        check_nulls(PACS, {"batch_size": None}, "PACS")
+    check_nulls(Digits, {"partitioner": None, "train_size": None, "mean": None, "augment": None}, "Digits")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "takes"), [(int, False), (int | None, True), (float | str, False), (None, True), (object, True)]
+)
+def test_types_that_take_none(annotation, takes):
+    assert takes_none(annotation) is takes
+
+
+def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
+    line = r"^MLP\(in_features=8, hidden=\['a'\]\): .*; give arguments that it takes"
+    with pytest.raises(UsageError, match=line), building():
+        MLP(8, ["a"])
+
+
+def test_an_error_of_the_users_own_stays_what_it_is():
+    def build():
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$") as caught, building():
+        build()
+    assert not isinstance(caught.value, UsageError)
