@@ -211,8 +211,14 @@ class RunAccess:
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def agree_to_stop(self) -> bool:
-        """Whether any worker has set :attr:`should_stop`, which then all have; all workers call this."""
-        self.should_stop = any(self.gather(bool(self.should_stop)))
+        """Whether any worker has set :attr:`should_stop`, which then all have; all workers call this.
+
+        They agree on a signal that has come, too.
+        """
+        signals = self.run.workers.signals
+        asked = self.gather((bool(self.should_stop), signals.caught))
+        signals.agree(caught for _, caught in asked)
+        self.should_stop = any(stop for stop, _ in asked)
         return self.should_stop
 
     def _shared(self, state: State | None, client: int | None) -> State:

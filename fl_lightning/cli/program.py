@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # imported for their short names in a config
@@ -23,7 +26,7 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError, Stopped, UsageError
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
 from fl_lightning.trainer import FederatedTrainer
@@ -163,7 +166,25 @@ def plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def stop(error: Exception, status: int) -> NoReturn:
+def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
+    """The command that goes on with a run from its last checkpoint, or begins it again where it has none."""
+    given = sys.argv[1:]
+    program = sys.orig_argv[: len(sys.orig_argv) - len(given)]
+    kept = list(given if args is None else args)
+    if stopped.checkpoint is not None:
+        kept = [*without(kept, "--ckpt_path", "--weights"), "--ckpt_path", str(stopped.checkpoint)]
+        # those of a config would begin the run anew
+        kept += ["--weights=null"] if stopped.weights else []
+    return shlex.join([*program, *kept])
+
+
+def without(args: list[str], *keys: str) -> list[str]:
+    """Arguments without those of some keys, given as ``--key value`` or ``--key=value``."""
+    pairs = zip(args, ["", *args], strict=False)
+    return [one for one, before in pairs if before not in keys and one.split("=")[0] not in keys]
+
+
+def stop(error: Exception | str, status: int) -> NoReturn:
     """End the program with one line."""
     print(f"error: {error}", file=sys.stderr)
     sys.exit(status)
@@ -180,6 +201,12 @@ def main(args: list[str] | None = None) -> None:
     try:
         with plain_warnings():
             FederatedCLI(args)
+    except Stopped as stopped:
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            print(f"{stopped}; go on: {command_that_goes_on(stopped, args)}", file=sys.stderr)
+        sys.exit(stopped.status)
+    except KeyboardInterrupt:
+        stop("interrupted before round 0; nothing was trained", 128 + signal.SIGINT)
     except ClientError as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, ClientError):
             raise

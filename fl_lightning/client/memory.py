@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from fl_lightning.records.files import load, save
+from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class Memories(Mapping[int, Memory]):
         self._sizes: dict[int, int] = {}
         self._total = 0
         self._on_disk: dict[int, Path] = {}
+        self._scratch: TemporaryFolder | None = None
         self._folder: Path | None = None
         self._changed: set[int] = set()
         self._replaced: list[str] = []
@@ -148,8 +148,8 @@ class Memories(Mapping[int, Memory]):
 
     def close(self) -> None:
         """Remove the files that were written beyond the limit; those of checkpoints stay."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
     # ------------------------------------------------------------------ inside
     def _settle(self, k: int) -> None:
@@ -184,7 +184,8 @@ class Memories(Mapping[int, Memory]):
 
     def _spill(self, k: int) -> None:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="fl_lightning-clients-"))
+            self._scratch = TemporaryFolder("fl_lightning-clients-")
+            self._folder = self._scratch.path
         path = self._folder / f"{k}.pt"
         save(self._held.pop(k), path)
         self._on_disk[k] = path

@@ -32,6 +32,7 @@ def play_round(run: Run, round_: int) -> bool:
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals = train_cohort(run, round_)
+    run.workers.signals.keeps_round = True  # what is left is short beside the training
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
@@ -97,6 +98,8 @@ def place_cohort(run: Run) -> list[int]:
     """
     steps = {k: run.local_training.steps(k) for k in run.server.cohort}
     placed = place(steps, run.workers.size, run.client.memories().owners)
+    if run.client.memories().owners:
+        run.workers.barrier()  # a memory is sent when both sides are here
     run.client.memories().follow(placed, run.workers)
     for worker, clients in enumerate(placed if run.workers.size > 1 else ()):
         total = sum(steps[k] for k in clients)
