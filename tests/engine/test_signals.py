@@ -204,7 +204,9 @@ def test_the_line_has_the_command_that_goes_on(tmp_path, whole, monkeypatch, cap
     assert ended.value.code == 143
     line = capsys.readouterr().err.splitlines()[-1]
     checkpoint = tmp_path / "runs/scaffold/version_0/checkpoints/last.ckpt"
-    assert line.startswith(f"SIGTERM stopped the run in round 1, its last checkpoint is {checkpoint}; go on: python cli")
+    assert line.startswith(
+        f"SIGTERM stopped the run in round 1, its last checkpoint is {checkpoint}; go on: python cli"
+    )
     command = shlex.split(line.split("go on: ")[1])
     assert command == ["python", "cli.py", *arguments, "--ckpt_path", str(checkpoint)]
     main(command[2:])
