@@ -333,6 +333,8 @@ class ForkedWorkers(_Launcher):
         for seconds in (2.0, 3.0):
             for child in self._children.values():
                 child.terminate()
+                if child.pid is not None and child.is_alive():
+                    os.kill(child.pid, signal.SIGCONT)  # one that was stopped ends, too
             self._wait(seconds)
         for child in self._children.values():
             child.kill()

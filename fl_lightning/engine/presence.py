@@ -9,13 +9,12 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import LostWorkerError, UsageError
 
-# seconds: between two signs of life; of a wait, before it is told who is waited for; of silence, after which a worker
-# is lost; in which all workers must join
+# seconds: between two signs of life (three that are missing are told); of a wait, before it is told who is waited for;
+# of silence, after which a worker is lost; in which all workers must join
 BEAT, PATIENCE, SILENCE, JOIN = 10.0, 60.0, 300.0, 300.0
 # seconds between two looks around while a worker waits
 LOOK = 1.0
@@ -65,7 +64,7 @@ class Presence:
             UsageError: some have not come in time.
         """
         self._store.set(f"name/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        began, told = time.monotonic(), 0
+        began, told, pause = time.monotonic(), 0, 0.001
         while missing := self._not_joined():
             waited = time.monotonic() - began
             if waited >= JOIN:
@@ -74,6 +73,8 @@ class Presence:
                 told = int(waited // PATIENCE)
                 warnings.warn(f"waiting for {self._list(missing)} of {self.size}, since {waited:.0f} s", stacklevel=2)
             check()
+            time.sleep(pause)  # not the store's own wait, which would warn of each second
+            pause = min(2 * pause, LOOK)
         names = self._store.multi_get([f"name/{rank}" for rank in range(self.size)])
         self._names = {rank: f"worker {rank} ({name.decode()})" for rank, name in enumerate(names)}
         self._leave_sign(0)
@@ -108,15 +109,18 @@ class Presence:
             self._quiet[rank] = 0 if new.number > old.number else self._quiet[rank] + 1
         self._last = signs
         # the store is in worker 0, or in the launcher of its machine: without it, not even our own sign is seen
-        own = self._quiet[self.rank] * LOOK >= PATIENCE
+        own = self._is_silent(self.rank)
         late = [rank for rank, sign in enumerate(signs) if sign.calls < self.calls and rank != self.rank]
         missing = [0] if own else late
-        silent = [rank for rank in missing if self._quiet[rank] * LOOK >= PATIENCE]
+        silent = [rank for rank in missing if self._is_silent(rank)]
         lost = [rank for rank in silent if self._quiet[rank] * LOOK >= SILENCE]
         if lost:
             text = f"{self.where}no sign of life of {self._list(lost)} for {SILENCE:.0f} s: the run cannot go on"
             raise LostWorkerError(text, worker=lost[0])
         self._tell(missing, silent)
+
+    def _is_silent(self, rank: int) -> bool:
+        return self._quiet[rank] * LOOK >= 3 * BEAT
 
     def _tell(self, missing: list[int], silent: list[int]) -> None:
         """Say who is waited for: once a wait if someone is silent; else ever more rarely, since clients differ."""
@@ -132,7 +136,7 @@ class Presence:
             )
         elif waited >= self._patience:
             self._patience *= 2
-            hint = "alive, and still busy" if not silent else "waiting"
+            hint = "no sign of life" if silent else "alive, and still busy"
             since = f"{waited:.0f} s: {hint}"
             warnings.warn(f"{self.where}waiting for {self._list(missing)}, since {since}", stacklevel=2)
 
@@ -151,12 +155,7 @@ class Presence:
         self._store.set(str(self.rank), f"{number} {self.calls}")
 
     def _not_joined(self) -> list[int]:
-        """The workers that are not in the store yet; waits for one of them."""
-        missing = [rank for rank in range(self.size) if not self._store.check([f"name/{rank}"])]
-        if missing:
-            with suppress(RuntimeError):
-                self._store.wait([f"name/{missing[0]}"], timedelta(seconds=LOOK))
-        return missing
+        return [rank for rank in range(self.size) if not self._store.check([f"name/{rank}"])]
 
     def _list(self, ranks: list[int]) -> str:
         return ", ".join(self._names.get(rank, f"worker {rank} (node {rank // self.per_node})") for rank in ranks)

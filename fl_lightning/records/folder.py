@@ -100,7 +100,9 @@ class RunFolder:
     @property
     def summary_writers(self) -> list[Any]:
         """TensorBoard's writers among the loggers."""
-        return [loggers.experiment(one) for one in self.loggers[1:] if loggers.is_tensorboard(one)]
+        writers: list[Any] = []
+        self._each(lambda logger: writers.extend([loggers.experiment(logger)] * loggers.is_tensorboard(logger)))
+        return writers
 
     def _new_table(self) -> CSVLogger:
         table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
