@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 # characters of a line, and of a value in it
@@ -23,7 +24,44 @@ class ClientError(RuntimeError):
 
 
 class LostWorkerError(ClientError):
-    """A worker process has ended, so the run cannot go on."""
+    """A worker process has ended or is silent, so the run cannot go on.
+
+    Attributes:
+        worker: its rank; None where it is not known.
+        status: its exit status; None where it is not known.
+    """
+
+    def __init__(self, text: str, worker: int | None = None, status: int | None = None) -> None:
+        super().__init__(text)
+        self.worker, self.status = worker, status
+
+
+class Stopped(BaseException):
+    """A signal has stopped a fit.
+
+    Attributes:
+        signal: the signal.
+        checkpoint: the checkpoint from which the run goes on; None where it has none yet.
+        weights: whether the run was given weights, which a checkpoint replaces.
+        status: the exit status of the program, 128 + the number of the signal.
+    """
+
+    def __init__(self, text: str, caught: signal.Signals, checkpoint: Path | None = None) -> None:
+        super().__init__(text)
+        self.signal, self.checkpoint, self.status = caught, checkpoint, 128 + caught
+        self.weights = False
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """SIGINT has stopped a fit, as Ctrl-C and the stop button of a notebook send it."""
+
+
+class Terminated(Stopped, SystemExit):
+    """Another signal has stopped a fit. A program that does not catch this ends with the status."""
+
+    def __init__(self, text: str, caught: signal.Signals, checkpoint: Path | None = None) -> None:
+        super().__init__(text, caught, checkpoint)
+        self.code = self.status
 
 
 def text_of(error: BaseException) -> str:

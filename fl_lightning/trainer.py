@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger, Logger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
@@ -19,7 +21,7 @@ from fl_lightning.engine import doctor as examination
 from fl_lightning.engine import replay as replaying
 from fl_lightning.engine.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
-from fl_lightning.errors import require
+from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.records.partition import save_partition
@@ -219,12 +221,20 @@ class FederatedTrainer(RunAccess):
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
             ClientError: a client failed in a round.
+            KeyboardInterrupt: SIGINT stopped the run.
+            SystemExit: SIGTERM, or SLURM's SIGUSR1, stopped the run.
         """
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = self.keep_as_best = False
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
-        self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
+        try:
+            self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
+        except Stopped as stopped:
+            stopped.weights = weights is not None
+            if self.config is None and isinstance(stopped, Terminated):  # which Python itself ends without a word
+                rank_zero_only(print)(stopped, file=sys.stderr)
+            raise
 
     def validate(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,7 +28,7 @@ from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.doctor import as_text
-from fl_lightning.errors import ClientError, UsageError, clipped
+from fl_lightning.errors import ClientError, Stopped, UsageError, clipped
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
 from fl_lightning.records.files import write_atomically
@@ -236,6 +238,24 @@ def how_to_replay(error: ClientError) -> str:
     )
 
 
+def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
+    """The command that goes on with a run from its last checkpoint, or begins it again where it has none."""
+    given = sys.argv[1:]
+    program = sys.orig_argv[: len(sys.orig_argv) - len(given)]
+    kept = list(given if args is None else args)
+    if stopped.checkpoint is not None:
+        kept = [*without(kept, "--ckpt_path", "--weights"), "--ckpt_path", str(stopped.checkpoint)]
+        # those of a config would begin the run anew
+        kept += ["--weights=null"] if stopped.weights else []
+    return shlex.join([*program, *kept])
+
+
+def without(args: list[str], *keys: str) -> list[str]:
+    """Arguments without those of some keys, given as ``--key value`` or ``--key=value``."""
+    pairs = zip(args, ["", *args], strict=False)
+    return [one for one, before in pairs if before not in keys and one.split("=")[0] not in keys]
+
+
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
     print(f"error: {clipped(str(error)) if status == 2 else error}", file=sys.stderr)
@@ -253,6 +273,12 @@ def main(args: list[str] | None = None) -> None:
     try:
         with plain_warnings():
             FederatedCLI(args)
+    except Stopped as stopped:
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            print(f"{stopped}; go on: {command_that_goes_on(stopped, args)}", file=sys.stderr)
+        sys.exit(stopped.status)
+    except KeyboardInterrupt:
+        stop("interrupted before round 0; nothing was trained", 128 + signal.SIGINT)
     except ClientError as error:
         if from_users_code(error):
             print(f"error: {error}{how_to_replay(error)}", file=sys.stderr)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
+from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class Memories(Mapping[int, Memory]):
         self._sizes: dict[int, int] = {}
         self._total = 0
         self._on_disk: dict[int, Path] = {}
+        self._scratch: TemporaryFolder | None = None
         self._folder: Path | None = None
         self._changed: set[int] = set()
 
@@ -168,8 +168,8 @@ class Memories(Mapping[int, Memory]):
 
     def close(self) -> None:
         """Remove the files that were written beyond the limit; those of checkpoints stay."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
     # ------------------------------------------------------------------ inside
     def _write(self, folder: Path, names: Mapping[int, str]) -> dict[int, tuple[str, Stamp]]:
@@ -225,7 +225,8 @@ class Memories(Mapping[int, Memory]):
 
     def _spill(self, k: int) -> None:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="fl_lightning-clients-"))
+            self._scratch = TemporaryFolder("fl_lightning-clients-")
+            self._folder = self._scratch.path
         path = self._folder / f"{k}.pt"
         save(self._held.pop(k), path)
         self._on_disk[k] = path

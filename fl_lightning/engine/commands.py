@@ -22,6 +22,7 @@ from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
+from fl_lightning.records.folder import writing
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable
 from fl_lightning.seeding import ambient
@@ -43,6 +44,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         begin_fit(run, fresh=found is None)
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
+        run.workers.signals.checkpoint = None if found is None else found.path
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
         if "on_fit_end" in run.client.hooks:
@@ -52,6 +54,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
             save_model(run, folder / "checkpoints" / "model.ckpt")
         compare_hyperparams(run, params)
         status = "success"
+        run.workers.signals.end()
     finally:
         run.call("teardown")
         run.folder.close(status)
@@ -92,14 +95,29 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
     if first >= run.trainer.max_rounds > 0:
         run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
+    signals, saved = run.workers.signals, first
+    signals.install()
     for round_ in range(first, run.trainer.max_rounds):
+        signals.begin(round_, saved if folder is not None else round_)
         last = play_round(run, round_)
-        due = last or run.trainer.keep_as_best or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0
-        if due and folder is not None:
-            with run.metrics.timed_writing():
-                save_run(run, folder / "checkpoints")
+        due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.keep_as_best
+        if (last or due or signals.agreed) and folder is not None:
+            save_checkpoint(run, folder / "checkpoints")
+            signals.checkpoint, saved = folder / "checkpoints/last.ckpt", round_ + 1
         if last:
             return
+        if signals.agreed:
+            raise signals.stopped()
+
+
+def save_checkpoint(run: Run, folder: Path) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        ClientError: it cannot be written; the last one is as it was.
+    """
+    with run.metrics.timed_writing(), writing(folder / "last.ckpt", run.server.round):
+        save_run(run, folder)
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:

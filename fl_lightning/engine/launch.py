@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,7 +38,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, require
+from fl_lightning.engine.presence import JOIN, PATIENCE, Presence
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, require
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
 # errors whose message is enough without a traceback
-PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt)
+PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
 # numbers the groups that this process has joined by the same store
 GROUPS = count()
 
@@ -156,12 +158,14 @@ class ClientStrategy(DDPStrategy):
 
     Attributes:
         group: the process group of the workers; None before they have joined and after :meth:`leave`.
+        presence: which workers are there; None before they have joined.
     """
 
     def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
         super().__init__()
         self.workers_per_device, self.forks = workers_per_device, forks
         self.group: Any = None
+        self.presence: Presence | None = None
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -183,7 +187,8 @@ class ClientStrategy(DDPStrategy):
         """Join the other workers.
 
         Raises:
-            UsageError: the port is in use.
+            UsageError: the port is in use, or a worker has not come.
+            LostWorkerError: a worker of this machine has ended.
         """
         environment: Any = self.cluster_environment
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
@@ -191,17 +196,31 @@ class ClientStrategy(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         world = (environment.global_rank(), environment.world_size())
         # forked workers meet once, and free the port when they part
-        find = meet if isinstance(self._launcher, ForkedWorkers) else meet_once
+        forked = isinstance(self._launcher, ForkedWorkers)
+        find = meet if forked else meet_once
         try:
             store = of_group(find(*world, environment.main_address, environment.main_port))
+            self.presence = Presence(distributed.PrefixStore("presence", store), *world, self.num_processes)
+            self.presence.join(self._launcher.check if forked else lambda: None)
             # gloo: sums are added in float64 on the CPU, whatever the device; the timeout: a round may take hours
             self.group = distributed.ProcessGroupGloo(store, *world, timeout=timedelta(days=30))
             self.group.barrier().wait()  # one that fails at once must not leave while others are joining
+        except LostWorkerError:
+            raise
         except RuntimeError as error:
             raise UsageError(f"MASTER_PORT={environment.main_port}: {str(error).splitlines()[0]}") from error
 
-    def leave(self) -> None:
-        """Close the connections to the other workers."""
+    def leave(self, waits: bool = False) -> None:
+        """Close the connections to the other workers.
+
+        Args:
+            waits: whether a collective still waits for one of them. To close the group would then take until it has
+                come, so the connections are left to the end of the process.
+        """
+        if self.presence is not None:
+            self.presence.leave()
+        if waits:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.group = None
 
 
@@ -223,7 +242,7 @@ class ForkedWorkers(_Launcher):
         self._where = ""
         self._children: dict[int, ForkProcess] = {}
         self._final_errors: dict[int, Any] = {}
-        self._parent = os.getpid()
+        self._parent, self._forked = os.getpid(), False
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function`` in all workers, and return what it returns in this one.
@@ -237,17 +256,21 @@ class ForkedWorkers(_Launcher):
         with restored_environment():
             # chosen before the fork, so that all workers know it
             os.environ["MASTER_PORT"] = str(self.environment.main_port)
-            self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
+            # garbage of an earlier run, a process group for one, would wait in the child for threads that are not there
+            gc.freeze()
+            try:
+                self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
+            finally:
+                gc.unfreeze()
             try:
                 return function(*args, **kwargs)
-            except PLAIN_ERRORS:
-                raise
-            except Exception:
-                self._wait(2.0)  # the connection to a lost worker breaks before the process has ended
-                self.check()
-                raise
             finally:
                 self._end()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a worker that another one has forked, and that reports its errors."""
+        return self._forked
 
     def begin(self, where: str) -> None:
         """Say how far the run has come, for the error about a lost worker."""
@@ -259,14 +282,16 @@ class ForkedWorkers(_Launcher):
         Raises:
             LostWorkerError: one has ended.
         """
-        if not self._children and os.getppid() != self._parent:
-            os._exit(1)  # this is a worker whose parent is gone
+        if self._forked and os.getppid() != self._parent:
+            text = f"{self._where}worker 0 (process {self._parent}), which started this one, has ended"
+            raise LostWorkerError(text, worker=0)
         for rank, child in self._children.items():
             if child.exitcode:
                 errors = self._final_errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
-                raise LostWorkerError(f"{self._where}worker {rank} (process {child.pid}) {how}{what}")
+                text = f"{self._where}worker {rank} (process {child.pid}) {how}{what}"
+                raise LostWorkerError(text, rank, child.exitcode)
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")
@@ -284,7 +309,7 @@ class ForkedWorkers(_Launcher):
         # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
         # destructor would wait for them forever
         gc.freeze()
-        self._children = {}
+        self._children, self._forked = {}, True
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
         try:
@@ -293,9 +318,12 @@ class ForkedWorkers(_Launcher):
             # worker 0 reports plain errors, which all workers share; another error has its traceback only here
             if not isinstance(error.__cause__ or error, PLAIN_ERRORS):
                 traceback.print_exc()
-            self._final_errors[rank].put(f"{type(error).__name__}: {error}")
+            if isinstance(error, LostWorkerError) and error.worker == 0:
+                print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
+            notes = getattr(error, "__notes__", [])
+            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {error}", *notes]))
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(error.status if isinstance(error, Stopped) else 1)
 
     def _wait(self, seconds: float) -> None:
         for child in self._children.values():
@@ -304,17 +332,33 @@ class ForkedWorkers(_Launcher):
     def _end(self) -> None:
         failed = sys.exc_info()[0] is not None
         self._wait(1.0 if failed else 30.0)
+        # twice: after the first signal a worker may finish its batch, or its round
+        for seconds in (2.0, 3.0):
+            for child in self._children.values():
+                child.terminate()
+                if child.pid is not None and child.is_alive():
+                    os.kill(child.pid, signal.SIGCONT)  # one that was stopped ends, too
+            self._wait(seconds)
         for child in self._children.values():
-            child.terminate()
-            child.join(5)
             child.kill()
+            child.join()
         self._children = {}
 
 
 def meet(rank: int, size: int, address: str, port: int) -> distributed.Store:
-    """The store at which the workers meet, at an address and port."""
-    store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=timedelta(minutes=5)))
-    return store
+    """The store at which the workers meet, at an address and port; worker 0 keeps it, or torchrun."""
+    if TorchElasticEnvironment.detect():
+        return next(distributed.rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN)))[0]
+    # it waits for nobody: that is left to Presence, which names who is missing
+    kept = {"is_master": rank == 0, "wait_for_workers": False, "multi_tenant": True, "use_libuv": os.name != "nt"}
+    for attempt in count(1):
+        try:
+            return distributed.TCPStore(address, port, size, timeout=timedelta(seconds=PATIENCE), **kept)
+        except distributed.DistNetworkError:
+            if rank == 0 or attempt * PATIENCE >= JOIN:
+                raise
+            warnings.warn(f"waiting for worker 0 at {address}:{port}, since {attempt * PATIENCE:.0f} s", stacklevel=2)
+    raise AssertionError
 
 
 # A program that was started once for each worker keeps the store for its later runs: with a new one for each, a worker

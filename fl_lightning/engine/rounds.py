@@ -57,6 +57,7 @@ def play_round(run: Run, round_: int) -> bool:
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals = train_cohort(run, round_, fates)
+    run.workers.signals.keeps_round = True  # what is left is short beside the training
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
@@ -169,6 +170,8 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
     """
     steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
     placed = place(steps, run.workers.size, run.client.memories().owners)
+    if run.client.memories().owners:
+        run.workers.barrier()  # a memory is sent when both sides are here
     run.client.memories().follow(placed, run.workers)
     for worker, clients in enumerate(placed if run.workers.size > 1 else ()):
         total = sum(steps[k] for k in clients)
@@ -331,16 +334,17 @@ def check_metrics(run: Run, metrics: dict[str, float], where: str) -> None:
 def agree(run: Run) -> bool:
     """Whether a callback of any worker has set ``should_stop``; all workers call this.
 
-    They also compare the global state, which must have the same bits on all of them.
+    They agree on a signal that has come, too, and compare the global state, of which all must have the same bits.
 
     Raises:
         ClientError: a worker has another one; names the workers.
     """
     trainer, workers = run.trainer, run.workers
     mine = checksums(run.server.state) if workers.size > 1 else {}
-    asked = workers.gather((bool(trainer.should_stop), hash(tuple(mine.values()))))
-    trainer.should_stop = any(stop for stop, _ in asked)
-    if len({digest for _, digest in asked}) > 1:
+    asked = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(mine.values()))))
+    trainer.should_stop = any(stop for stop, *_ in asked)
+    workers.signals.agree(caught for _, caught, _ in asked)
+    if len({digest for *_, digest in asked}) > 1:
         raise_disagreement(run, mine)
     return trainer.should_stop
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -102,8 +103,21 @@ class Run:
         return description(self)
 
     def call(self, hook: str, **kwargs: Any) -> None:
-        """Call a hook of all callbacks."""
-        self.fabric.call(hook, trainer=self.trainer, **kwargs)
+        """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""
+        try:
+            self.fabric.call(hook, trainer=self.trainer, **kwargs)
+        except Exception as error:
+            # Python 3.10 has no notes
+            if hasattr(error, "add_note"):
+                error.add_note(f"in {name_of_caller(error, hook)}, round {self.server.round}")
+            raise
+
+
+def name_of_caller(error: BaseException, hook: str) -> str:
+    """The class and the hook of the callback from which an exception came."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == hook)
+    owner = next((frame.f_locals["self"] for frame in frames if "self" in frame.f_locals), None)
+    return hook if owner is None else f"{type(owner).__name__}.{hook}"
 
 
 def launch(

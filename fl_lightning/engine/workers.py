@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.engine.launch import ForkedWorkers, refuse_default_group
-from fl_lightning.errors import UsageError, require
+from fl_lightning.engine.presence import LOOK, SILENCE
+from fl_lightning.engine.signals import Signals
+from fl_lightning.errors import LostWorkerError, UsageError, require
 
 Value = TypeVar("Value")
 # bytes of the first message of a gather; most values fit into it, and need no second one
 ROOM = 4096
+# seconds between the end of a connection and the news why: a signal to this worker, too, or the other one's status
+NEWS = 2.0
 
 
 class Workers:
@@ -29,13 +36,16 @@ class Workers:
 
     Attributes:
         local_rank: rank of this worker among those of its machine, from 0.
+        signals: those that stop a fit.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self._rank, self._size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
         self._strategy: Any = fabric.strategy
         self._launcher = fabric.strategy.launcher
-        self._alone = False
+        self._alone = self._waits = False
+        self._where = ""
+        self.signals = Signals(speaks=self._rank == 0)
 
     @property
     def rank(self) -> int:
@@ -63,18 +73,31 @@ class Workers:
             UsageError: the user's code has made a default process group, over which metrics would mix clients.
         """
         refuse_default_group(self._size)
+        self._where = f"round {round_}: "
+        if self._size > 1:
+            self._strategy.presence.where = self._where
         if isinstance(self._launcher, ForkedWorkers):
-            self._launcher.begin(f"round {round_}: ")
+            self._launcher.begin(self._where)
 
     def check(self) -> None:
-        """Raise a LostWorkerError where a worker that was forked on this machine has ended."""
+        """Check that nothing has come between.
+
+        Raises:
+            Stopped: a signal has, and the round is not to be finished.
+            LostWorkerError: a worker that was forked on this machine has ended.
+        """
+        self.signals.check()
         if isinstance(self._launcher, ForkedWorkers):
-            self._launcher.check()
+            try:
+                self._launcher.check()
+            except LostWorkerError as error:
+                self.signals.adopt(error.status)
+                raise
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
         if self.size > 1:
-            finish(self._group.barrier())
+            self._finish(self._group.barrier())
 
     def gather(self, value: Value) -> list[Value]:
         """The value of each worker, by rank; meant for small values.
@@ -97,21 +120,21 @@ class Workers:
     def all_reduce(self, tensor: Tensor) -> None:
         """Add up a CPU tensor over the workers, in place."""
         if self.size > 1:
-            finish(self._group.allreduce([tensor]))
+            self._finish(self._group.allreduce([tensor]))
 
     def send(self, packed: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
-        finish(self._group.send([torch.tensor([len(packed)])], rank, 0))
+        self._pass(self._group.send([torch.tensor([len(packed)])], rank, 0))
         if len(packed):
-            finish(self._group.send([packed], rank, 0))
+            self._pass(self._group.send([packed], rank, 0))
 
     def receive(self, rank: int) -> Tensor:
         """Bytes ``(n,)`` from another worker."""
         size = torch.zeros(1, dtype=torch.int64)
-        finish(self._group.recv([size], rank, 0))
+        self._pass(self._group.recv([size], rank, 0))
         packed = torch.empty(int(size), dtype=torch.uint8)
         if len(packed):
-            finish(self._group.recv([packed], rank, 0))
+            self._pass(self._group.recv([packed], rank, 0))
         return packed
 
     def __enter__(self) -> Workers:
@@ -119,13 +142,23 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Part from the other workers; after an error without waiting for them, who may never come."""
-        if self._size == 1:
-            return
-        if kind is None:
+        try:
+            if self._size > 1:
+                self._part(wait=kind is None)
+        finally:
+            self.signals.restore()
+
+    def _part(self, wait: bool) -> None:
+        if wait:
             # a connection that is closed at once can lose what the others have not read yet
             with suppress(RuntimeError):
                 self.barrier()
-        self._strategy.leave()
+        self._strategy.leave(self._waits)
+
+    @property
+    def _forked(self) -> bool:
+        """Whether another process, which reports the errors, has forked this one."""
+        return isinstance(self._launcher, ForkedWorkers) and self._launcher.forked
 
     @property
     def _group(self) -> Any:
@@ -144,21 +177,69 @@ class Workers:
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Tensors of one shape, of each worker, by rank."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        finish(self._group.allgather([parts], [tensor]))
+        self._finish(self._group.allgather([parts], [tensor]))
         return parts
 
+    def _finish(self, work: Any) -> None:
+        """Wait until a collective is done.
 
-def finish(work: Any) -> None:
-    """Wait until a collective is done.
+        Raises:
+            Stopped: a signal has come, and the round is not to be finished.
+            LostWorkerError: it failed, or a worker is lost.
+        """
+        presence = self._strategy.presence
+        presence.calls += 1
+        try:
+            if not ended(work, LOOK):
+                self._waits = True
+                presence.wait(partial(ended, work), self.check)
+                self._waits = False
+        except LostWorkerError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _pass(self, work: Any) -> None:
+        """Wait until a tensor is sent to, or received from, another worker, which is at the same place.
+
+        Raises:
+            LostWorkerError: it failed.
+        """
+        try:
+            # one that is not done in time cannot be waited for again
+            work.wait(timedelta(seconds=SILENCE))
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        """Say why a connection broke.
+
+        Raises:
+            Stopped: a signal has come, to the other worker, too.
+            LostWorkerError: a worker has ended.
+        """
+        self.signals.keeps_round = self._waits = False
+        end = time.monotonic() + (NEWS / 10 if self._forked else NEWS)
+        while time.monotonic() < end:
+            self.check()
+            time.sleep(0.02)
+        text = f"a worker has ended, or has called another collective than this one: {str(error).splitlines()[0]}"
+        raise LostWorkerError(f"{self._where}{text}") from None
+
+
+def ended(work: Any, seconds: float) -> bool:
+    """Whether a collective ends within some seconds.
 
     Raises:
         RuntimeError: it failed.
     """
     try:
-        work.wait()
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise RuntimeError(f"a worker has ended, or has called another collective than this one: {first}") from error
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # it has ended meanwhile; raises what failed
+    return True
 
 
 def padded(packed: bytes, size: int) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from fl_lightning.errors import ClientError, text_of
 from fl_lightning.records import loggers
 from fl_lightning.records.checkpoint import in_place, resumes_in_place
 from fl_lightning.records.checkpoint_folder import CheckpointFolder
@@ -43,6 +45,7 @@ class RunFolder:
         self.loggers: list[Logger] = []
         self.resumed = self.changed = False
         self.changes: list[dict[str, Any]] = []
+        self._failed: set[int] = set()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
@@ -58,21 +61,33 @@ class RunFolder:
         self.loggers = [table, *self._other_loggers(self.path, len(history))]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
-        """Write the metrics of a round."""
-        for logger in self.loggers:
-            logger.log_metrics(dict(metrics), step=round_)
+        """Write the metrics of a round.
+
+        Raises:
+            ClientError: the table cannot be written.
+        """
+        for table in self.loggers[:1]:
+            with writing(Path(table.log_dir or "") / "metrics.csv", round_):
+                table.log_metrics(dict(metrics), step=round_)
+        self._each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Give hyper-parameters to the loggers; TensorBoard takes them with the final metrics, at the end."""
-        for logger in self.loggers[1:]:
+
+        def log(logger: Logger) -> None:
             if not loggers.is_tensorboard(logger):
                 loggers.log_hyperparams(logger, params)
 
+        self._each(log)
+
     def compare_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float], round_: int) -> None:
         """Give TensorBoard the hyper-parameters with the metrics of the last round, by which it compares runs."""
-        for logger in self.loggers[1:]:
+
+        def compare(logger: Logger) -> None:
             if loggers.is_tensorboard(logger):
                 loggers.compare_hyperparams(logger, params, metrics, round_)
+
+        self._each(compare)
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
         """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
@@ -80,18 +95,29 @@ class RunFolder:
             return
         (self.path / "figures").mkdir(exist_ok=True)
         figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
-        for logger in self.loggers[1:]:
-            loggers.log_figure(logger, name, figure, round_)
+        self._each(lambda logger: loggers.log_figure(logger, name, figure, round_))
 
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
-        for logger in self.loggers:
-            logger.finalize(status)
+        self._each(lambda logger: logger.finalize(status), first=0)
+
+    def _each(self, call: Callable[[Logger], object], first: int = 1) -> None:
+        """Do something with each logger but the table; the run does not depend on one that fails."""
+        for logger in self.loggers[first:]:
+            try:
+                call(logger)
+            except Exception as error:
+                if id(logger) not in self._failed:
+                    text = f"{type(logger).__name__} fails, and the run goes on: {text_of(error)}"
+                    warnings.warn(f"logger: {text}", stacklevel=2)
+                self._failed.add(id(logger))
 
     @property
     def summary_writers(self) -> list[Any]:
         """TensorBoard's writers among the loggers."""
-        return [loggers.experiment(one) for one in self.loggers[1:] if loggers.is_tensorboard(one)]
+        writers: list[Any] = []
+        self._each(lambda logger: writers.extend([loggers.experiment(logger)] * loggers.is_tensorboard(logger)))
+        return writers
 
     def _new_table(self) -> CSVLogger:
         table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
@@ -111,3 +137,29 @@ class RunFolder:
             where = (folder.parents[1], folder.parent.name, folder.name)
             return [TensorBoardLogger(*where, purge_step=done or None)] if self.logger else []
         return self.logger if isinstance(self.logger, list) else [self.logger]
+
+
+@contextmanager
+def writing(path: Path, round_: int) -> Iterator[None]:
+    """Name the file and the round where what the block writes does not fit on the disk.
+
+    Raises:
+        ClientError: it does not, or the file cannot be opened.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = _of_system(error)
+        if cause is None:
+            raise
+        why = cause.strerror or "the disk is full, or a limit is reached"
+        text = f"round {round_}: {cause.filename or path} cannot be written: {why}"
+        raise ClientError(f"{text}; make room, and resume from the last checkpoint") from None
+
+
+def _of_system(error: BaseException | None) -> OSError | None:
+    """The system's error behind one that a write has raised; None where it is another failure."""
+    torchs = isinstance(error, RuntimeError) and "inline_container" in str(error)  # what torch.save makes of it
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error or (OSError() if torchs else None)

@@ -1,0 +1,131 @@
+"""The signals that stop a fit: SIGINT, SIGTERM, and SIGUSR1, which SLURM sends before the end of a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fl_lightning.errors import Interrupted, Stopped, Terminated
+
+# Windows has no SIGUSR1
+HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+# seconds in which a signal may arrive twice and counts once: from the terminal, and from the launcher it has also told
+ONCE = 1.0
+
+
+class Signals:
+    """Notes the signal that is to stop a fit; the rounds look at it between batches and at their end.
+
+    A round is given up where nothing is lost but this round; else it is finished first. A second signal ends the run
+    at once. Handlers of the user's are called, too.
+
+    Args:
+        speaks: whether this worker says that the end may take a while.
+
+    Attributes:
+        caught: the signal that this worker has received, or another one that it knows of; None without one.
+        agreed: whether all workers know that the run stops after this round.
+        keeps_round: whether the present round is finished, since it is all but done or rounds before it are not saved.
+        round: the present round.
+        checkpoint: the last checkpoint of the run; None without one.
+    """
+
+    def __init__(self, speaks: bool = True) -> None:
+        self.speaks = speaks
+        self.caught: signal.Signals | None = None
+        self.agreed = False
+        self.keeps_round = True
+        self.round = 0
+        self.checkpoint: Path | None = None
+        self._time = 0.0
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Install the handlers; without effect in another thread than the main one, which cannot have any."""
+        self.caught, self.agreed = None, False
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in HANDLED:
+            before = signal.getsignal(number)
+            # an ignored signal stays ignored (nohup); None is a handler that Python does not know; a handler of the
+            # user's for SIGUSR1 means something else by it
+            theirs = number not in (signal.SIGINT, signal.SIGTERM) and before is not signal.SIG_DFL
+            if before not in (signal.SIG_IGN, None) and not theirs:
+                self._before[number] = before
+                signal.signal(number, self._catch)
+
+    def restore(self) -> None:
+        """Give the handlers back, but for those that have been replaced meanwhile."""
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._catch:
+                signal.signal(number, before)
+        self._before = {}
+
+    def begin(self, round_: int, saved: int) -> None:
+        """Begin a round; ``saved`` rounds are in the last checkpoint."""
+        self.round, self.keeps_round = round_, saved < round_
+
+    def check(self) -> None:
+        """End the run where a signal has come and the round is not to be finished.
+
+        Raises:
+            Stopped: it has.
+        """
+        if self.caught is not None and not self.keeps_round:
+            raise self.stopped()
+
+    def agree(self, caught: Iterable[signal.Signals | None]) -> None:
+        """Take note of what all workers have received."""
+        known = [one for one in caught if one is not None]
+        if known:
+            self.caught, self.agreed = known[0], True
+
+    def end(self) -> None:
+        """End the run where a signal has come; its rounds are done.
+
+        Raises:
+            Stopped: it has.
+        """
+        if self.caught is not None:
+            raise self.stopped()
+
+    def stopped(self) -> Stopped:
+        """What ends the run."""
+        caught = self.caught or signal.SIGINT
+        left = "before its first checkpoint" if self.checkpoint is None else f"its last checkpoint is {self.checkpoint}"
+        kind = Interrupted if caught == signal.SIGINT else Terminated
+        return kind(f"{caught.name} stopped the run in round {self.round}, {left}", caught, self.checkpoint)
+
+    def adopt(self, status: int | None) -> None:
+        """Stop as another worker has, where its exit ``status`` says that a signal stopped it.
+
+        Raises:
+            Stopped: one did.
+        """
+        if status is not None and status - 128 in HANDLED:
+            self.caught = self.caught or signal.Signals(status - 128)
+            raise self.stopped()
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        now, before = time.monotonic(), self._before.get(number)
+        again = self.caught is not None and now > self._time + ONCE
+        if self.caught is None:
+            self.caught, self._time = signal.Signals(number), now
+            self._announce()
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+        if again:
+            self.restore()
+            raise self.stopped()
+
+    def _announce(self) -> None:
+        """Say that the end may take a while; not by ``print``, which the signal may have interrupted."""
+        if self.speaks and self.keeps_round and self.caught is not None:
+            text = f"{self.caught.name}: the run stops after round {self.round}; a second signal ends it at once\n"
+            os.write(2, text.encode())

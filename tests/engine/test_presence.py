@@ -1,0 +1,87 @@
+"""Workers that do not come, fall silent or are late are named."""
+
+import os
+import signal
+import time
+
+import pytest
+from helpers.runs import small_data, small_model, small_trainer
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.engine import launch, presence, workers
+from fl_lightning.errors import LostWorkerError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Tenths of a second instead of minutes."""
+    for name, value in {"BEAT": 0.1, "LOOK": 0.1, "PATIENCE": 0.5, "SILENCE": 2.0, "JOIN": 1.0}.items():
+        for module in (presence, launch, workers):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+
+
+class At(Callback):
+    """Does something on one worker in the second round."""
+
+    def __init__(self, rank, does):
+        self.rank, self.does = rank, does
+
+    def on_client_end(self, trainer, client):
+        if trainer.global_rank == self.rank and trainer.server.round == 1:
+            self.does()
+
+
+def fit(tmp_path, *callbacks):
+    trainer = small_trainer(tmp_path, devices=2, callbacks=list(callbacks), threads_per_worker=1)
+    trainer.fit(small_model(), small_data())
+    return trainer
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_worker_that_is_stopped_is_named_and_then_lost(tmp_path):
+    with (
+        pytest.warns(UserWarning, match=r"round 1: no sign of life of worker 1 \(.*, process \d+\) for \d s: stopped"),
+        pytest.raises(LostWorkerError, match=r"^round 1: no sign of life of worker 1 \(.*, process \d+\) for 2 s"),
+    ):
+        fit(tmp_path, At(1, stop))
+    assert (tmp_path / "fedavg/version_0/checkpoints/last.ckpt").is_file()
+
+
+def test_a_worker_that_is_late_is_named_and_waited_for(tmp_path):
+    with pytest.warns(UserWarning, match=r"round 1: waiting for worker 1 .*, since \d s: alive") as told:
+        # longer than a silent worker would be waited for
+        trainer = fit(tmp_path, At(1, lambda: time.sleep(2.5)))
+    assert len(trainer.history) == 2
+    # after 0.5, 1 and 2 s, not at each of the looks
+    assert sum("alive" in str(one.message) for one in told) <= 4
+
+
+def test_a_node_that_never_comes_is_named_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(LightningEnvironment, "creates_processes_externally", True)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    trainer = small_trainer(tmp_path, num_nodes=2)
+    named = r"worker 1 \(node 1\) of 2"
+    with (
+        pytest.warns(UserWarning, match=f"waiting for {named}, since \\d s"),
+        pytest.raises(UsageError, match=f"{named} did not join within 1 s: start the program on every node"),
+    ):
+        trainer.fit(small_model(), small_data())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_first_worker_that_never_comes_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(LightningEnvironment, "creates_processes_externally", True)
+    variables = {"LOCAL_RANK": "0", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.warns(UserWarning, match=r"waiting for worker 0 at 127.0.0.1:29999"),
+        pytest.raises(UsageError, match="MASTER_PORT=29999"),
+    ):
+        small_trainer(tmp_path, num_nodes=2).fit(small_model(), small_data())

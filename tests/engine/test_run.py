@@ -1,0 +1,118 @@
+"""Failures outside of the methods: callbacks that raise, data that vanish, a launcher that is killed."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+
+import pytest
+import torch
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+from helpers.theirs import Labelled, TheirData, Theirs
+from torch.utils.data import DataLoader
+
+from fl_lightning import Partitioned
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import ClientError
+from fl_lightning.methods import SCAFFOLD
+
+
+class Fails(Callback):
+    """An observer with a mistake that shows in the second round, on some workers."""
+
+    def __init__(self, *ranks):
+        self.ranks = ranks
+
+    def on_round_end(self, trainer):
+        if trainer.server.round == 1 and trainer.global_rank in self.ranks:
+            raise TypeError("my own mistake")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize(("workers", "ranks"), [(1, [0]), (2, [0]), (2, [0, 1])])
+def test_a_callback_that_raises_keeps_its_exception_and_is_named(tmp_path, workers, ranks):
+    with pytest.raises(TypeError, match=r"^my own mistake") as ended:
+        small_trainer(tmp_path, devices=workers, callbacks=[Fails(*ranks)]).fit(small_model(), small_data())
+    assert ended.value.__notes__ == ["in Fails.on_round_end, round 1"]
+    checkpoint = tmp_path / "fedavg/version_0/checkpoints/last.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["round"] == 1
+
+
+def test_a_callback_that_raises_on_another_worker_is_named(tmp_path):
+    named = r"round 1: worker 1 \(.*\) failed: TypeError: my own mistake; in Fails.on_round_end, round 1"
+    with pytest.raises(ClientError, match=named):
+        small_trainer(tmp_path, devices=2, callbacks=[Fails(1)]).fit(small_model(), small_data())
+
+
+class Files(Labelled):
+    """Examples of which each is a file."""
+
+    def __init__(self, folder, items):
+        super().__init__(items)
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        for index, item in enumerate(items):
+            torch.save(item, folder / f"{index}.pt")
+
+    def __getitem__(self, index):
+        return torch.load(self.folder / f"{index}.pt")
+
+
+class DataOfFiles(TheirData):
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def train_dataloader(self):
+        return DataLoader(Files(self.folder, self.items[:40]), batch_size=16, shuffle=True)
+
+
+class Removes(Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1:
+            shutil.rmtree(self.folder)
+
+
+def test_data_that_vanish_are_named_with_client_and_round(tmp_path):
+    folder = tmp_path / "images"
+    named = rf"client 0, round 1: .*No such file or directory: '{folder}/\d+.pt'"
+    trainer = small_trainer(tmp_path / "runs", callbacks=[Removes(folder)])
+    with pytest.raises(ClientError, match=named):
+        trainer.fit(Theirs(), Partitioned(DataOfFiles(folder), num_clients=2))
+
+
+class Killed(Callback):
+    """Kills the first worker in the second round."""
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1 and trainer.global_rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder):
+    """A run of two workers, of which the first is killed."""
+    trainer = small_trainer(folder, devices=2, callbacks=[Killed()], client_memory=0.0)
+    trainer.fit(plain_sgd_model(), small_data(), SCAFFOLD())
+
+
+def test_workers_end_with_the_process_that_started_them_and_leave_nothing(tmp_path, monkeypatch, capfd):
+    (place := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    reader, writer = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(tmp_path / "runs",))
+    process.start()
+    os.close(writer)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert os.read(reader, 1) == b""  # the pipe ends with the last process that holds it
+    os.close(reader)
+    said = capfd.readouterr().err
+    assert "which started this one, has ended; worker 1 ends, too" in said
+    assert "Traceback" not in said
+    # that of the first one is removed when another run needs one
+    assert len(list(place.glob("fl_lightning-clients-*"))) == 1

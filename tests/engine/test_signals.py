@@ -1,0 +1,224 @@
+"""Signals stop a fit: what is on disk then, how it goes on, what is left behind, and what the user sees."""
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
+
+from fl_lightning import Method
+from fl_lightning.callbacks import Callback
+from fl_lightning.cli import main
+from fl_lightning.engine import signals
+from fl_lightning.errors import Interrupted, Terminated
+from fl_lightning.methods import SCAFFOLD
+
+ROOT = Path(__file__).parents[2]
+KINDS = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated, signal.SIGUSR1: Terminated}
+
+
+class Sends(Method):
+    """Sends signals to this process in the second round, when a client begins to train."""
+
+    def __init__(self, *numbers):
+        self.numbers, self.round = list(numbers), -1
+
+    def on_round_start(self, server):
+        self.round = server.round
+
+    def on_client_start(self, client):
+        while self.round == 1 and self.numbers:
+            os.kill(os.getpid(), self.numbers.pop(0))
+
+
+class SendsToFirst(Callback):
+    """Sends a signal to the first worker alone, when it has trained a client in the second round."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_client_end(self, trainer, client):
+        if trainer.global_rank == 0 and trainer.server.round == 1:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """The folder of temporary files, which a test leaves empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert not list(folder.glob("fl_lightning*"))
+
+
+def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
+    """Three rounds of SCAFFOLD, whose clients' memories lie on disk; returns the trainer and what stopped the fit."""
+    given = {"max_rounds": 3, "client_memory": 0.0, "threads_per_worker": 1, "name": name, **kwargs}
+    trainer = small_trainer(tmp_path, **given)
+    try:
+        trainer.fit(plain_sgd_model(), small_data(), [SCAFFOLD(), *methods], ckpt_path)
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        return trainer, stopped
+    return trainer, None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        return fit(tmp_path_factory.mktemp("whole"), Sends())[0]
+
+
+def goes_on(tmp_path, whole, stopped, **kwargs):
+    trainer, again = fit(tmp_path, Sends(), ckpt_path=stopped.checkpoint, **kwargs)
+    assert again is None
+    assert_same_bits(trainer.server.state, whole.server.state)
+    assert history(trainer) == history(whole)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_a_signal_gives_the_round_up_and_the_run_goes_on_to_the_same_bits(tmp_path, whole, number, capfd):
+    before = signal.getsignal(number)
+    trainer, stopped = fit(tmp_path, Sends(number))
+    assert type(stopped) is KINDS[number]
+    assert stopped.status == 128 + number
+    assert len(trainer.history) == 1
+    assert signal.getsignal(number) is before
+    line = f"{number.name} stopped the run in round 1, its last checkpoint is {stopped.checkpoint}"
+    assert str(stopped) == line
+    # Python says by itself what stopped it where that is a KeyboardInterrupt, and nothing where it is a SystemExit
+    assert (line in capfd.readouterr().err) == (number != signal.SIGINT)
+    goes_on(tmp_path, whole, stopped)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, workers, capfd):
+    how = {"checkpoint_every_n_rounds": 3, "devices": workers}
+    trainer, stopped = fit(tmp_path, Sends(), callbacks=[SendsToFirst(signal.SIGTERM)], **how)
+    assert isinstance(stopped, Terminated)
+    assert len(trainer.history) == 2
+    assert "SIGTERM: the run stops after round 1; a second signal ends it at once" in capfd.readouterr().err
+    goes_on(tmp_path, whole, stopped, **how)
+
+
+@pytest.mark.parametrize("everyone", [True, False])
+def test_two_workers_stop_and_leave_nothing(tmp_path, whole, everyone):
+    given = [Sends(signal.SIGTERM)] if everyone else [Sends()]
+    callbacks = [] if everyone else [SendsToFirst(signal.SIGTERM)]
+    trainer, stopped = fit(tmp_path, *given, devices=2, callbacks=callbacks)
+    assert isinstance(stopped, Terminated)
+    assert len(trainer.history) == 1
+    goes_on(tmp_path, whole, stopped, devices=2)
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "ONCE", 0.0)
+    how = {"checkpoint_every_n_rounds": 3}
+    trainer, stopped = fit(tmp_path, Sends(signal.SIGTERM, signal.SIGTERM), **how)
+    assert isinstance(stopped, Terminated)
+    assert (len(trainer.history), stopped.checkpoint) == (1, None)
+
+
+def test_a_signal_that_comes_twice_in_a_second_counts_once(tmp_path):
+    trainer, stopped = fit(tmp_path, Sends(signal.SIGINT, signal.SIGINT), checkpoint_every_n_rounds=3)
+    assert isinstance(stopped, Interrupted)
+    assert len(trainer.history) == 2
+
+
+def test_a_signal_after_the_last_round_stops_the_program_and_the_run_is_whole(tmp_path):
+    class AtTheEnd(Callback):
+        def on_fit_end(self, trainer):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer, stopped = fit(tmp_path, callbacks=[AtTheEnd()])
+    assert isinstance(stopped, Terminated)
+    assert (trainer.run_dir / "checkpoints/model.ckpt").is_file()
+
+
+# ---------------------------------------------------------------------- handlers of the user's
+
+
+@pytest.fixture
+def handler():
+    """``handler(number)`` installs one that notes what it gets, in the list that it returns."""
+    before = {number: signal.getsignal(number) for number in KINDS}
+
+    def install(number):
+        calls = []
+        signal.signal(number, lambda number, frame: calls.append(number))
+        return calls
+
+    yield install
+    for number, one in before.items():
+        signal.signal(number, one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_handler_of_the_users_is_called_too_and_given_back(tmp_path, handler, number):
+    calls = handler(number)
+    own = signal.getsignal(number)
+    assert isinstance(fit(tmp_path, Sends(number))[1], KINDS[number])
+    assert calls == [number]
+    assert signal.getsignal(number) is own
+
+
+def test_a_users_own_meaning_of_sigusr1_and_ignored_signals_stay(tmp_path, handler):
+    calls = handler(signal.SIGUSR1)
+    handler(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    trainer, stopped = fit(tmp_path, Sends(signal.SIGUSR1, signal.SIGINT))
+    assert stopped is None
+    assert (len(trainer.history), calls) == (3, [signal.SIGUSR1])
+
+
+def test_a_fit_in_another_thread_has_no_handlers(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fit(tmp_path, Sends(), max_rounds=1)[1]))
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def test_the_line_has_the_command_that_goes_on(tmp_path, whole, monkeypatch, capsys):
+    (tmp_path / "sends.py").write_text(SENDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    config = ROOT / "experiments/smoke/scaffold.yaml"
+    size = ["--trainer.max_rounds=3", "--data.train_size=200", f"--trainer.default_root_dir={tmp_path / 'runs'}"]
+    arguments = ["fit", "--config", str(config), *size, "--trainer.callbacks+=sends.SendsOnce"]
+    monkeypatch.setattr(sys, "argv", ["cli.py", *arguments])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "cli.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143
+    line = capsys.readouterr().err.splitlines()[-1]
+    checkpoint = tmp_path / "runs/scaffold/version_0/checkpoints/last.ckpt"
+    assert line.startswith(
+        f"SIGTERM stopped the run in round 1, its last checkpoint is {checkpoint}; go on: python cli"
+    )
+    command = shlex.split(line.split("go on: ")[1])
+    assert command == ["python", "cli.py", *arguments, "--ckpt_path", str(checkpoint)]
+    main(command[2:])
+    assert "3 rounds" in capsys.readouterr().out
+
+
+SENDS = """
+import os, signal
+from fl_lightning.callbacks import Callback
+
+class SendsOnce(Callback):
+    def on_client_end(self, trainer, client):
+        if trainer.server.round == 1 and not trainer.resumed:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""

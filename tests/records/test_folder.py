@@ -1,0 +1,91 @@
+"""The folder of a run, where loggers fail and the disk is full."""
+
+import resource
+import shutil
+import warnings
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from lightning.fabric.loggers import CSVLogger, Logger
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import ClientError
+from fl_lightning.methods import MOON
+
+
+class Unreachable(Logger):
+    """A logger whose server is down."""
+
+    name, version, root_dir = "unreachable", 0, None
+
+    def _fails(self, *args, **kwargs):
+        raise ConnectionError("no route to host")
+
+    experiment = property(_fails)
+    log_metrics = log_hyperparams = finalize = _fails
+
+
+def fit(tmp_path, name="run", ckpt_path=None, **kwargs):
+    trainer = small_trainer(tmp_path, max_rounds=3, name=name, **kwargs)
+    trainer.fit(plain_sgd_model(), small_data(), MOON(), ckpt_path)
+    return trainer
+
+
+def test_a_run_does_not_depend_on_its_loggers(tmp_path):
+    whole = fit(tmp_path, "whole")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = fit(tmp_path, logger=[Unreachable(), CSVLogger(tmp_path / "theirs")])
+    assert_same_bits(whole.server.state, trainer.server.state)
+    texts = [str(one.message) for one in told if "logger" in str(one.message)]
+    assert texts == ["logger: Unreachable fails, and the run goes on: no route to host"]
+    assert len(list((tmp_path / "theirs").rglob("metrics.csv"))) == 1
+
+
+class DiskFull(Callback):
+    """From the second round on, no file may grow beyond some bytes."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+
+
+@pytest.fixture
+def _room_again():
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(("size", "file"), [(4096, "checkpoints/.*"), (0, "metrics.csv")])
+@pytest.mark.usefixtures("_room_again")
+def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp_path, size, file):
+    whole = fit(tmp_path, "whole")
+    with pytest.raises(ClientError, match=f"^round 1: .*/version_0/{file} cannot be written: .*make room") as ended:
+        fit(tmp_path, callbacks=[DiskFull(size)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    # no cause: the command line prints the line alone
+    assert ended.value.__cause__ is None
+    checkpoint = tmp_path / "run/version_0/checkpoints/last.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["round"] == 1
+    assert_same_bits(whole.server.state, fit(tmp_path, ckpt_path="last").server.state)
+    assert (tmp_path / "run/version_0/metrics.csv").read_text().count("\n") == 4
+
+
+class Removes(Callback):
+    """Removes a folder in the second round."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1:
+            shutil.rmtree(self.folder)
+
+
+def test_a_run_folder_that_is_removed_is_named(tmp_path):
+    with pytest.raises(ClientError, match=r"round 1: .*version_0.* cannot be written: No such file or directory"):
+        fit(tmp_path, callbacks=[Removes(tmp_path / "run/version_0")])
