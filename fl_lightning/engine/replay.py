@@ -96,9 +96,12 @@ def restore_failure(run: Run, path: Path, record: dict[str, Any], round_: int, c
     failure = record["failure"]
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
-    changes = differences(identity(run), record)
+    where, changes = f"ckpt_path={shown_path(path)!r}", differences(identity(run), record)
+    same = {"seed_everything", "method", "plan_hash"}.isdisjoint(changes)
+    if not same:
+        raise UsageError(message(where, changes, "give the config of the run"))
     if changes:
-        raise UsageError(message(f"ckpt_path={shown_path(path)!r}", changes, "give the config of the run"))
+        run.trainer.warn(message(where, changes, "the visit may take another course"))
     call_on_load(run.client, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])

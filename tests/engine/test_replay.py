@@ -224,7 +224,7 @@ def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
         ("round=0: .*has 1 rounds done, after which comes round 1", {"path": last, "round_": 0}),
         ("ckpt_path=None: give RUN/failures/round-R-client-K.pt", {"path": None}),
         ("ckpt_path='nowhere.pt': there is no such file", {"path": "nowhere.pt"}),
-        ("method=.*this run has", {"methods": [FedProx()]}),
+        (r"method=\['fedprox'\] \(was .*give the config of the run", {"methods": [FedProx()]}),
         ("not a checkpoint of this model", {"model": small_model("cnn")}),
     ]
     for message, given in wrong:
