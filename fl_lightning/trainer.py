@@ -194,6 +194,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> None:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
 
@@ -205,6 +206,8 @@ class FederatedTrainer(RunAccess):
                 of the newest version of this run. A restart by torchrun resumes from the last one without being told.
             weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or
                 a file of a state dict (``.pt``, ``.pth``, ``.safetensors``). They are all that is taken of the file.
+            allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
+                methods or a learning rate. It then goes on in a new version, whose ``changes.yaml`` lists the changes.
 
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
@@ -213,7 +216,8 @@ class FederatedTrainer(RunAccess):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = False
-        self._launch(commands.fit, model, datamodule, method, "fit", weights, ckpt_path=ckpt_path)
+        how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+        self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
 
     def validate(
         self,
@@ -222,6 +226,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
@@ -232,6 +237,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "val", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "validate", weights, **how)
@@ -243,6 +249,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
@@ -253,6 +260,7 @@ class FederatedTrainer(RunAccess):
                 for that of the newest version of this run.
             method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"phase": "test", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_once, model, datamodule, method, "test", weights, **how)
@@ -265,6 +273,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         weights: str | Path | None = None,
         output: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> list[Any]:
         """Run a model's ``predict_step`` on the ``predict_dataloader`` of a data module, or else on its test data.
 
@@ -280,6 +289,7 @@ class FederatedTrainer(RunAccess):
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
+            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
         return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)
@@ -311,6 +321,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Repeat the visit of one client in this process, to the bits of the run, and return what it logged.
 
@@ -326,12 +337,13 @@ class FederatedTrainer(RunAccess):
                 newest version of this run.
             method: the methods of the run.
             weights: the weights that the run began with, which are in the file already.
+            allow_changes: repeat the visit although this run differs from the one that wrote the file.
 
         Raises:
             ClientError: the visit failed, with the message of the run.
             UsageError: the file has no such visit, or is of another run.
         """
-        how = {"ckpt_path": ckpt_path, "round_": round, "client": client}
+        how = {"ckpt_path": ckpt_path, "round_": round, "client": client, "allow_changes": allow_changes}
         with replaying.one_process(self):
             return self._launch(replaying.replay, model, datamodule, method, "fit", weights, **how)
 
@@ -342,6 +354,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, Any]:
         """Resolve, check and estimate a fit without running it; it refuses what ``fit`` refuses.
 
@@ -354,6 +367,7 @@ class FederatedTrainer(RunAccess):
             method: the methods of the run.
             ckpt_path: the checkpoint that ``fit`` would resume from.
             weights: the weights that ``fit`` would begin with.
+            allow_changes: whether ``fit`` would go on from ``ckpt_path`` with a run that differs.
 
         Returns:
             The plan of the run in plain values, by section; its ``warnings`` are those of a fit.
@@ -366,9 +380,8 @@ class FederatedTrainer(RunAccess):
         try:
             with examination.collected_warnings() as warned:
                 copied = examination.copies(model, checks.as_list(method))
-                plan = self._launch(
-                    examination.examine, copied[0], datamodule, copied[1], "fit", weights, ckpt_path=ckpt_path
-                )
+                how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+                plan = self._launch(examination.examine, copied[0], datamodule, copied[1], "fit", weights, **how)
             return {**plan, "warnings": warned}
         finally:
             self._run, self.fabric, self.weights = before

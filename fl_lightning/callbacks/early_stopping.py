@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
     ) -> None:
         require(min_delta >= 0, "EarlyStopping.min_delta", min_delta, "give 0 or more")
         require(patience >= 0, "EarlyStopping.patience", patience, "give 0 or more")
-        self.monitor, self.verbose, self.strict = monitor, verbose, strict
+        self.monitor, self.mode, self.verbose, self.strict = monitor, mode, verbose, strict
         how: dict[str, Any] = {"min_delta": min_delta, "patience": patience, "mode": mode}
         how |= {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         try:

@@ -28,6 +28,7 @@ from fl_lightning.engine.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import in_place
+from fl_lightning.records.files import write_atomically
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -48,8 +49,30 @@ class _SaveConfig(Callback):
         self.parser, self.config = parser, config
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is not None and not trainer.resumed:
-            self.parser.save(self.config, trainer.run_dir / "config.yaml", skip_unset=False, overwrite=False)
+        if trainer.run_dir is None:
+            return
+        path = trainer.run_dir / "config.yaml"
+        if not trainer.resumed:
+            config = self.config.clone()
+            if trainer.run.folder.changed:
+                config["ckpt_path"] = trainer.run.folder.changes[-1]["ckpt_path"]  # `last` would soon be another
+            self.parser.save(config, path, skip_unset=False, overwrite=False)
+            return
+        how: dict[str, Any] = {"skip_unset": False, "overwrite": True, "multifile": False}
+        config = began_as(self.config, path)
+        write_atomically(path, lambda partial: self.parser.save(config, partial, **how))
+
+
+def began_as(config: Namespace, path: Path) -> Namespace:
+    """The config of a run that resumes in its folder, with what the run began with instead of what it resumes from.
+
+    That is in the ``config.yaml`` at ``path``.
+    """
+    before = (yaml.safe_load(path.read_text()) if path.is_file() else None) or {}
+    config = config.clone()
+    for key, default in (("ckpt_path", None), ("weights", None), ("allow_changes", False)):
+        config[key] = before.get(key, default)
+    return config
 
 
 class FederatedCLI(LightningCLI):

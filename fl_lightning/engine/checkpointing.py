@@ -6,9 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.callbacks.base import load_states, states
+from fl_lightning.engine.changes import (
+    changes_of,
+    forget_the_rest,
+    identity,
+    memories_that_stay,
+    methods_that_stay,
+    record,
+    restore_schedule,
+    state_of_server,
+    states_of_callbacks,
+)
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.errors import UsageError
-from fl_lightning.records.checkpoint import check_same_run, client_files, in_place, read
+from fl_lightning.records.checkpoint import client_files, in_place, read
 from fl_lightning.records.files import save
 
 if TYPE_CHECKING:
@@ -39,35 +50,40 @@ def contents(run: Run) -> dict[str, Any]:
         "evaluated": run.client.logged.evaluated,
         "callbacks": states(run.callbacks),
         "history": run.metrics.history,
+        "changes": run.folder.changes,
         **identity(run),
     }
 
 
-def identity(run: Run) -> dict[str, Any]:
-    """What must be the same in the run that resumes."""
-    return {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-
-
-def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
+def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
     """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
-    Without a path nothing is restored, and the contents only say that no round is done.
+    Without a path nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
+    may be a changed one, whose changes are then in ``run.folder``.
 
     Raises:
-        UsageError: it is not a checkpoint of this run: another seed, partition, model or list of methods.
+        UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument.
     """
+    ours = identity(run)  # as the run begins
     if path is None:
         return {"round": 0}
     checkpoint = read(path)
-    check_same_run(path, checkpoint, identity(run))
+    changes = changes_of(ours, run, path, checkpoint, allow_changes)
+    run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
+    files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:
-        run.server.load_state_dict(checkpoint["server"])
-        run.methods.load_state_dict(checkpoint["methods"])
-        run.local_training.monitored.load_state_dict(checkpoint.get("client_schedulers", {}))
+        run.server.load_state_dict(state_of_server(run, checkpoint, changes))
+        for method in stay:
+            method.load_state_dict(checkpoint["methods"][method.name])
+        restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.client.logged.evaluated = checkpoint.get("evaluated", {})
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
-    run.client.memories().restore(client_files(path, checkpoint), run.workers, in_place(path))
+    if changes:
+        files = memories_that_stay(run, files, stay)
+    run.client.memories().restore(files, run.workers, in_place(path) and not changes)
+    if changes:
+        forget_the_rest(run, stay)
     run.metrics.restore(checkpoint["history"])
     call_on_load(run.client, checkpoint)
     restore_data(run.data, checkpoint.get("datamodule", {}))
@@ -77,4 +93,4 @@ def restore_run(run: Run, path: Path | None) -> dict[str, Any]:
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore the callbacks from the contents of a checkpoint; nothing where no checkpoint was read."""
     if "callbacks" in checkpoint:
-        load_states(run.callbacks, checkpoint["callbacks"])
+        load_states(run.callbacks, states_of_callbacks(run, checkpoint))

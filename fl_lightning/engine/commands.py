@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
 
-def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> None:
+def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    path, checkpoint = prepare_fit(run, ckpt_path, weights)
+    path, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     run.folder.open(path, run.metrics.history)
     folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
     status, params = "failed", hyperparameters(run)
@@ -49,7 +49,9 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> 
         run.client.load(run.methods.evaluated_state(run.server))
 
 
-def prepare_fit(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> tuple[Path | None, dict[str, Any]]:
+def prepare_fit(
+    run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
+) -> tuple[Path | None, dict[str, Any]]:
     """All that a fit does before it writes anything.
 
     Returns:
@@ -59,7 +61,7 @@ def prepare_fit(run: Run, ckpt_path: str | Path | None, weights: Path | None) ->
     if weights is not None and path is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, path)
+    checkpoint = restore_run(run, path, allow_changes)
     check_storable(run)
     warn_of_kept_entries(run)
     return path, checkpoint

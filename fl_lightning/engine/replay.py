@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.engine.checkpointing import identity, restore_run
+from fl_lightning.engine.changes import differences, identity, message, shown_path
+from fl_lightning.engine.checkpointing import restore_run
 from fl_lightning.engine.commands import begin_fit
 from fl_lightning.engine.launch import threads
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, require
-from fl_lightning.records.checkpoint import check_same_run, find_checkpoint, in_place, read
+from fl_lightning.records.checkpoint import find_checkpoint, in_place, read
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -37,11 +38,17 @@ def one_process(trainer: FederatedTrainer) -> Iterator[None]:
 
 
 def replay(
-    run: Run, ckpt_path: str | Path | None, round_: int, client: int, weights: Path | None = None
+    run: Run,
+    ckpt_path: str | Path | None,
+    round_: int,
+    client: int,
+    weights: Path | None = None,
+    allow_changes: bool = False,
 ) -> dict[str, float]:
     """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
 
     The resident module is left with the client's model. The given ``weights`` began the run, and have no part in it.
+    With ``allow_changes`` the run may differ from the one that wrote the file: to try another rate, for example.
 
     Returns:
         The number of local steps, the last learning rate, and what the visit logged.
@@ -55,7 +62,8 @@ def replay(
     path, contents = find_visit(run, ckpt_path, round_, client)
     with threads(threads_of(path, contents)):
         run.methods.on_fit_start(run.server)
-        (restore_failure if "failure" in contents else restore_round)(run, path, contents, round_, client)
+        restore = restore_failure if "failure" in contents else restore_round
+        restore(run, path, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.client.begin_round(round_)
         with stopping_at_bad_terms(run.client):
@@ -81,7 +89,9 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     return path, read(path)
 
 
-def restore_failure(run: Run, path: Path, record: dict[str, Any], round_: int, client: int) -> None:
+def restore_failure(
+    run: Run, path: Path, record: dict[str, Any], round_: int, client: int, allow_changes: bool
+) -> None:
     """Bring server, methods and the client's memory to where they were when the client failed.
 
     Raises:
@@ -90,7 +100,10 @@ def restore_failure(run: Run, path: Path, record: dict[str, Any], round_: int, c
     failure = record["failure"]
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
-    check_same_run(path, record, identity(run))
+    changes = differences(identity(run), record)
+    if changes and not allow_changes:
+        where = f"ckpt_path={shown_path(path)!r}"
+        raise UsageError(message(where, changes, "give what it was, or --allow_changes true to try what it is now"))
     call_on_load(run.client, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
@@ -118,7 +131,9 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
         raise UsageError(f"ckpt_path={str(path)!r}: not a record of this run: it has no {error}") from error
 
 
-def restore_round(run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int) -> None:
+def restore_round(
+    run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
+) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
 
     Raises:
@@ -127,7 +142,7 @@ def restore_round(run: Run, path: Path, checkpoint: dict[str, Any], round_: int,
     done = checkpoint.get("round")
     hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
-    restore_run(run, path)
+    restore_run(run, path, allow_changes)
     run.server.begin_round(round_, cohort(run, round_))
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.compiled import replace_forward
+from fl_lightning.engine.description import description
 from fl_lightning.engine.evaluation import Evaluator, Representations
 from fl_lightning.engine.launch import (
     build_fabric,
@@ -93,6 +94,11 @@ class Run:
     def callbacks(self) -> list[Callback]:
         """The observers of the run."""
         return self.trainer.callbacks
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The run as plain values, as it is when this is first asked for: before round 0."""
+        return description(self)
 
     def call(self, hook: str, **kwargs: Any) -> None:
         """Call a hook of all callbacks."""

@@ -94,22 +94,6 @@ def _safetensors(path: Path, key: str) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def check_same_run(path: Path, contents: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint of another run.
-
-    Args:
-        path: the checkpoint.
-        contents: what it holds.
-        identity: what must be the same, by key.
-
-    Raises:
-        UsageError: a key has another value in the checkpoint.
-    """
-    for key, value in identity.items():
-        hint = f"this run has {value!r}; give the same config and data"
-        require(contents.get(key) == value, f"ckpt_path={str(path)!r}: {key}", contents.get(key), hint)
-
-
 def client_files(path: Path, contents: Mapping[str, Any]) -> dict[int, Path]:
     """The files of the clients' memories that belong to a checkpoint.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fl_lightning.records import loggers
@@ -26,6 +27,8 @@ class RunFolder:
         shared: the folder, on every worker; None where the run writes nothing.
         loggers: those that are open.
         resumed: whether the run resumes in the folder of its checkpoint.
+        changed: whether the run goes on as another one than its checkpoint's, and so in a new version.
+        changes: the changes on the way of the run, each with the time and the checkpoint; ``changes.yaml`` lists them.
     """
 
     def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
@@ -33,15 +36,18 @@ class RunFolder:
         self.path: Path | None = None
         self.shared: Path | None = None
         self.loggers: list[Logger] = []
-        self.resumed = False
+        self.resumed = self.changed = False
+        self.changes: list[dict[str, Any]] = []
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
-        self.resumed = checkpoint is not None and in_place(checkpoint)
+        self.resumed = checkpoint is not None and in_place(checkpoint) and not self.changed
         if not self.writes:
             return
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
         self.path = Path(table.log_dir)
+        if self.changes and not self.resumed:
+            (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
         self.loggers = [table, *self._other_loggers(self.path, len(history))]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:

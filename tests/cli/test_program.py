@@ -49,7 +49,7 @@ def refused(capsys, *args):
 
 
 def test_the_printed_config_has_the_top_level_keys(capsys):
-    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights"]
+    keys = ["seed_everything", "trainer", "model", "data", "method", "ckpt_path", "weights", "allow_changes"]
     assert list(printed(capsys, *FIT)) == keys
 
 
@@ -270,3 +270,27 @@ def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path, w
 def test_the_doctor_refuses_what_fit_refuses(capsys, tmp_path):
     bad = [*FIT[1:], "--trainer.default_root_dir", str(tmp_path), "--trainer.cohort_size", "99"]
     assert refused(capsys, "doctor", *bad) == refused(capsys, "fit", *bad)
+
+
+def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):
+    where = ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", "run", "--trainer.logger", "false"]
+    fit = ["fit", "--config", "experiments/smoke/scaffold.yaml", *QUICK]
+    main([*fit, *where])
+    first = tmp_path / "run" / "version_0" / "config.yaml"
+    before = yaml.safe_load(first.read_text())
+    main([*fit, *where, "--trainer.max_rounds", "2", "--ckpt_path", "last"])
+    before["trainer"]["max_rounds"] = 2
+    assert yaml.safe_load(first.read_text()) == before
+    changed = [*fit, *where, "--trainer.max_rounds", "2", "--data.batch_size", "8", "--ckpt_path", "last"]
+    line = refused(capsys, *changed)
+    assert "data.batch_size=8 (was 32)" in line
+    assert "--allow_changes true" in line
+    assert len(line) < 300
+    main([*changed, "--allow_changes", "true"])
+    second = tmp_path / "run" / "version_1"
+    config, changes = (yaml.safe_load((second / name).read_text()) for name in ("config.yaml", "changes.yaml"))
+    assert (config["data"]["init_args"]["batch_size"], config["allow_changes"]) == (8, True)
+    assert config["ckpt_path"] == changes[0]["ckpt_path"] == str(first.parent / "checkpoints/last.ckpt")
+    assert changes[0]["changes"] == {"data.batch_size": {"before": 32, "now": 8}}
+    assert yaml.safe_load(first.read_text()) == before
+    main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])

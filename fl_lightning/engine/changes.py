@@ -1,0 +1,263 @@
+"""Goes on from a checkpoint as the same run, or, where the user allows it, as a changed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from fl_lightning.engine.description import by_class
+from fl_lightning.errors import UsageError, require
+from fl_lightning.records.files import load
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+    from fl_lightning.method import Method
+
+Change = tuple[Any, Any]
+# the sections of a description that must be the same
+SECTIONS = ("trainer", "model", "method", "data")
+# where one of these differs, a saved state of no use: of the server's optimizer, of methods, of a module's scheduler
+OF_SERVER = {"trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"}
+OF_METHODS = {"trainer.server_optimizer_scope", "model.trained"}
+OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers")
+# most characters of a message, of a value and of a path in it
+LONGEST, VALUE, PATH = 290, 36, 60
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What a checkpoint holds of the run that it belongs to."""
+    known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+    return {**known, "description": run.description}
+
+
+def changes_of(
+    ours: Mapping[str, Any], run: Run, path: Path, checkpoint: Mapping[str, Any], allowed: bool
+) -> dict[str, Change]:
+    """What differs between the identity of this run, ``ours``, and that in a checkpoint: value there and here, by key.
+
+    Raises:
+        UsageError: something differs that is not ``allowed`` to; the model's state, the partition, and fewer rounds
+            than are done never are.
+    """
+    where, done = f"ckpt_path={shown_path(path)!r}", checkpoint["round"]
+    check_state(run, where, checkpoint)
+    changes = {**differences(ours, checkpoint), **of_rounds(run, checkpoint)}
+    if OF_SERVER.isdisjoint(changes) and not suits(checkpoint["server"]["optimizer"], run.server.optimizer):
+        changes["trainer.server_optimizer"] = ("another", type(run.server.optimizer).__name__)
+    if "plan_hash" in changes:
+        hint = "another partition; give the data, num_clients and seed of before, or begin a new run with --weights"
+        first = {key: changes[key] for key in ("seed_everything", "plan_hash") if key in changes}
+        raise UsageError(message(where, first | changes, hint))
+    hint = f"the checkpoint has {done} rounds done, give at least that"
+    require(run.trainer.max_rounds >= done, f"{where}: trainer.max_rounds", run.trainer.max_rounds, hint)
+    if changes and not allowed:
+        raise UsageError(message(where, changes, "give what it was, or --allow_changes true to go on in a new version"))
+    return changes
+
+
+def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
+    """Refuse the state of another model.
+
+    Raises:
+        UsageError: names or shapes differ; names the first.
+    """
+    try:
+        theirs = {name: tuple(value.shape) for name, value in checkpoint["server"]["state"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: not a checkpoint of a run, it has no state of a server") from error
+    ours = {name: tuple(value.shape) for name, value in run.server.state.items()}
+    if ours.keys() != theirs.keys():
+        text = f"its state holds {len(theirs)} entries, the model has {len(ours)}"
+        raise UsageError(f"{where}: not a checkpoint of this run: {text} of other names; give the same model")
+    for name, shape in ours.items():
+        hint = f"not a checkpoint of this run: there it has the shape {theirs[name]}; give the same model"
+        require(shape == theirs[name], f"{where}: model.{name}", shape, hint)
+
+
+def of_rounds(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """The change of ``max_rounds`` where it counts: a metric that decides something was taken after a last round.
+
+    A last round is always evaluated. In a longer run, this one would not have been.
+    """
+    then = checkpoint.get("description", {}).get("trainer", {})
+    last, every, rounds = then.get("max_rounds"), then.get("eval_every_n_rounds"), run.trainer.max_rounds
+    extra = every is not None and checkpoint["round"] == last and last % every != 0
+    return {"trainer.max_rounds": (last, rounds)} if extra and rounds > last else {}
+
+
+# ------------------------------------------------------------------ comparing
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
+    """What differs between the identities of two runs: their value and ours, by key."""
+    changes = {
+        key: (theirs.get(key), ours[key]) for key in ours if key != "description" and theirs.get(key) != ours[key]
+    }
+    described, before = ours["description"], theirs.get("description", {})
+    for section in SECTIONS:
+        changes |= differing(before.get(section, {}), described[section], section, known_only=True)
+    changes.pop("trainer.max_rounds", None)
+    factors = "trainer.client_lr_scheduler"
+    if factors in changes and same_factors(*changes[factors]):
+        del changes[factors]
+    return changes
+
+
+def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dict[str, Change]:
+    """Where two descriptions differ: both values, by key.
+
+    Of two objects of one class, or with ``known_only``, those keys count that both have.
+    """
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return dict(differing_keys(theirs, ours, key, known_only))
+    lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
+    if lists and any(isinstance(one, (dict, list)) for one in ours):
+        pairs = enumerate(zip(theirs, ours, strict=True))
+        return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
+    both_nan = theirs != theirs and ours != ours
+    return {} if theirs == ours or both_nan else {key: (theirs, ours)}
+
+
+def differing_keys(
+    theirs: dict[str, Any], ours: dict[str, Any], key: str, known_only: bool
+) -> Iterator[tuple[str, Change]]:
+    """The keys in which two dictionaries differ."""
+    if theirs.get("class") != ours.get("class") and not (known_only and "class" not in theirs):
+        yield key, (theirs.get("class"), ours.get("class"))
+        return
+    known_only = known_only or "class" in ours
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name in theirs and name in ours:
+            yield from differing(theirs[name], ours[name], f"{key}.{name}").items()
+        elif not known_only:
+            yield f"{key}.{name}", (theirs.get(name), ours.get(name))
+
+
+def same_factors(theirs: list[float] | None, ours: list[float] | None) -> bool:
+    """Whether two schedules of the clients' learning rates agree in all rounds that both have; None is a constant 1."""
+    number = min(len(one) for one in (theirs, ours) if one is not None)
+    return (theirs or [1.0] * number)[:number] == (ours or [1.0] * number)[:number]
+
+
+def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
+    """One line that lists the first changes and counts the others."""
+    items = [f"{key}={short(here)} (was {short(there)})" for key, (there, here) in changes.items()]
+    for number in range(len(items), 0, -1):
+        more = f" and {len(items) - number} more" if number < len(items) else ""
+        line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
+        if len(line) <= LONGEST:
+            break
+    return line
+
+
+def short(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value.get("class", value) if isinstance(value, dict) else value)
+    return text if len(text) <= VALUE else f"{text[: VALUE - 14]}...{text[-11:]}"
+
+
+def shown_path(path: Path) -> str:
+    """A path as a message shows it: the end of a long one."""
+    text = str(path)
+    return text if len(text) <= PATH else f"...{text[3 - PATH :]}"
+
+
+def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[dict[str, Any]]:
+    """The changes on the way of a run, the present ones last, for ``changes.yaml`` and the next checkpoints."""
+    if not changes:
+        return list(checkpoint.get("changes", []))
+    present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    entry = {"time": time, "ckpt_path": str(path.absolute()), "rounds_done": checkpoint["round"], "changes": present}
+    return [*checkpoint.get("changes", []), entry]
+
+
+# ------------------------------------------------------------------ going on with changes
+def touches(changes: Mapping[str, Change], keys: tuple[str, ...]) -> bool:
+    """Whether something changed under one of these keys."""
+    return any(changed == key or changed.startswith(f"{key}.") for changed in changes for key in keys)
+
+
+def state_of_server(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
+    """The server's state in a checkpoint, with a state of the optimizer that suits the present one."""
+    saved, optimizer = checkpoint["server"], run.server.optimizer
+    own = {} if optimizer is None else optimizer.state_dict()
+    if not OF_SERVER.isdisjoint(changes):
+        run.trainer.warn("trainer.server_optimizer: the checkpoint has the state of another one; it starts fresh")
+        return {**saved, "optimizer": own}
+    if touches(changes, ("trainer.server_optimizer",)):
+        return {**saved, "optimizer": {**saved["optimizer"], "param_groups": own["param_groups"]}}
+    return saved
+
+
+def restore_schedule(run: Run, saved: dict[str, Any], changes: Mapping[str, Change]) -> None:
+    """Restore a module's scheduler that watches a metric, unless it is another one."""
+    if not touches(changes, OF_SCHEDULE):
+        run.local_training.monitored.load_state_dict(saved)
+    elif saved or run.local_training.monitored.config is not None:
+        run.trainer.warn(
+            "model: a scheduler that watches a metric is another one than in the checkpoint; it starts fresh"
+        )
+
+
+def suits(saved: Mapping[str, Any], optimizer: Optimizer | None) -> bool:
+    """Whether an optimizer can take a saved state: its groups know all the options that are saved."""
+    if optimizer is None or not saved:
+        return optimizer is None and not saved
+    groups, own = saved["param_groups"], optimizer.state_dict()["param_groups"]
+    sizes = [len(group["params"]) for group in groups] == [len(group["params"]) for group in own]
+    return sizes and all(there.keys() <= here.keys() for there, here in zip(groups, own, strict=True))
+
+
+def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[Method]:
+    """The methods of the run that the run of a checkpoint had, too, by name and class; none for other parameters."""
+    if not OF_METHODS.isdisjoint(changes):
+        return []
+    there, named = checkpoint["methods"], by_class(run.methods.methods)
+    return [one for name, one in named.items() if one.name in there and f"method.{name}" not in changes]
+
+
+def memories_that_stay(run: Run, files: Mapping[int, Path], methods: list[Method]) -> dict[int, Path]:
+    """The files of the clients that remember something for these methods, or keep entries of the state."""
+    return {k: file for k, file in files.items() if any(what_stays(run, load(file), methods).values())}
+
+
+def what_stays(run: Run, memory: Mapping[str, Any], methods: list[Method]) -> dict[str, Any]:
+    """The part of a client's memory that belongs to these methods and to the entries that do not travel."""
+    names = {one.name for one in methods}
+    entries = {name: value for name, value in memory.get("state", {}).items() if name in run.client.kept}
+    stay = {name: value for name, value in memory.items() if name in names}
+    return {**stay, "state": entries} if entries else stay
+
+
+def forget_the_rest(run: Run, methods: list[Method]) -> None:
+    """Drop what clients remember for methods that are gone, and entries of the state that travel now."""
+    memories = run.client.memories()
+    for k in memories:
+        if memories[k].keys() != what_stays(run, memories[k], methods).keys() or "state" in memories[k]:
+            memory = memories.visited(k)
+            stay = what_stays(run, memory, methods)
+            memory.clear()
+            memory.update(stay)
+            memories.settle(k)
+
+
+# ------------------------------------------------------------------ callbacks
+def states_of_callbacks(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The state of each callback of the run that the checkpoint has one for: of the same class and arguments."""
+    saved, before = checkpoint["callbacks"], checkpoint.get("description", {}).get("callbacks")
+    if before is None:
+        return saved
+    left, states = dict(before), {}
+    for name, one in run.description["callbacks"].items():
+        same = next((there for there in left if not differing(left[there], one, name)), None)
+        if same is not None:
+            states[name] = saved[same]
+            del left[same]
+    dropped = [name for name in left if saved.get(name)]
+    if dropped:
+        text = "no callback of this class and these arguments is in this run, so its state is dropped"
+        run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
+    return states
