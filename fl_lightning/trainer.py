@@ -11,7 +11,7 @@ from lightning.fabric.loggers import CSVLogger, Logger
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
-from fl_lightning.callbacks import Callback, EarlyStopping, ProgressBar, RunRecord
+from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine import checks, commands
@@ -176,8 +176,8 @@ class FederatedTrainer(RunAccess):
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients = on_client_error, min_clients
         progress = [ProgressBar()] if enable_progress_bar else []
-        # EarlyStopping comes last, so that it can monitor what the others log
-        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, EarlyStopping))
+        # these come last, so that they can monitor what the others log
+        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, (BestCheckpoint, EarlyStopping)))
         checks.check_callbacks(given)
         checks.check_loggers(logger)
         self.callbacks: list[Callback] = [*given, RunRecord(), *progress]
@@ -203,7 +203,9 @@ class FederatedTrainer(RunAccess):
             datamodule: the clients' data: a federated data set, or ``Partitioned`` around any LightningDataModule.
             method: the methods of the run; none is FedAvg.
             ckpt_path: checkpoint to resume from, in its own folder and to the same bits: a path, or ``last`` for that
-                of the newest version of this run. A restart by torchrun resumes from the last one without being told.
+                of the newest version of this run; where there is none yet, the run begins with round 0. One that is
+                damaged is named, and the one before it is taken. A restart by torchrun resumes from the last one
+                without being told.
             weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or
                 a file of a state dict (``.pt``, ``.pth``, ``.safetensors``). They are all that is taken of the file.
             allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
@@ -215,7 +217,7 @@ class FederatedTrainer(RunAccess):
         """
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
-        self.should_stop = False
+        self.should_stop = self.keep_as_best = False
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
 

@@ -29,13 +29,14 @@ class RunAccess:
         max_rounds: rounds of the run.
         eval_every_n_rounds: rounds from one evaluation to the next.
         should_stop: set it to True, on any worker, and the run ends after the present round.
+        keep_as_best: set it to True, on all workers, and the present round has a checkpoint, kept as ``best.ckpt``.
     """
 
     max_rounds: int
     eval_every_n_rounds: int
 
     def __init__(self) -> None:
-        self.should_stop = False
+        self.should_stop = self.keep_as_best = False
         self._run: Run | None = None
 
     @property
@@ -93,6 +94,11 @@ class RunAccess:
     def resumed(self) -> bool:
         """Whether the run resumes in the folder of its checkpoint."""
         return self.run.folder.resumed
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """Folder of the run whose checkpoint this one resumes from, on the worker that writes; None without one."""
+        return self.run.folder.source
 
     @property
     def summary_writers(self) -> list[Any]:

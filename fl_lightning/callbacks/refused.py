@@ -5,7 +5,8 @@ from __future__ import annotations
 # by class name; their subclasses have the same replacement
 REPLACEMENTS = {
     "EarlyStopping": "give fl_lightning.callbacks.EarlyStopping",
-    "ModelCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; take it out",
+    "ModelCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds, and "
+    "fl_lightning.callbacks.BestCheckpoint keeps the best",
     "OnExceptionCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; take it out",
     "LearningRateMonitor": "the clients' learning rate is logged as lr; take it out",
     "ProgressBar": "trainer.enable_progress_bar shows a bar over the rounds; take it out",

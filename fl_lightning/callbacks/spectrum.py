@@ -6,11 +6,14 @@ the trailing singular values fall towards 0, and the representation collapses in
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
@@ -20,6 +23,8 @@ from fl_lightning.records.files import write_atomically
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
     from fl_lightning.client import Client
@@ -84,8 +89,8 @@ class SpectrumMonitor(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self._last_round = trainer.max_rounds - 1
-        self._rounds: list[int] = []
-        self._spectra: dict[str, list[np.ndarray]] = {}
+        self._source = trainer.resumed_from
+        self._begin()
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
@@ -122,27 +127,53 @@ class SpectrumMonitor(Callback):
         spectra = self._own.means() or self._global.means() or self._measure(Covariance())
         for what, values in spectra.items():
             self._log(trainer, what, values)
-            self._spectra.setdefault(what, []).append(values.cpu().numpy())
+            self._append(what, values.cpu().numpy())
         self._keep_local(trainer)
-        self._rounds.append(trainer.server.round)
+        self._append("rounds", np.array(trainer.server.round))
         if trainer.run_dir is not None:
             arrays: dict[str, Any] = {what: np.stack(values) for what, values in self._spectra.items()}
-            write = partial(np.savez, rounds=self._rounds, **arrays)
-            write_atomically(trainer.run_dir / "spectra.npz", write)
+            write_atomically(trainer.run_dir / FILE, partial(np.savez, **arrays))
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self._rounds:
+        if trainer.run_dir is None or not self._spectra:
             return
+        rounds = [int(one) for one in self._spectra["rounds"]]
         for what in [name for name in TITLES if name in self._spectra]:
-            trainer.log_figure(f"spectrum/{what}", draw(what, self._rounds, self._spectra[what]))
+            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, self._spectra[what]))
 
     def state_dict(self) -> dict[str, Any]:
-        spectra = {what: [torch.from_numpy(one) for one in values] for what, values in self._spectra.items()}
-        return {"rounds": self._rounds, "spectra": spectra}
+        # a checkpoint must not grow with the rounds: the spectra are in their file, and these tell whether it is theirs
+        return {"stamps": {what: [len(self._spectra[what]), one.hexdigest()] for what, one in self._digests.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rounds = list(state.get("rounds", []))
-        self._spectra = {what: [one.numpy() for one in values] for what, values in state.get("spectra", {}).items()}
+        known = {what: [one.numpy() for one in values] for what, values in state.get("spectra", {}).items()}
+        if "rounds" in state:  # of a version that kept them in checkpoints
+            known["rounds"] = [np.array(one) for one in state["rounds"]]
+        elif self._source is not None:
+            known = self._read(self._source / FILE, state.get("stamps", {}))
+        for what, values in known.items():
+            for one in values:
+                self._append(what, one)
+
+    def _begin(self) -> None:
+        self._spectra: dict[str, list[np.ndarray]] = {}
+        self._digests: dict[str, Any] = {}
+
+    def _append(self, what: str, values: np.ndarray) -> None:
+        self._spectra.setdefault(what, []).append(values)
+        self._digests.setdefault(what, hashlib.sha256()).update(values.tobytes())
+
+    def _read(self, path: Path, stamps: dict[str, Any]) -> dict[str, list[np.ndarray]]:
+        """The spectra of the rounds before the checkpoint; none, with a warning, where the file is no longer theirs."""
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                known = {what: saved[what][:number] for what, (number, _) in stamps.items()}
+            same = all(hashlib.sha256(known[what].tobytes()).hexdigest() == one for what, (_, one) in stamps.items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, MemoryError):
+            same = False
+        if not same:
+            rank_zero_warn(f"{path} was altered or is missing: it begins anew with the rounds after the checkpoint")
+        return {what: list(values) for what, values in known.items()} if same else {}
 
     def _due(self, round_: int) -> bool:
         return round_ % self.every_n_rounds == 0 or round_ == self._last_round
@@ -179,7 +210,7 @@ class SpectrumMonitor(Callback):
         for what, spectra in sorted(self._local.items()):
             table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
             table[list(spectra)] = list(spectra.values())
-            self._spectra.setdefault(f"local_{what}", []).append(table)
+            self._append(f"local_{what}", table)
 
 
 def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
@@ -202,4 +233,5 @@ def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
 
 
 VISIBLE = 1e-12
+FILE = "spectra.npz"
 TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}

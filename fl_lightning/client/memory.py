@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
-from fl_lightning.records.files import load, save
+from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
 from fl_lightning.state import num_bytes
 
 if TYPE_CHECKING:
@@ -37,19 +37,20 @@ class Memories(Mapping[int, Memory]):
     Attributes:
         owners: owner rank of each client that remembers something, the same on all workers.
         files: name of each client's file in the last checkpoint, the same on all workers.
+        stamps: stamp of each of these files, by its name.
     """
 
     def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
         self.limit, self.device = limit, torch.device(device)
         self.owners: dict[int, int] = {}
         self.files: dict[int, str] = {}
+        self.stamps: dict[str, Stamp] = {}
         self._held: OrderedDict[int, Memory] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._total = 0
         self._on_disk: dict[int, Path] = {}
         self._folder: Path | None = None
         self._changed: set[int] = set()
-        self._replaced: list[str] = []
 
     def __getitem__(self, k: int) -> Memory:
         """The memory of client ``k``, to read; one that lies on disk stays there."""
@@ -109,40 +110,33 @@ class Memories(Mapping[int, Memory]):
     def write(self, folder: Path, done: int, workers: Workers) -> None:
         """Write the memories of the clients that have trained since the last checkpoint; all workers call this.
 
-        Each is a file, whose name holds the number of rounds ``done``. The files of the last checkpoint stay until
-        :meth:`remove_replaced`.
+        Each is a file, whose name holds the number of rounds ``done``, and is on the disk when this returns. The files
+        of the last checkpoint stay.
         """
-        written = {k: f"{k}-{done}.pt" for k in sorted(self._changed)}
-        for k, name in written.items():
-            save(self[k], folder / name)
+        written = self._write(folder, {k: f"{k}-{done}.pt" for k in sorted(self._changed)})
         self._changed.clear()
-        new = {k: name for names in workers.gather(written) for k, name in names.items()}
-        self._replaced += [self.files[k] for k, name in new.items() if self.files.get(k, name) != name]
-        self.files = self.files | new
+        new = {k: one for theirs in workers.gather(written) for k, one in theirs.items()}
+        self.files = self.files | {k: name for k, (name, _) in new.items()}
+        stamps = self.stamps | dict(new.values())
+        self.stamps = {name: stamps[name] for name in self.files.values()}
 
     def state_dict(self) -> dict[int, str]:
         """The name of each client's file, of the clients that remember something."""
         return dict(self.files)
 
-    def remove_replaced(self, folder: Path) -> None:
-        """Remove the files that newer ones have replaced, once the checkpoint that names these is written."""
-        for name in self._replaced:
-            (folder / name).unlink(missing_ok=True)
-        self._replaced = []
-
-    def restore(self, paths: Mapping[int, Path], workers: Workers, in_place: bool) -> None:
+    def restore(self, paths: Mapping[int, Path], workers: Workers, stamps: Mapping[str, Stamp] | None) -> None:
         """Deal the clients of a checkpoint out over the workers.
 
         Args:
             paths: file of each client.
             workers: the workers, over which the clients are dealt out in turn.
-            in_place: whether the run resumes in the folder of the checkpoint; if not, the next checkpoint writes every
-                file anew.
+            stamps: stamp of each file by its name, where the run resumes in the folder of the checkpoint; None where
+                the next checkpoint writes every file anew.
         """
         self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
         self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
-        if in_place:
-            self.files = {k: path.name for k, path in paths.items()}
+        if stamps is not None:
+            self.files, self.stamps = {k: path.name for k, path in paths.items()}, dict(stamps)
         else:
             self._changed |= {*self}
 
@@ -152,6 +146,19 @@ class Memories(Mapping[int, Memory]):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ inside
+    def _write(self, folder: Path, names: Mapping[int, str]) -> dict[int, tuple[str, Stamp]]:
+        """Write the memories of clients, and flush them together; returns the name and the stamp of each file."""
+        if not names:
+            return {}
+        folder.mkdir(parents=True, exist_ok=True)
+        partials = {name: partial_of(folder / name) for name in names.values()}
+        stamps = {k: (name, write_stamped(self[k], partials[name])) for k, name in names.items()}
+        flush(partials.values())
+        for name, partial in partials.items():
+            partial.replace(folder / name)
+        flush_folder(folder)
+        return stamps
+
     def _settle(self, k: int) -> None:
         self._held[k] = self._moved(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)

@@ -86,10 +86,14 @@ class Plan:
         """
         require(Path(path).is_file(), "plan", str(path), "there is no such file; give RUN/plan.npz")
         try:
+            with zipfile.ZipFile(path) as archive:  # np.savez compresses nothing
+                claimed = sum(one.file_size for one in archive.infolist())
+            if claimed > Path(path).stat().st_size:
+                raise ValueError("it claims more than it holds")
             with np.load(path, allow_pickle=False) as saved:
                 plan = cls(np.split(saved["indices"], np.cumsum(saved["sizes"])[:-1]))
                 intact = plan.hash == str(saved["hash"])
-        except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, EOFError, MemoryError) as error:
             raise UsageError(f"plan={str(path)!r}: not the plan of a run: {error}; give RUN/plan.npz") from error
         require(intact, "plan", str(path), "its hash does not match its indices: the file was changed; give another")
         return plan

@@ -1,9 +1,11 @@
-"""Saves a run to a checkpoint, part by part, and restores it."""
+"""Saves a run to a checkpoint, part by part, finds one to resume from, and restores it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
 from fl_lightning.engine.changes import (
@@ -18,9 +20,18 @@ from fl_lightning.engine.changes import (
     states_of_callbacks,
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
-from fl_lightning.errors import UsageError
-from fl_lightning.records.checkpoint import client_files, in_place, read
-from fl_lightning.records.files import save
+from fl_lightning.errors import UsageError, require
+from fl_lightning.records.checkpoint import (
+    BEST,
+    Checkpoint,
+    client_files,
+    find_checkpoint,
+    read,
+    resumes_in_place,
+    valid_checkpoint,
+    verified,
+)
+from fl_lightning.records.files import DamagedFileError, stamp_of
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -29,17 +40,18 @@ if TYPE_CHECKING:
 def save_run(run: Run, folder: Path) -> None:
     """Write ``last.ckpt``, and a file for each client that has trained since the last checkpoint.
 
-    All workers call this. The old checkpoint stays valid until the new one is complete.
+    All workers call this. The old checkpoint becomes ``previous.ckpt``, and stays valid until the new one is complete.
     """
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
-    if run.workers.rank == 0:
-        save({**contents(run), "round": done, "clients": memories.state_dict()}, folder / "last.ckpt")
-        memories.remove_replaced(folder / "clients")
+    if run.folder.checkpoints is not None:
+        state = {**contents(run), "round": done, "clients": memories.state_dict()}
+        run.folder.checkpoints.save(state, memories.stamps, run.metrics.history, run.trainer.keep_as_best)
+    run.trainer.keep_as_best = False
 
 
 def contents(run: Run) -> dict[str, Any]:
-    """The state of a run, without the clients' memories."""
+    """The state of a run, without the clients' memories and the metrics of its rounds."""
     return {
         "state_dict": run.methods.evaluated_state(run.server),
         "server": run.server.state_dict(),
@@ -49,25 +61,58 @@ def contents(run: Run) -> dict[str, Any]:
         "client_schedulers": run.local_training.monitored.state_dict(),
         "evaluated": run.client.logged.evaluated,
         "callbacks": states(run.callbacks),
-        "history": run.metrics.history,
         "changes": run.folder.changes,
         **identity(run),
     }
 
 
-def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
+def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
+    """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
+
+    Raises:
+        UsageError: there is none at the path, or none is valid.
+    """
+    checkpoint = verified_checkpoint(run, ckpt_path)
+    if checkpoint is None and ckpt_path is not None:
+        text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint: it begins with round 0"
+        rank_zero_info(f"ckpt_path={str(ckpt_path)!r}: {text}")
+    return checkpoint
+
+
+def verified_checkpoint(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
+    """The checkpoint that is asked for, or the one before it; None where there is none. All workers call this.
+
+    Raises:
+        UsageError: there is none at the path, or none is valid.
+    """
+    outcome: Checkpoint | str | None = None
+    if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
+        try:
+            path = find_checkpoint(ckpt_path, run.folder.root)
+            outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)
+        except UsageError as error:
+            outcome = str(error)
+    outcome = run.workers.gather(outcome)[0]
+    if isinstance(outcome, str):
+        raise UsageError(outcome)
+    return outcome
+
+
+def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False) -> dict[str, Any]:
     """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
-    Without a path nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
+    Without one nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
     may be a changed one, whose changes are then in ``run.folder``.
 
     Raises:
         UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument.
     """
     ours = identity(run)  # as the run begins
-    if path is None:
+    if found is None:
         return {"round": 0}
-    checkpoint = read(path)
+    path, checkpoint = found.path, read(found.path)
+    hint = "not a checkpoint of a run; its model can be given as weights"
+    require("server" in checkpoint, "ckpt_path", str(path), hint)
     changes = changes_of(ours, run, path, checkpoint, allow_changes)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
@@ -77,17 +122,40 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
             method.load_state_dict(checkpoint["methods"][method.name])
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.client.logged.evaluated = checkpoint.get("evaluated", {})
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {error}") from error
+        run.metrics.restore(checkpoint["history"] if found.history is None else found.history)
+    except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
     if changes:
         files = memories_that_stay(run, files, stay)
-    run.client.memories().restore(files, run.workers, in_place(path) and not changes)
+    known = stamps(found, files) if resumes_in_place(path) and not changes else None
+    run.client.memories().restore(files, run.workers, known)
     if changes:
         forget_the_rest(run, stay)
-    run.metrics.restore(checkpoint["history"])
     call_on_load(run.client, checkpoint)
     restore_data(run.data, checkpoint.get("datamodule", {}))
     return checkpoint
+
+
+def stamps(found: Checkpoint, files: dict[int, Path]) -> dict[str, Any]:
+    """The stamps of the clients' files, those of the manifest where there is one."""
+    return {f.name: stamp_of(f) for f in files.values()} if found.manifest is None else found.manifest.clients
+
+
+def begin_in_folder(run: Run, found: Checkpoint | None) -> None:
+    """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer."""
+    if found is not None and run.folder.resumed and run.folder.checkpoints is not None:
+        run.folder.checkpoints.resume(found)
+        warn_of_best(run, run.folder.checkpoints.path / BEST)
+
+
+def warn_of_best(run: Run, path: Path) -> None:
+    """Warn where the best checkpoint so far is damaged: no round that is worse makes it anew."""
+    try:
+        if path.is_file():
+            verified(path, run.trainer.warn)
+    except DamagedFileError as error:
+        run.trainer.warn(f"{str(path)!r}: {error}; it cannot be used, and the next round that is better replaces it")
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine import prediction
-from fl_lightning.engine.checkpointing import restore_callbacks, restore_run, save_run
+from fl_lightning.engine.checkpointing import (
+    begin_in_folder,
+    checkpoint_to_resume,
+    restore_callbacks,
+    restore_run,
+    save_run,
+    verified_checkpoint,
+)
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import play_round
 from fl_lightning.errors import require
-from fl_lightning.records.checkpoint import find_checkpoint
+from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable
@@ -25,13 +32,14 @@ if TYPE_CHECKING:
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    path, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
-    run.folder.open(path, run.metrics.history)
+    found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    run.folder.open(None if found is None else found.path, run.metrics.history)
     folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
+    begin_in_folder(run, found)
     status, params = "failed", hyperparameters(run)
     try:
         run.folder.log_hyperparams(params)
-        begin_fit(run, fresh=path is None)
+        begin_fit(run, fresh=found is None)
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
         play_rounds(run, checkpoint["round"], folder)
@@ -51,20 +59,20 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
 
 def prepare_fit(
     run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
-) -> tuple[Path | None, dict[str, Any]]:
+) -> tuple[Checkpoint | None, dict[str, Any]]:
     """All that a fit does before it writes anything.
 
     Returns:
         The checkpoint that the run resumes from, None without one, and its contents.
     """
-    path = run.workers.gather(find_checkpoint(ckpt_path, run.folder.root))[0]
-    if weights is not None and path is None:
+    found = checkpoint_to_resume(run, ckpt_path)
+    if weights is not None and found is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, path, allow_changes)
+    checkpoint = restore_run(run, found, allow_changes)
     check_storable(run)
     warn_of_kept_entries(run)
-    return path, checkpoint
+    return found, checkpoint
 
 
 def begin_fit(run: Run, fresh: bool) -> None:
@@ -83,7 +91,8 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
         run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
     for round_ in range(first, run.trainer.max_rounds):
         last = play_round(run, round_)
-        if (last or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0) and folder is not None:
+        due = last or run.trainer.keep_as_best or (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0
+        if due and folder is not None:
             with run.metrics.timed_writing():
                 save_run(run, folder / "checkpoints")
         if last:
@@ -115,10 +124,12 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     Returns:
         The state entries that stay with each client, where a checkpoint has any.
     """
-    path = None if ckpt_path is None else find_checkpoint(ckpt_path, run.folder.root)
-    if path is None and weights is not None:
+    found = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
+    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; leave it out"
+    require(ckpt_path is None or found is not None, "ckpt_path", str(ckpt_path), hint)
+    if found is None and weights is not None:
         load_weights(run, weights)
-    return {} if path is None else load_model(run, path)
+    return {} if found is None else load_model(run, found.path)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:

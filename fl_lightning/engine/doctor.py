@@ -71,8 +71,8 @@ def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModu
 
 def examine(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> Plan:
     """The plan of a fit, in plain values; all workers call this."""
-    path, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
-    begin_fit(run, fresh=path is None)
+    found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    begin_fit(run, fresh=found is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
     batches = batches_of_visits(run)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.engine.changes import differences, identity, message, shown_path
-from fl_lightning.engine.checkpointing import restore_run
+from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.commands import begin_fit
 from fl_lightning.engine.launch import threads
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, require
-from fl_lightning.records.checkpoint import find_checkpoint, in_place, read
+from fl_lightning.records.checkpoint import Checkpoint, in_place, read
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -59,11 +59,11 @@ def replay(
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
-    path, contents = find_visit(run, ckpt_path, round_, client)
-    with threads(threads_of(path, contents)):
+    found, contents = find_visit(run, ckpt_path, round_, client)
+    with threads(threads_of(found.path, contents)):
         run.methods.on_fit_start(run.server)
         restore = restore_failure if "failure" in contents else restore_round
-        restore(run, path, contents, round_, client, allow_changes)
+        restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.client.begin_round(round_)
         with stopping_at_bad_terms(run.client):
@@ -73,7 +73,7 @@ def replay(
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
 
 
-def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:
+def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Checkpoint, dict[str, Any]]:
     """The file that holds the visit, and its contents.
 
     Raises:
@@ -84,20 +84,22 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
     require(0 <= round_ < rounds, "round", round_, f"the run has {rounds} rounds; they count from 0")
     require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
-    path = find_checkpoint(ckpt_path, run.folder.root)
-    assert path is not None
-    return path, read(path)
+    found = verified_checkpoint(run, ckpt_path)
+    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
+    if found is None:
+        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
+    return found, read(found.path)
 
 
 def restore_failure(
-    run: Run, path: Path, record: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, found: Checkpoint, record: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring server, methods and the client's memory to where they were when the client failed.
 
     Raises:
         UsageError: the record is that of another visit or of another run.
     """
-    failure = record["failure"]
+    failure, path = record["failure"], found.path
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
     changes = differences(identity(run), record)
@@ -132,7 +134,7 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_round(
-    run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, found: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
 
@@ -140,9 +142,11 @@ def restore_round(
         UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
     """
     done = checkpoint.get("round")
-    hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
+    hint = (
+        f"{str(found.path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
+    )
     require(done == round_, "round", round_, hint)
-    restore_run(run, path, allow_changes)
+    restore_run(run, found, allow_changes)
     run.server.begin_round(round_, cohort(run, round_))
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")

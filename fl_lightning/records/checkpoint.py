@@ -2,40 +2,152 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.errors import UsageError, require
+from fl_lightning.records.files import DamagedFileError, load_given, stamp_of
+from fl_lightning.records.history import NAME, Row, read_history, read_table
+from fl_lightning.records.manifest import CLIENT_FILE, Manifest, manifest_path, read_manifest
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are as they were written.
+
+    Args:
+        path: its file.
+        manifest: its manifest; None where it has none, as those of Lightning and of former versions.
+        history: the rows of the rounds that are done; None where the file itself holds them.
+    """
+
+    path: Path
+    manifest: Manifest | None = None
+    history: list[Row] | None = None
 
 
 def in_place(path: Path) -> bool:
-    """Whether a checkpoint lies in the folder of its run, which then resumes there."""
+    """Whether a checkpoint lies in the folder of its run."""
     return path.parent.name == "checkpoints"
 
 
+def resumes_in_place(path: Path) -> bool:
+    """Whether a run that resumes from a checkpoint goes on in its folder.
+
+    From the best one it goes on in a new version: the rounds after it stay as they are.
+    """
+    return in_place(path) and path.name != BEST
+
+
 def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:
-    """The checkpoint to resume from: a path, or ``last`` for that of the newest version in the folder ``versions``.
+    """The checkpoint that is asked for: a path, or ``last`` for that of the newest version in the folder ``versions``.
 
-    A restart by torchrun resumes from the last checkpoint, where there is one.
-
-    Raises:
-        UsageError: ``last``, and there is none.
+    A restart by torchrun resumes from the last checkpoint, where there is one. None where there is no version with a
+    checkpoint, and where none is asked for.
     """
     restarted = ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if ckpt_path is not None and str(ckpt_path) != "last":
         return Path(ckpt_path)
     if ckpt_path is None and not restarted:
         return None
-    paths = [path for path in versions.glob("version_*/checkpoints/last.ckpt") if path.parts[-3][8:].isdigit()]
-    hint = f"no version of the run in {str(versions)!r} has a checkpoint; leave it out"
-    require(restarted or bool(paths), "ckpt_path", str(ckpt_path), hint)
-    return max(paths, key=lambda path: int(path.parts[-3][8:]), default=None)
+    folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
+    begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
+    newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
+    return None if newest is None else newest / LAST
+
+
+def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint at ``path``, if all its files are as they were written; else the previous one beside it.
+
+    Args:
+        path: the checkpoint that is asked for.
+        warn: told, in one line, what is wrong with one that is left.
+
+    Raises:
+        UsageError: there is none, or none is valid.
+    """
+    before = path.with_name(PREVIOUS)
+    asked = [path, before] if path.name == LAST and before.is_file() else [path]
+    hint = "there is no such file; give RUN/checkpoints/last.ckpt"
+    require(len(asked) > 1 or path.is_file(), "ckpt_path", str(path), hint)
+    wrong: list[str] = []
+    for one in asked:
+        try:
+            checkpoint = verified(one, warn)
+        except DamagedFileError as error:
+            wrong.append(f"{one.name}: {error}" if one != path else str(error))
+            continue
+        if wrong:
+            warn(f"ckpt_path={str(path)!r}: {wrong[0]}; {one.name} is taken instead")
+        return checkpoint
+    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(wrong)}; give another checkpoint")
+
+
+def verified(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """A checkpoint whose files are as they were written.
+
+    Raises:
+        DamagedFileError: one of them is not; the text names it.
+    """
+    if not path.is_file():
+        raise DamagedFileError("there is no such file")
+    if not manifest_path(path).is_file():
+        return _unverified(path, warn)
+    manifest = read_manifest(path)
+    manifest.check(path)
+    names = _names(_of_run(load_given(path)))
+    if {name for _, name in names} != set(manifest.clients):
+        raise DamagedFileError("its manifest names other clients")
+    for name in manifest.clients:
+        load_given(path.parent / "clients" / name)
+    return Checkpoint(path, manifest, _history(path, manifest, warn))
+
+
+def _unverified(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """A checkpoint without manifest, of which torch's own checksums are all that can be checked."""
+    contents = load_given(path, checksums=True)
+    if isinstance(contents, dict) and "server" in contents:
+        if "format" in contents:
+            raise DamagedFileError(f"its manifest {manifest_path(path).name} is missing")
+        for file in client_files(path, _of_run(contents)).values():
+            load_given(file, checksums=True)
+        warn(f"ckpt_path={str(path)!r}: it has no manifest, as those of former versions, so it cannot be verified")
+    return Checkpoint(path)
+
+
+def _of_run(contents: Any) -> dict[str, Any]:
+    """What the checkpoint of a run holds.
+
+    Raises:
+        DamagedFileError: it holds something else.
+    """
+    if not (isinstance(contents, dict) and {"state_dict", "server"} <= contents.keys()):
+        raise DamagedFileError("it is not the checkpoint of a run")
+    if type(contents.get("round")) is not int or contents["round"] < 0:
+        raise DamagedFileError("it does not say how many rounds are done")
+    return contents
+
+
+def _history(path: Path, manifest: Manifest, warn: Callable[[str], None]) -> list[Row]:
+    """The rows of the rounds that are done; from the run's table where the file beside the checkpoint is damaged."""
+    try:
+        return read_history(path.parent / NAME, manifest.history)
+    except DamagedFileError as error:
+        if not in_place(path):
+            raise
+        try:
+            rows = read_table(path.parents[1] / "metrics.csv", manifest.history)
+        except DamagedFileError:
+            raise error from None
+        warn(f"ckpt_path={str(path)!r}: {error}; its rows are taken from metrics.csv, which has the same")
+        return rows
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -54,9 +166,9 @@ def read_weights(path: Path) -> dict[str, Any]:
     """The contents of a file of weights: a checkpoint, with its key ``state_dict``, or a state dict itself.
 
     Raises:
-        UsageError: no such file, or neither of the two.
+        UsageError: no such file, damaged, or neither of the two.
     """
-    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict")
+    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", checksums=True)
     plain = isinstance(contents, dict) and bool(contents)
     usable = plain and ("state_dict" in contents or any(isinstance(one, Tensor) for one in contents.values()))
     require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")
@@ -65,25 +177,26 @@ def read_weights(path: Path) -> dict[str, Any]:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(2**20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+    return stamp_of(path).sha256
 
 
-def _contents(path: Path, key: str, hint: str) -> Any:
+def _contents(path: Path, key: str, hint: str, checksums: bool = False) -> Any:
     """What a file holds, tensors and plain values only; ``key`` is the argument that names it."""
     require(path.is_file(), key, str(path), f"there is no such file; {hint}")
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path, key)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except UsageError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise UsageError(f"{key}={str(path)!r}: not a checkpoint of tensors and plain values: {text}") from error
+        if checksums:
+            _check_stamp(path)
+        return load_given(path, checksums)
+    except DamagedFileError as error:
+        raise UsageError(f"{key}={str(path)!r}: {error}; {hint}") from error
+
+
+def _check_stamp(path: Path) -> None:
+    """Check a checkpoint by its manifest, where it has one."""
+    if manifest_path(path).is_file():
+        replace(read_manifest(path), clients={}).check(path)
 
 
 def _safetensors(path: Path, key: str) -> dict[str, Tensor]:
@@ -91,16 +204,36 @@ def _safetensors(path: Path, key: str) -> dict[str, Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
-    return load_file(path)
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise DamagedFileError("not a file of safetensors") from error
 
 
 def client_files(path: Path, contents: Mapping[str, Any]) -> dict[int, Path]:
     """The files of the clients' memories that belong to a checkpoint.
 
     Raises:
-        UsageError: one is missing.
+        UsageError: one is missing, or its name is none that a run gives.
     """
-    files = {k: path.parent / "clients" / name for k, name in contents.get("clients", {}).items()}
+    try:
+        files = {k: path.parent / "clients" / name for k, name in _names(contents)}
+    except DamagedFileError as error:
+        raise UsageError(f"ckpt_path={str(path)!r}: {error}; give another checkpoint") from error
     for file in files.values():
         require(file.is_file(), "ckpt_path", str(path), f"clients/{file.name}, which belongs to it, is not beside it")
     return files
+
+
+def _names(contents: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The clients that remember something, each with the name of its file, which lies in the folder ``clients``."""
+    clients = contents.get("clients", {}) if isinstance(contents, dict) else {}
+    if not isinstance(clients, dict):
+        raise DamagedFileError("its clients are no names of files by id")
+    for k, name in clients.items():
+        match = CLIENT_FILE.fullmatch(name) if type(name) is str else None
+        if type(k) is not int or match is None or int(match[1]) != k:
+            raise DamagedFileError(
+                f"it names {str(name)[:60]!r} for client {str(k)[:20]}, which is no file of a client"
+            )
+    return list(clients.items())

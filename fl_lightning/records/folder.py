@@ -11,7 +11,8 @@ import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fl_lightning.records import loggers
-from fl_lightning.records.checkpoint import in_place
+from fl_lightning.records.checkpoint import in_place, resumes_in_place
+from fl_lightning.records.checkpoint_folder import CheckpointFolder
 
 
 class RunFolder:
@@ -26,6 +27,8 @@ class RunFolder:
         path: the folder; None before :meth:`open` and where nothing is written.
         shared: the folder, on every worker; None where the run writes nothing.
         loggers: those that are open.
+        checkpoints: the folder of its checkpoints; None where :attr:`path` is.
+        source: folder of the run whose checkpoint this one resumes from, on the process that writes; None without one.
         resumed: whether the run resumes in the folder of its checkpoint.
         changed: whether the run goes on as another one than its checkpoint's, and so in a new version.
         changes: the changes on the way of the run, each with the time and the checkpoint; ``changes.yaml`` lists them.
@@ -35,17 +38,21 @@ class RunFolder:
         self.root, self.logger, self.writes = root, logger, writes
         self.path: Path | None = None
         self.shared: Path | None = None
+        self.checkpoints: CheckpointFolder | None = None
+        self.source: Path | None = None
         self.loggers: list[Logger] = []
         self.resumed = self.changed = False
         self.changes: list[dict[str, Any]] = []
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
-        self.resumed = checkpoint is not None and in_place(checkpoint) and not self.changed
+        self.resumed = checkpoint is not None and resumes_in_place(checkpoint) and not self.changed
         if not self.writes:
             return
+        self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
         self.path = Path(table.log_dir)
+        self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         if self.changes and not self.resumed:
             (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
         self.loggers = [table, *self._other_loggers(self.path, len(history))]

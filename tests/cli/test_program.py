@@ -4,13 +4,16 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import final_names
 from fl_lightning.errors import ClientError
+from fl_lightning.models import ImageClassifier, Logistic
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
 QUICK = [
@@ -270,6 +273,30 @@ def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path, w
 def test_the_doctor_refuses_what_fit_refuses(capsys, tmp_path):
     bad = [*FIT[1:], "--trainer.default_root_dir", str(tmp_path), "--trainer.cohort_size", "99"]
     assert refused(capsys, "doctor", *bad) == refused(capsys, "fit", *bad)
+
+
+def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):
+    """Lightning's own command line would take the class and the arguments of the model from the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('imported')")
+    config = {
+        "model": {"class_path": "ImageClassifier", "init_args": {"encoder": {"class_path": "Logistic"}}},
+        "data": {"class_path": "Digits", "init_args": {"num_clients": 2, "train_size": 60}},
+        "trainer": {"max_rounds": 1, "logger": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    model = ImageClassifier(Logistic())
+    hostile = {"_class_path": "of_a_stranger.Net", "num_classes": 3, "encoder": {"class_path": "of_a_stranger.Net"}}
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hostile}, "given.ckpt")
+    main(["test", "--config", "config.yaml", "--ckpt_path", "given.ckpt"])
+    assert "test/accuracy" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config", "config.yaml", "--ckpt_path", "given.ckpt"])
+    assert "ckpt_path='given.ckpt': not a checkpoint of a run" in capsys.readouterr().err
+    main(["fit", "--config", "config.yaml", "--weights", "given.ckpt"])
+    assert (
+        yaml.safe_load(Path("runs/fedavg/version_0/config.yaml").read_text())["model"]["init_args"]["num_classes"] == 10
+    )
 
 
 def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):

@@ -87,7 +87,7 @@ def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_
     fit(tmp_path, [MOON()], stop=3, checkpoint_every_n_rounds=2)
     folder = tmp_path / "run/version_0/checkpoints"
     assert torch.load(folder / "last.ckpt", weights_only=True)["round"] == 2
-    assert sorted(path.name for path in folder.iterdir()) == ["clients", "last.ckpt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["clients", "history.jsonl", "last.ckpt", "last.ckpt.json"]
     files = {path.name for path in (folder / "clients").iterdir()}
     held = torch.load(folder / "last.ckpt", weights_only=True)["clients"]
     assert files >= set(held.values())
@@ -97,8 +97,8 @@ def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_
 def test_a_client_is_written_once_a_visit_and_its_old_file_goes(tmp_path):
     trainer = fit(tmp_path, [MOON()], cohort_size=2, participation=1.0, max_rounds=6)
     files = sorted(path.name for path in (tmp_path / "run/version_0/checkpoints/clients").iterdir())
-    last = {k: r + 1 for r in range(6) for k in trainer.sampler(0, r, 7, 2)}
-    assert files == sorted(f"{k}-{r}.pt" for k, r in last.items())
+    last, previous = ({k: r + 1 for r in range(done) for k in trainer.sampler(0, r, 7, 2)} for done in (6, 5))
+    assert files == sorted({f"{k}-{r}.pt" for checkpoint in (last, previous) for k, r in checkpoint.items()})
 
 
 def test_a_restart_by_torchrun_goes_on_and_a_first_start_does_not(tmp_path, monkeypatch):
@@ -131,16 +131,30 @@ def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path, monk
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no version of the run"):
-        fit(tmp_path, [], "last")
     with pytest.raises(UsageError, match="there is no such file"):
         fit(tmp_path, [], tmp_path / "nothing.ckpt")
+    with pytest.raises(UsageError, match="no version of the run"):
+        small_trainer(tmp_path).test(plain_sgd_model(), small_data(num_clients=7), "last")
 
 
-def test_a_checkpoint_without_its_clients_is_refused(tmp_path):
-    fit(tmp_path, [MOON()])
-    next((tmp_path / "run/version_0/checkpoints/clients").iterdir()).unlink()
-    with pytest.raises(UsageError, match=r"clients/\d-\d.pt, which belongs to it, is not beside it"):
+def test_last_before_the_first_checkpoint_begins_with_round_0_and_says_so(tmp_path, said):
+    assert len(fit(tmp_path, [], "last", max_rounds=1).history) == 1
+    assert "has a checkpoint: it begins with round 0" in said()
+    assert len(fit(tmp_path, [], "last", max_rounds=2).history) == 2
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
+
+
+def test_a_checkpoint_without_its_clients_gives_way_to_the_one_before_it_and_without_both_is_refused(tmp_path):
+    whole = fit(tmp_path, [MOON()])
+    clients = tmp_path / "run/version_0/checkpoints/clients"
+    for file in clients.glob("*-4.pt"):
+        file.unlink()
+    with pytest.warns(UserWarning, match=r"ckpt_path=.*: clients/\d-4.pt is missing; previous.ckpt is taken instead"):
+        again = fit(tmp_path, [MOON()], "last")
+    assert_same_bits(whole.server.state, again.server.state)
+    assert history(whole) == history(again)
+    shutil.rmtree(clients)
+    with pytest.raises(UsageError, match=r"clients/\d-\d.pt is missing; previous.ckpt: clients/\d-\d.pt is missing"):
         fit(tmp_path, [MOON()], "last")
 
 

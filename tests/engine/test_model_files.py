@@ -195,10 +195,14 @@ def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_
 
 
 def test_a_checkpoint_of_a_run_from_before_is_taken(tmp_path):
-    fit(tmp_path, max_rounds=1)
+    trainer, _ = fit(tmp_path, max_rounds=1)
     contents = torch.load(file(tmp_path, "last.ckpt"), weights_only=True)
-    torch.save({k: v for k, v in contents.items() if k not in ("module", "datamodule")}, file(tmp_path, "last.ckpt"))
-    _, model = fit(tmp_path, ckpt_path="last")
+    older = {k: v for k, v in contents.items() if k not in ("module", "datamodule", "format")}
+    torch.save({**older, "history": trainer.history}, file(tmp_path, "last.ckpt"))
+    for name in ("last.ckpt.json", "history.jsonl"):
+        file(tmp_path, name).unlink()
+    with pytest.warns(UserWarning, match="no manifest, as those of former versions, so it cannot be verified"):
+        _, model = fit(tmp_path, ckpt_path="last", max_rounds=2)
     assert model.seen is None
 
 

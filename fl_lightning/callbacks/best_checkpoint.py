@@ -1,0 +1,66 @@
+"""Keeps the checkpoint of the round in which a metric is best."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import require
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class BestCheckpoint(Callback):
+    """Keeps the checkpoint of the round in which a metric is best so far, as ``checkpoints/best.ckpt``.
+
+    Arguments are those of Lightning's ``ModelCheckpoint``. Any tag of ``metrics.csv`` can be monitored, because the
+    other callbacks log first. Rounds that do not log the metric, or log nan, do not count. A round that improves the
+    metric has a checkpoint, whatever ``trainer.checkpoint_every_n_rounds`` says.
+
+    Args:
+        monitor: tag of the metric, such as ``test/accuracy``.
+        mode: whether the metric improves when it falls (``min``) or rises (``max``).
+
+    Raises:
+        UsageError: a mode that there is not; or the first round that is evaluated does not log the metric.
+    """
+
+    def __init__(self, monitor: str, mode: Literal["min", "max"] = "min") -> None:
+        require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "give min or max")
+        self.monitor, self.mode = monitor, mode
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._best: float | None = None
+        self._round = -1
+        self._seen = False
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        self._compare(trainer)
+        done = trainer.server.round + 1
+        evaluated = done % trainer.eval_every_n_rounds == 0 or done == trainer.max_rounds
+        tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
+        hint = f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
+        require(self._seen or not evaluated, "BestCheckpoint.monitor", self.monitor, hint)
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        self._compare(trainer)  # the final model may have been evaluated since
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "mode": self.mode, "best": self._best, "round": self._round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # the best of another metric means nothing
+        if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode):
+            self._best, self._round = state["best"], state["round"]
+
+    def _compare(self, trainer: FederatedTrainer) -> None:
+        """Ask for a checkpoint of this round where the metric has improved; all workers do."""
+        value = trainer.gather(trainer.metrics.get(self.monitor))[0]
+        self._seen = self._seen or value is not None
+        if value is None or math.isnan(value) or self._round == trainer.server.round:
+            return
+        if self._best is None or (value < self._best if self.mode == "min" else value > self._best):
+            self._best, self._round = float(value), trainer.server.round
+            trainer.keep_as_best = True

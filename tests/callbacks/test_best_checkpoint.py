@@ -1,0 +1,59 @@
+"""The checkpoint of the best round is kept, and can be evaluated and resumed from."""
+
+import pytest
+import torch
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+
+from fl_lightning.callbacks import BestCheckpoint, Callback
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import MOON
+
+
+class Scores(Callback):
+    """Logs a score of each round, and keeps the states."""
+
+    values = (1.0, 3.0, float("nan"), 2.0, 0.5)
+
+    def __init__(self):
+        self.states = {}
+
+    def on_round_end(self, trainer):
+        trainer.log("score", self.values[trainer.server.round])
+        self.states[trainer.server.round] = {k: v.clone() for k, v in trainer.server.state.items()}
+
+
+def fit(tmp_path, *callbacks, ckpt_path=None, **kwargs):
+    trainer = small_trainer(tmp_path, callbacks=list(callbacks), name="run", **{"max_rounds": 5, **kwargs})
+    trainer.fit(plain_sgd_model(), small_data(num_clients=3, train_size=100), [MOON()], ckpt_path)
+    return trainer
+
+
+def best(tmp_path, version=0):
+    return tmp_path / f"run/version_{version}/checkpoints/best.ckpt"
+
+
+@pytest.mark.parametrize(("mode", "round_", "devices"), [("max", 1, 1), ("min", 4, 2)])
+def test_the_best_round_is_kept_whatever_the_interval(tmp_path, mode, round_, devices):
+    scores = Scores()
+    how = {"devices": devices, "threads_per_worker": 1, "checkpoint_every_n_rounds": 100}
+    fit(tmp_path, BestCheckpoint("score", mode), scores, **how)
+    assert_same_bits(torch.load(best(tmp_path), weights_only=True)["state_dict"], scores.states[round_])
+
+
+def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_path):
+    fit(tmp_path, BestCheckpoint("score", "max"), Scores(), max_rounds=3)
+    whole = fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path="last")
+    assert torch.load(best(tmp_path), weights_only=True)["round"] == 2
+    again = fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path=best(tmp_path))
+    assert_same_bits(whole.server.state, again.server.state)
+    assert again.run_dir.name == "version_1"
+    assert not best(tmp_path, 1).exists()  # no round after it was better
+    metrics = small_trainer(tmp_path).test(plain_sgd_model(), small_data(num_clients=3, train_size=100), best(tmp_path))
+    assert metrics["test/accuracy"] == pytest.approx(whole.history[1]["test/accuracy"])
+
+
+def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"BestCheckpoint.monitor='val/loss': round 0 does not log it; .*test/loss"):
+        fit(tmp_path, BestCheckpoint("val/loss"))
+    with pytest.raises(UsageError, match=r"BestCheckpoint.mode='most': give min or max"):
+        BestCheckpoint("test/loss", "most")
