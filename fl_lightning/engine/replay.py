@@ -15,7 +15,7 @@ from fl_lightning.engine.checkpointing import identity, restore_run
 from fl_lightning.engine.commands import begin_fit
 from fl_lightning.engine.launch import threads
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
-from fl_lightning.engine.rounds import cohort
+from fl_lightning.engine.rounds import cohort, draw_fates
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import check_same_run, find_checkpoint, in_place, read
 
@@ -57,8 +57,9 @@ def replay(
     (restore_failure if "failure" in contents else restore_round)(run, path, contents, round_, client)
     begin_fit(run, fresh=False)
     run.client.begin_round(round_)
+    work = draw_fates(run, round_, cohort(run, round_))[client].work
     with threads(threads_of(path, contents)), stopping_at_bad_terms(run.client):
-        run.local_training.visit(client, round_, run.server.state)
+        run.local_training.visit(client, round_, run.server.state, work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
@@ -127,7 +128,8 @@ def restore_round(run: Run, path: Path, checkpoint: dict[str, Any], round_: int,
     hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path)
-    run.server.begin_round(round_, cohort(run, round_))
+    fates = draw_fates(run, round_, cohort(run, round_))
+    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
