@@ -53,13 +53,14 @@ def replay(
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
     path, contents = find_visit(run, ckpt_path, round_, client)
-    run.methods.on_fit_start(run.server)
-    (restore_failure if "failure" in contents else restore_round)(run, path, contents, round_, client)
-    begin_fit(run, fresh=False)
-    run.client.begin_round(round_)
-    work = draw_fates(run, round_, cohort(run, round_))[client].work
-    with threads(threads_of(path, contents)), stopping_at_bad_terms(run.client):
-        run.local_training.visit(client, round_, run.server.state, work)
+    with threads(threads_of(path, contents)):
+        run.methods.on_fit_start(run.server)
+        (restore_failure if "failure" in contents else restore_round)(run, path, contents, round_, client)
+        begin_fit(run, fresh=False)
+        run.client.begin_round(round_)
+        work = draw_fates(run, round_, cohort(run, round_))[client].work
+        with stopping_at_bad_terms(run.client):
+            run.local_training.visit(client, round_, run.server.state, work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}

@@ -24,17 +24,17 @@ class Breaks(Method):
     name = "breaks"
 
     def __init__(self, how="nan", in_round=ROUND):
-        self.how, self.in_round, self.round, self.steps = how, in_round, 0, 0
+        self._how, self._in_round, self.round, self.steps = how, in_round, 0, 0
 
     def on_round_start(self, server):
         self.round = server.round
 
     def penalty(self, client, step):
         self.steps += 1
-        here = (client.info.id, self.round, client.num_steps) == (K, self.in_round, 1)
-        if here and self.how == "error":
+        here = (client.info.id, self.round, client.num_steps) == (K, self._in_round, 1)
+        if here and self._how == "error":
             raise ValueError("their own mistake")
-        return torch.tensor(float("nan") if here and self.how == "nan" else 0.0)
+        return torch.tensor(float("nan") if here and self._how == "nan" else 0.0)
 
 
 class Keeps(Callback):
