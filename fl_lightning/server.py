@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.state import State, clone
+from fl_lightning.errors import ClientError
+from fl_lightning.state import State, clone, first_not_finite, select
 
 Scope = Literal["parameters", "all_float"]
 
@@ -77,7 +78,11 @@ class Server:
                 self.parameters[name].data.copy_(self.state[name])
 
     def step(self, delta: State, others: State) -> None:
-        """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``."""
+        """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.
+
+        Raises:
+            ClientError: the optimizer made a parameter nan or infinite.
+        """
         delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.parameters}
         for name, parameter in self.parameters.items():
             parameter.grad = -delta[name].double() if name in delta else None
@@ -85,6 +90,7 @@ class Server:
             self.optimizer.step()
         for name in delta:
             self._round(name)
+        self._check(delta)
         for name in others.keys() - delta.keys():
             self.state[name].copy_(others[name])
         self.moved |= others.keys()
@@ -95,6 +101,16 @@ class Server:
         # what is stepped next is what was sent, also where the module is in float64 or bfloat16
         self.state[name].copy_(parameter)
         parameter.copy_(self.state[name])
+
+    def _check(self, names: Iterable[str]) -> None:
+        stepped = select(self.state, names)
+        bad = first_not_finite(stepped, {name: value.new_zeros(()) for name, value in stepped.items()})
+        if bad is not None:
+            kind, rate = type(self.optimizer).__name__, self.optimizer.param_groups[0].get("lr")  # type: ignore[union-attr]
+            raise ClientError(
+                f"round {self.round}: trainer.server_optimizer {kind} with lr {rate} made {bad} nan or infinite; "
+                "give it a smaller lr"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""

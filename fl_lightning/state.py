@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,9 +15,11 @@ from fl_lightning.sums import Weighted
 __all__ = [
     "State",
     "Weighted",
+    "checksums",
     "clone",
     "copy_into",
     "difference",
+    "first_not_finite",
     "norm",
     "num_bytes",
     "select",
@@ -24,6 +27,8 @@ __all__ = [
 ]
 
 State = dict[str, Tensor]
+# integers by their bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors(module: nn.Module) -> State:
@@ -65,6 +70,25 @@ def norm(state: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm over all entries; 0 for none."""
     norms = foreach.norms(list(state.values())) or [torch.zeros(())]
     return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+    """The first entry with a number that is nan or infinite, and was not so ``before``; None if there is none.
+
+    A mask of infinities is such an entry, and stays as it was.
+    """
+    values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
+    norms = foreach.norms(list(values.values()), math.inf)
+    if not norms or bool(torch.stack([one.double() for one in norms]).isfinite().all()):
+        return None
+    bad = ((name, ~value.isfinite()) for name, value in values.items())
+    return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)
+
+
+def checksums(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """For each entry, the sum of its bits as integers: one changed bit changes it."""
+    sums = [value.detach().view(_INTEGERS[value.element_size()]).sum() for value in state.values()]
+    return dict(zip(state, torch.stack(sums).tolist() if sums else [], strict=True))
 
 
 def num_bytes(values: Any) -> int:

@@ -25,6 +25,7 @@ from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.records.partition import save_partition
 from fl_lightning.sampling import Sampler, UniformSampler
 from fl_lightning.server import Scope
+from fl_lightning.systems import SystemsHeterogeneity
 
 Result = TypeVar("Result")
 Methods = list[Method] | Method | None
@@ -95,6 +96,8 @@ class FederatedTrainer(RunAccess):
         name: folder of this run's versions; None names it after the methods.
         on_client_error: what to do when a client fails: ``raise``, or ``skip`` it and warn.
         min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``.
+        systems: clients that drop out, stragglers, and clients that are not always there, as FedProx's and FedNova's
+            papers simulate them; None has all clients do all of their work.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
         enable_progress_bar: show a bar over the rounds on a terminal.
 
@@ -149,6 +152,7 @@ class FederatedTrainer(RunAccess):
         name: str | None = None,
         on_client_error: Literal["raise", "skip"] = "raise",
         min_clients: int = 1,
+        systems: SystemsHeterogeneity | None = None,
         fast_dev_run: bool | int = False,
         enable_progress_bar: bool = True,
     ) -> None:
@@ -174,7 +178,7 @@ class FederatedTrainer(RunAccess):
         self.channels_last, self.compile = channels_last, compile
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
-        self.on_client_error, self.min_clients = on_client_error, min_clients
+        self.on_client_error, self.min_clients, self.systems = on_client_error, min_clients, systems
         progress = [ProgressBar()] if enable_progress_bar else []
         # these come last, so that they can monitor what the others log
         given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, (BestCheckpoint, EarlyStopping)))

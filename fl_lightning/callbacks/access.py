@@ -216,11 +216,6 @@ class RunAccess:
         whole = self._completed(state, self.client.own_entries(client))
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
-    def agree_to_stop(self) -> bool:
-        """Whether any worker has set :attr:`should_stop`, which then all have; all workers call this."""
-        self.should_stop = any(self.gather(bool(self.should_stop)))
-        return self.should_stop
-
     def _shared(self, state: State | None, client: int | None) -> State:
         """The completed state on all workers, who all ask for it; what ``client`` keeps comes from its owner."""
         self._check(client, state)

@@ -31,7 +31,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.method import Method, MethodList, Step
-from fl_lightning.state import State, clone, copy_into, difference, norm, num_bytes, select, tensors
+from fl_lightning.state import State, clone, copy_into, difference, first_not_finite, norm, num_bytes, select, tensors
 from fl_lightning.sums import Reduced, Update, Weighted
 from fl_lightning.sums.weighted import flatten
 
@@ -68,6 +68,7 @@ class Client(LightningModule):
         weight: p_k, before it is normalised over the cohort; set before ``on_client_end``.
         epoch: the present pass over the client's data, from 0.
         num_steps: local steps taken in this visit so far.
+        num_skipped: batches of this visit without a loss, which the module skips.
         drift: Euclidean norm of :attr:`change`; set before ``on_client_end``.
         lr: learning rate of the first parameter group in the last local step.
         trainable: names of the parameters that are trained.
@@ -113,6 +114,7 @@ class Client(LightningModule):
         self.weight = 1.0
         self.epoch = 0
         self.num_steps = 0
+        self.num_skipped = 0
         self.drift = 0.0
         self.lr = 0.0
         self._memories = memories if memories is not None else Memories()
@@ -284,7 +286,7 @@ class Client(LightningModule):
         self.info, self.received = info, received
         if self.kept:
             self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
-        self.epoch, self.num_steps, self._change = 0, 0, None
+        self.epoch, self.num_steps, self.num_skipped, self._change = 0, 0, 0, None
         self._values = {}
         self.logged.clear(info.num_examples)
         self.references.start()
@@ -381,7 +383,8 @@ class Client(LightningModule):
         payload = self.methods.on_client_end(self)
         delta = self.methods.transform_client_update(self, select(self.change, self.sent))
         check_finite(delta, payload)
-        others, frozen = select(self.live, self.sent_others), self._changed_frozen()
+        # copies: what happens to the module after the visit changes nothing in what was sent
+        others, frozen = clone(select(self.live, self.sent_others)), self._changed_frozen()
         numbers = sum(value.total.numel() for value in flatten(payload).values())
         size = num_bytes(select(self.live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
         self._values = self.logged.sums()
@@ -512,6 +515,10 @@ class Client(LightningModule):
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
+        entry = first_not_finite(select(self.live, self.others), self.received)
+        if entry is not None:
+            kind = "frozen parameter" if entry in self.frozen else "buffer"
+            raise ClientError(f"the {kind} {entry} became nan or infinite within {self.num_steps} local steps")
 
 
 # what a training_step may return

@@ -19,6 +19,8 @@ class Clock:
         round: r, from 0.
         epoch: the present epoch of the visit, from 0.
         step: optimizer steps taken in the visit.
+        work: epochs, or steps where the run counts them, of a visit that does less than a whole one; None for all. The
+            clock is otherwise that of whole visits: the client's later ones begin where they would without it.
     """
 
     rounds: int = 1
@@ -30,19 +32,19 @@ class Clock:
     round: int = 0
     epoch: int = 0
     step: int = 0
+    work: int | None = None
 
     @property
     def passes(self) -> list[int]:
-        """How many batches each epoch of a visit takes; the last epoch may be cut short."""
-        if self.batches == 0:
-            return []
-        total = self.batches * self.local_epochs
-        if self.local_steps is not None:
-            full, rest = divmod(self.local_steps, self._steps_of(self.batches))
-            total = full * self.batches + rest * self.accumulate
-        total = total if self.limit is None else min(total, self.limit)
-        full, rest = divmod(total, self.batches)
-        return [self.batches] * full + [rest] * (rest > 0)
+        """How many batches each epoch of a whole visit takes; the last epoch may be cut short."""
+        return self._passes(self.local_epochs, self.local_steps)
+
+    @property
+    def passes_now(self) -> list[int]:
+        """How many batches each epoch of the present visit takes, which may do less :attr:`work`."""
+        if self.work is None:
+            return self.passes
+        return self._passes(self.work, None) if self.local_steps is None else self._passes(0, self.work)
 
     def is_step(self, index: int, length: int) -> bool:
         """Whether the optimizer steps after batch ``index`` of an epoch of ``length`` batches."""
@@ -85,3 +87,14 @@ class Clock:
 
     def _steps_of(self, batches: int) -> int:
         return -(-batches // self.accumulate)
+
+    def _passes(self, epochs: int, steps: int | None) -> list[int]:
+        if self.batches == 0:
+            return []
+        total = self.batches * epochs
+        if steps is not None:
+            full, rest = divmod(steps, self._steps_of(self.batches))
+            total = full * self.batches + rest * self.accumulate
+        total = total if self.limit is None else min(total, self.limit)
+        full, rest = divmod(total, self.batches)
+        return [self.batches] * full + [rest] * (rest > 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,14 @@ class Memories(Mapping[int, Memory]):
     travel. Beyond ``limit``, the memories of the clients whose last visit is the longest ago lie on disk, each in a
     file of its own that is written atomically and read back memory-mapped.
 
+    A visit changes a memory as a whole or not at all: it works on a copy, which takes the place of the original when
+    the visit ends, and is dropped when it fails. The copy shares the tensors of the original, unless it must ``undo``
+    what a method writes into them in place.
+
     Args:
         limit: bytes of tensors held in main memory, at least 0.
         device: where a client's memory lies while it is visited; between visits it lies in main memory.
+        undo: whether the run goes on after a visit that failed or is lost.
 
     Attributes:
         owners: owner rank of each client that remembers something, the same on all workers.
@@ -40,12 +47,14 @@ class Memories(Mapping[int, Memory]):
         stamps: stamp of each of these files, by its name.
     """
 
-    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
-        self.limit, self.device = limit, torch.device(device)
+    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu", undo: bool = False) -> None:
+        self.limit, self.device, self.undo = limit, torch.device(device), undo
         self.owners: dict[int, int] = {}
         self.files: dict[int, str] = {}
         self.stamps: dict[str, Stamp] = {}
         self._held: OrderedDict[int, Memory] = OrderedDict()
+        # the copies on which visits work
+        self._visited: dict[int, Memory] = {}
         self._sizes: dict[int, int] = {}
         self._total = 0
         self._on_disk: dict[int, Path] = {}
@@ -53,32 +62,49 @@ class Memories(Mapping[int, Memory]):
         self._changed: set[int] = set()
 
     def __getitem__(self, k: int) -> Memory:
-        """The memory of client ``k``, to read; one that lies on disk stays there."""
-        return self._held[k] if k in self._held else load(self._on_disk[k])
+        """The memory of client ``k``, to read: in its visit, as it is so far; one that lies on disk stays there."""
+        held = self._visited if k in self._visited else self._held
+        return held[k] if k in held else load(self._on_disk[k])
+
+    def __contains__(self, k: object) -> bool:
+        # that of Mapping would read a file
+        return k in self._visited or k in self._held or k in self._on_disk
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted({*self._held, *self._on_disk}))
+        return iter(sorted({*self._visited, *self._held, *self._on_disk}))
 
     def __len__(self) -> int:
-        return len(self._held.keys() | self._on_disk.keys())
+        return len(self._visited.keys() | self._held.keys() | self._on_disk.keys())
 
     # ------------------------------------------------------------------ a visit
+    @contextmanager
+    def visit(self, k: int) -> Iterator[None]:
+        """A visit of client ``k``, which changes its memory at the end of the block, and not at all after an error."""
+        try:
+            yield
+            self.settle(k)
+        finally:
+            self.drop(k)
+
     def visited(self, k: int) -> Memory:
         """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
-        if k not in self._held:
-            memory = load(self._on_disk[k]) if k in self._on_disk else {}
-            self._held[k] = self._moved(memory, self.device)
-        return self._held[k]
+        if k not in self._visited:
+            self._visited[k] = self._copy(k)
+        return self._visited[k]
+
+    def drop(self, k: int) -> None:
+        """Take back what the visit of client ``k`` has changed since it began."""
+        self._visited.pop(k, None)
 
     def settle(self, k: int) -> None:
-        """End the visit of client ``k``: count what its memory holds now, and keep to :attr:`limit`."""
-        if k not in self._held:
+        """Keep what the visit of client ``k`` has changed, count what its memory holds now, and keep to the limit."""
+        if k not in self._visited:
             return
-        if not any(self._held[k].values()):
-            del self._held[k]
-            return
-        self._changed.add(k)
-        self._settle(k)
+        memory = self._visited.pop(k)
+        if any(memory.values()) or k in self:
+            self._held[k] = memory
+            self._changed.add(k)
+            self._settle(k)
 
     # ------------------------------------------------------------------ several workers
     def owned(self, clients: Collection[int]) -> set[int]:
@@ -159,6 +185,14 @@ class Memories(Mapping[int, Memory]):
         flush_folder(folder)
         return stamps
 
+    def _copy(self, k: int) -> Memory:
+        """The memory of client ``k`` on the device, in containers of its own."""
+        if k not in self._held:
+            # what is written into a memory-mapped tensor does not reach its file
+            return self._moved(load(self._on_disk[k]) if k in self._on_disk else {}, self.device)
+        moves = self.device.type != "cpu"
+        return self._moved(self._held[k], self.device) if moves else copied(self._held[k], self.undo)
+
     def _settle(self, k: int) -> None:
         self._held[k] = self._moved(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)
@@ -207,3 +241,16 @@ class Memories(Mapping[int, Memory]):
         path = self._on_disk.pop(k, None)
         if path is not None and path.parent == self._folder:
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name
+
+
+def copied(value: Any, tensors: bool) -> Any:
+    """A copy of nested dictionaries and lists; of the ``tensors`` in them, too, or with the same ones."""
+    if isinstance(value, Tensor):
+        return value.clone() if tensors else value
+    if isinstance(value, dict):
+        new = copy.copy(value)  # a state dict's attributes too
+        new.update({key: copied(part, tensors) for key, part in value.items()})
+        return new
+    if type(value) in (list, tuple):
+        return type(value)(copied(part, tensors) for part in value)
+    return copy.copy(value) if type(value) is set else value

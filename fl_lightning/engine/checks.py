@@ -22,6 +22,7 @@ from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import is_callback, is_overridden
+from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -130,7 +131,13 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     size, number = trainer.cohort_size, data.num_clients
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
+    largest = size_of_cohort(number, trainer.participation, size)
+    hint = f"a cohort has {largest} clients, give at most that"
+    require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
+    if trainer.systems is not None:
+        trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
     check_classes(model, data)
+    check_batch_sizes(model, data)
     check_label_counts(methods, data)
     methods.check_data(data)
     warn_of_idle_clients(trainer, data)
@@ -210,6 +217,24 @@ def check_classes(model: LightningModule, datamodule: Any) -> None:
     ours, theirs = getattr(model, "num_classes", None), getattr(datamodule, "num_classes", None)
     if isinstance(ours, int) and isinstance(theirs, int):
         require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
+
+
+def check_batch_sizes(model: LightningModule, data: Any) -> None:
+    """Refuse clients whose every batch is smaller than those the module trains on, its ``min_batch_size``.
+
+    Raises:
+        UsageError: a client would train nothing.
+    """
+    least = getattr(model, "min_batch_size", 1)
+    if not isinstance(least, int) or least < 2:
+        return
+    hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
+    size = getattr(data.train_dataloader(0), "batch_size", None)
+    require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
+    small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
+    some = ", ".join(map(str, small[:SHOWN])) + (f" and {len(small) - SHOWN} more" if len(small) > SHOWN else "")
+    more = f"give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
+    require(not small, "data.partitioner: clients with fewer examples", some, f"{hint}; {more}")
 
 
 def check_label_counts(methods: MethodList, datamodule: Any) -> None:

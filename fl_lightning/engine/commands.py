@@ -17,7 +17,7 @@ from fl_lightning.engine.checkpointing import (
 )
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
-from fl_lightning.engine.rounds import play_round
+from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
@@ -139,10 +139,13 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
-    if not own:
-        return run.evaluator.one_model(phase, state, observed=False)
-    mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
-    return run.evaluator.own_models(phase, state, mine, observed=False)
+    if own:
+        mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
+        metrics = run.evaluator.own_models(phase, state, mine, observed=False)
+    else:
+        metrics = run.evaluator.one_model(phase, state, observed=False)
+    check_metrics(run, metrics, phase)
+    return metrics
 
 
 def predict_once(

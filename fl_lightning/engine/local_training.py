@@ -62,11 +62,19 @@ class LocalTraining:
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
         self._own_step = "optimizer_step" in client.hooks
         self._batches: dict[int, int] = {}
-        self._has_gradients = False
+        self._has_gradients = self._skips = False
         client.stand_in.strategy.do_step, client.stand_in.strategy.do_backward = self._closure_step, fabric.backward
 
-    def visit(self, k: int, round_: int, received: State) -> Update:
+    def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
         """Train client ``k`` in round ``round_`` from ``received``, and return what it sends.
+
+        What it remembers is changed by ``Memories.settle``, once the server has its update.
+
+        Args:
+            k: its id.
+            round_: number of the round.
+            received: the global state.
+            work: epochs, or steps where the run counts them, if they are fewer than in a whole visit; None for all.
 
         Raises:
             ClientError: something failed; names the client, the round and, where known, the loss term and the step.
@@ -77,9 +85,9 @@ class LocalTraining:
         try:
             with ambient(self.loaders.seed, "train", round_, k), self.client.local_training():
                 with self.loaders.train(k, round_) as loader:
-                    self._set_clock(round_, len(loader))
+                    self._set_clock(round_, len(loader), work)
                     self.client.start(self.loaders.data.info(k), received)
-                    if self._clock.passes:  # without batches there is no fit, and no hook is called
+                    if self._clock.passes_now:  # without batches there is no fit, and no hook is called
                         self._train(loader, self.lr_factors[round_])
                 return self.client.finish()
         except (UsageError, LostWorkerError):
@@ -87,7 +95,6 @@ class LocalTraining:
         except Exception as error:
             raise ClientError(f"client {k}, round {round_}: {text_of(error)}") from error
         finally:
-            self.client.memories().settle(k)
             self.stopwatch.lap("collect")
 
     def batches(self, k: int) -> int:
@@ -96,9 +103,11 @@ class LocalTraining:
             self._batches[k] = len(self.loaders.data.train_dataloader(k))
         return self._batches[k]
 
-    def steps(self, k: int) -> int:
-        """Expected local steps of client ``k``."""
-        return self._clock.local_steps or self.batches(k) * self._clock.local_epochs
+    def steps(self, k: int, work: int | None = None) -> int:
+        """Expected local steps of client ``k``, which may do less ``work`` than a whole visit."""
+        if self._clock.local_steps is not None:
+            return work or self._clock.local_steps
+        return self.batches(k) * (work or self._clock.local_epochs)
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.
@@ -120,9 +129,9 @@ class LocalTraining:
             self.stopwatch = watch
             client.load(before)
 
-    def _set_clock(self, round_: int, batches: int) -> None:
+    def _set_clock(self, round_: int, batches: int, work: int | None = None) -> None:
         clock = self._clock
-        clock.round, clock.epoch, clock.step, clock.batches = round_, 0, 0, batches
+        clock.round, clock.epoch, clock.step, clock.batches, clock.work = round_, 0, 0, batches, work
 
     def _take_steps(self, loader: ClientLoader, optimizer: Optimizer) -> None:
         """The steps that the clock has for a visit, without the module's hooks around epochs and batches."""
@@ -152,7 +161,7 @@ class LocalTraining:
         optimizer, schedulers = self._optimizer(lr_factor, loader)
         client.call("on_train_start")
         self.stopwatch.lap("load")
-        for epoch, length in enumerate(clock.passes):
+        for epoch, length in enumerate(clock.passes_now):
             client.begin_epoch(epoch)
             client.call("on_train_epoch_start")
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
@@ -184,6 +193,7 @@ class LocalTraining:
         if goes_on:
             step = self._step if steps else self._gradients
             step(batch, index, rows, optimizer)
+            client.num_skipped += self._skips
             clock.step += steps
         self.schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
         if goes_on:
@@ -249,6 +259,7 @@ class LocalTraining:
         client, accumulate = self.client, self._clock.accumulate
         with self.fabric.autocast():
             loss = client.training_step(batch, index, rows)
+        self._skips = loss is None
         if index % accumulate == 0:
             self._zero_grad(optimizer, index)
         if loss is not None:

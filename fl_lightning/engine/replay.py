@@ -16,7 +16,7 @@ from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.commands import begin_fit
 from fl_lightning.engine.launch import threads
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
-from fl_lightning.engine.rounds import cohort
+from fl_lightning.engine.rounds import cohort, draw_fates
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
 
@@ -66,8 +66,9 @@ def replay(
         restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.client.begin_round(round_)
+        work = draw_fates(run, round_, cohort(run, round_))[client].work
         with stopping_at_bad_terms(run.client):
-            run.local_training.visit(client, round_, run.server.state)
+            run.local_training.visit(client, round_, run.server.state, work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
@@ -147,7 +148,8 @@ def restore_round(
     )
     require(done == round_, "round", round_, hint)
     restore_run(run, found, allow_changes)
-    run.server.begin_round(round_, cohort(run, round_))
+    fates = draw_fates(run, round_, cohort(run, round_))
+    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation import PHASES
 from fl_lightning.engine.failures import Failures, record_failure
 from fl_lightning.engine.workers import place
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
 from fl_lightning.sampling import size_of_cohort
-from fl_lightning.state import State, norm, num_bytes, select
+from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals
+from fl_lightning.systems import Fate
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -22,16 +27,36 @@ if TYPE_CHECKING:
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
+@dataclass
+class Outcome:
+    """What the visits on one worker came to, small enough to be gathered.
+
+    Args:
+        visits: how many there were, but for those that failed.
+        stepped: how many of them took a local step.
+        idle: how many of them had no batch.
+        skipped: batches that the module skipped.
+        rates: last learning rate of each client that took a step and sent its update.
+    """
+
+    visits: int = 0
+    stepped: int = 0
+    idle: int = 0
+    skipped: int = 0
+    rates: dict[int, float] = field(default_factory=dict)
+
+
 def play_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
-    run.server.begin_round(round_, cohort(run, round_))
+    fates = draw_fates(run, round_, cohort(run, round_))
+    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     run.client.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals = train_cohort(run, round_)
+        totals = train_cohort(run, round_, fates)
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
@@ -41,9 +66,10 @@ def play_round(run: Run, round_: int) -> bool:
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
-    last = run.trainer.agree_to_stop() or round_ + 1 == run.trainer.max_rounds
+    last = agree(run) or round_ + 1 == run.trainer.max_rounds
     if last:
         end_last_round(run, evaluated)
+    check_metrics(run, run.metrics.current, f"round {round_}")
     run.metrics.end()
     with run.metrics.timed_writing():
         run.folder.log(run.metrics.current, round_)
@@ -58,20 +84,35 @@ def end_last_round(run: Run, evaluated: bool) -> None:
 
 
 def cohort(run: Run, round_: int) -> list[int]:
-    """Draw the clients of a round."""
+    """Draw the clients of a round, from those that are there."""
     trainer, number = run.trainer, run.data.num_clients
-    return trainer.sampler(run.seed, round_, number, size_of_cohort(number, trainer.participation, trainer.cohort_size))
+    there = range(number) if trainer.systems is None else trainer.systems.present(round_, number)
+    if not there:
+        return []
+    size = min(size_of_cohort(len(there), trainer.participation, trainer.cohort_size), len(there))
+    return [there[place] for place in trainer.sampler(run.seed, round_, len(there), size)]
 
 
-def train_cohort(run: Run, round_: int) -> Totals:
+def draw_fates(run: Run, round_: int, chosen: list[int]) -> dict[int, Fate]:
+    """What befalls the clients of a cohort beside training, and how many of them drop out."""
+    trainer = run.trainer
+    if trainer.systems is None:
+        return dict.fromkeys(chosen, Fate())
+    fates = trainer.systems.fates(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
+    late = sum(fate.work is not None for fate in fates.values())
+    run.metrics.update({"clients/dropped": sum(fate.lost is not None for fate in fates.values())})
+    run.metrics.update({"clients/stragglers": late})
+    return fates
+
+
+def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
     """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
-    totals, failures = Totals(run.fabric.device), Failures()
-    rates: dict[int, float] = {}
+    totals, failures, outcome = Totals(run.fabric.device), Failures(), Outcome()
     run.stopwatch.reset()
-    for k in place_cohort(run):
+    for k in place_cohort(run, fates):
         run.workers.check()
         try:
-            totals.add(run.local_training.visit(k, round_, run.server.state))
+            train_client(run, k, round_, fates[k], totals, outcome)
         except LostWorkerError:
             raise
         except (ClientError, UsageError) as error:
@@ -79,24 +120,54 @@ def train_cohort(run: Run, round_: int) -> Totals:
             record_failure(run, k, error)
             if run.trainer.on_client_error == "raise":
                 break
-            continue
-        if run.client.num_steps:
-            rates[k] = run.client.lr
-        with run.workers.alone():
-            run.call("on_client_end", client=run.client)
-    share_outcome(run, failures, rates)
+    share_outcome(run, round_, failures, outcome)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
     run.metrics.update(mean_seconds(run))
     return totals
 
 
-def place_cohort(run: Run) -> list[int]:
+def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outcome: Outcome) -> None:
+    """Train one client and add what it sends; where this fails, neither the sums nor its memory change."""
+    client, memories = run.client, run.client.memories()
+    with memories.visit(k):
+        update = run.local_training.visit(k, round_, run.server.state, fate.work)
+        if fate.lost is None:
+            with failing(run, f"client {k}, round {round_}: a callback's on_client_end: "), run.workers.alone():
+                run.call("on_client_end", client=client)
+            try:
+                totals.add(update)
+            except ArithmeticError as error:
+                raise ClientError(f"client {k}, round {round_}: {error}") from error
+        else:
+            memories.drop(k)
+    outcome.visits += 1
+    outcome.stepped += client.num_steps > 0
+    outcome.idle += run.local_training.batches(k) == 0
+    outcome.skipped += client.num_skipped
+    if client.num_steps and fate.lost is None:
+        outcome.rates[k] = client.lr
+
+
+@contextmanager
+def failing(run: Run, where: str) -> Iterator[None]:
+    """In this block an error is the client's where the run skips those that fail; else it ends the run as it is."""
+    try:
+        yield
+    except (ClientError, UsageError):
+        raise
+    except Exception as error:
+        if run.trainer.on_client_error == "raise":
+            raise
+        raise ClientError(f"{where}{text_of(error)}") from error
+
+
+def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
     """Place the cohort on the workers, send each client's memory along, and return the clients of this worker.
 
     They are in ascending order.
     """
-    steps = {k: run.local_training.steps(k) for k in run.server.cohort}
+    steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
     placed = place(steps, run.workers.size, run.client.memories().owners)
     run.client.memories().follow(placed, run.workers)
     for worker, clients in enumerate(placed if run.workers.size > 1 else ()):
@@ -106,27 +177,58 @@ def place_cohort(run: Run) -> list[int]:
     return sorted(placed[run.workers.rank])
 
 
-def share_outcome(run: Run, failures: Failures, rates: dict[int, float]) -> None:
+def share_outcome(run: Run, round_: int, failures: Failures, outcome: Outcome) -> None:
     """Share with the other workers which clients failed, what was measured and whose memories lie here.
 
-    The mean of the clients' last learning rates, ``rates``, is logged as ``lr``.
+    The mean of the clients' last learning rates is logged as ``lr``.
 
     Raises:
-        ClientError: a client failed and must not be skipped, or too few clients are left.
+        ClientError: a client failed and must not be skipped, too few clients are left, or none took a local step.
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
-    outcomes = run.workers.gather((failures.messages, run.metrics.current, rates, owned))
+    outcomes = run.workers.gather((failures.messages, run.metrics.current, outcome, owned))
     run.client.memories().note_owners([owned for *_, owned in outcomes])
-    every_rate = [rate for *_, theirs, _ in outcomes for rate in theirs.values()]
-    if every_rate:
-        # rounded once, so that it does not depend on the order
-        run.metrics.update({"lr": math.fsum(every_rate) / len(every_rate)})
     for messages, metrics, *_ in outcomes:
         failures.take(messages)
         run.metrics.fill(metrics)
+    every = [theirs for _, _, theirs, _ in outcomes]
+    log_outcome(run, every)
     if len(failures):
         tolerate(run, failures)
+    check_steps(run, round_, every, failures)
+
+
+def log_outcome(run: Run, outcomes: list[Outcome]) -> None:
+    """Log the mean learning rate, and the batches that were skipped, if any."""
+    rates = [rate for outcome in outcomes for rate in outcome.rates.values()]
+    skipped = sum(outcome.skipped for outcome in outcomes)
+    if rates:
+        # rounded once, so that it does not depend on the order
+        run.metrics.update({"lr": math.fsum(rates) / len(rates)})
+    if skipped:
+        run.metrics.update({"batches/skipped": skipped})
+
+
+def check_steps(run: Run, round_: int, outcomes: list[Outcome], failures: Failures) -> None:
+    """Refuse a round in which clients had batches, and none took a local step.
+
+    One whose clients have all dropped out, or have no batch, leaves the global model as it is.
+
+    Raises:
+        ClientError: there is no step; says why.
+    """
+    visits, stepped, idle, skipped = (
+        sum(getattr(one, name) for one in outcomes) for name in ("visits", "stepped", "idle", "skipped")
+    )
+    if stepped or (visits == idle and not len(failures)):
+        if not visits:
+            run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
+        return
+    model = type(run.client.module).__name__
+    why = f"{model}.training_step returned no loss for all {skipped} batches; give another data.batch_size or model"
+    why = why if skipped else f"the hooks of {model} left out every batch"
+    raise ClientError(f"round {round_}: no client took a local step: {failures.texts()[-1] if len(failures) else why}")
 
 
 def tolerate(run: Run, failures: Failures) -> None:
@@ -150,13 +252,18 @@ def mean_seconds(run: Run) -> dict[str, float]:
 
 
 def aggregate(run: Run, totals: Totals) -> None:
-    """Divide the totals once, let the methods and the server optimizer move the global state, and log the means."""
+    """Divide the totals once, let the methods and the server optimizer move the global state, and log the means.
+
+    A round without an update leaves the server and the methods' server values as they are.
+    """
     log_traffic(run, totals)
-    payload = totals.payload
-    delta = run.methods.transform_update(run.server, totals.delta, payload)
-    frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
-    run.server.step(delta, totals.others | frozen)
-    run.methods.on_round_end(run.server, payload)
+    delta: State = {}
+    if totals.num_clients:
+        payload = totals.payload
+        delta = run.methods.transform_update(run.server, totals.delta, payload)
+        frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
+        run.server.step(delta, totals.others | frozen)
+        run.methods.on_round_end(run.server, payload)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
 
@@ -197,3 +304,58 @@ def own_entries(run: Run) -> Iterator[tuple[int, State]]:
         entries = run.client.own_entries(k)
         if entries:
             yield k, entries
+
+
+def check_metrics(run: Run, metrics: dict[str, float], where: str) -> None:
+    """Refuse a loss that is nan or infinite, and warn, once, of another metric that is.
+
+    A metric may have no value, as the accuracy of a class that is not there; a loss without one is a failure.
+
+    Args:
+        run: the run.
+        metrics: by tag.
+        where: what they are of, for the message.
+
+    Raises:
+        ClientError: a loss is nan or infinite.
+    """
+    bad = {tag: value for tag, value in metrics.items() if not math.isfinite(value)}
+    for tag, value in bad.items():
+        if "loss" in re.split("[/_]", tag):
+            raise ClientError(f"{where}: {tag} is {value}; the model has diverged, or its step has a mistake")
+    for tag in sorted(bad.keys() - run.metrics.not_finite):
+        run.trainer.warn(f"{where}: {tag} is {bad[tag]}")
+    run.metrics.not_finite |= bad.keys()
+
+
+def agree(run: Run) -> bool:
+    """Whether a callback of any worker has set ``should_stop``; all workers call this.
+
+    They also compare the global state, which must have the same bits on all of them.
+
+    Raises:
+        ClientError: a worker has another one; names the workers.
+    """
+    trainer, workers = run.trainer, run.workers
+    mine = checksums(run.server.state) if workers.size > 1 else {}
+    asked = workers.gather((bool(trainer.should_stop), hash(tuple(mine.values()))))
+    trainer.should_stop = any(stop for stop, _ in asked)
+    if len({digest for _, digest in asked}) > 1:
+        raise_disagreement(run, mine)
+    return trainer.should_stop
+
+
+def raise_disagreement(run: Run, mine: dict[str, int]) -> None:
+    """Name the workers that differ from most of the others, and the first entry in which they do.
+
+    Raises:
+        ClientError: always.
+    """
+    told = run.workers.gather((socket.gethostname(), mine))
+    entry = next(name for name in mine if len({sums[name] for _, sums in told}) > 1)
+    groups: dict[int, list[str]] = {}
+    for rank, (host, sums) in enumerate(told):
+        groups.setdefault(sums[entry], []).append(f"{rank} ({host})")
+    sides = " against ".join(", ".join(names) for names in sorted(groups.values(), key=len))
+    where = f"round {run.server.round}: the workers have different global states in {entry}: worker {sides}"
+    raise ClientError(f"{where}; machines of different kinds round differently, or a memory has failed")

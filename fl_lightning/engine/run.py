@@ -170,10 +170,13 @@ def build(
     stand_in.configure(setting(trainer, fabric, data, folder))
     sizes = (len(data.train_dataloader(k)) for k in range(number))
     stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
+    hint = "no client has a training batch; give a smaller batch_size, or drop_last=false"
+    require(stage != "fit" or stand_in.clock.batches > 0, "data", type(data).__name__, hint)
     set_up_module(model, stand_in, fabric, seed, stage)
     checks.check_module(model, stage)  # again, since its hooks may have changed it
     channels_last = place_module(model, fabric, trainer)
-    memories = Memories(trainer.client_memory * 2**30, fabric.device)
+    goes_on = trainer.on_client_error == "skip" or trainer.systems is not None
+    memories = Memories(trainer.client_memory * 2**30, fabric.device, undo=goes_on)
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
     rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)

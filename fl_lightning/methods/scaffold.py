@@ -25,7 +25,8 @@ class SCAFFOLD(Method):
 
     K is the number of local steps, :math:`\eta` the clients' learning rate and N the number of all clients, by which
     the sum over the cohort S is divided. Control variates begin at 0, so that the first round is FedAvg, and cover
-    trained parameters only. A client without a local step leaves c as it is. There is no coefficient.
+    trained parameters only. A client without a local step, or with ``displacement`` one whose learning rate was 0,
+    leaves c as it is. There is no coefficient.
 
     Args:
         variate: how :math:`c_k^+` is computed: by the equation above, the paper's option II (``displacement``, with the
@@ -88,7 +89,8 @@ class SCAFFOLD(Method):
             client.add_to_parameters(self._gap, -optimizer.param_groups[0]["lr"])
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
-        if client.num_steps == 0:
+        # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
+        if client.num_steps == 0 or (self.variate == "displacement" and not self._rates):
             return None
         if self.variate == "gradients":
             new = {n: (total + self._clipping[n]) / client.num_steps for n, total in self._gradients.items()}

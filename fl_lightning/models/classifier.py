@@ -23,6 +23,9 @@ class ImageClassifier(LightningModule):
     classifier), further ones that the encoder names, ``representation`` (the input of the classifier, ``(B, d)``) and
     ``logits`` ``(B, C)``.
 
+    With BatchNorm1d, a last training batch of one example is skipped; ``min_batch_size`` is then 2. A run refuses a
+    module with this attribute where a client has smaller batches alone.
+
     Args:
         encoder: the network up to the projector.
         projector: the network between encoder and classifier: ``Projector`` or ``ProjectionHead``; None for none.
@@ -53,7 +56,7 @@ class ImageClassifier(LightningModule):
         self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
-        self._needs_two = any(isinstance(part, nn.BatchNorm1d) for part in self.modules())
+        self.min_batch_size = 2 if any(isinstance(part, nn.BatchNorm1d) for part in self.modules()) else 1
         self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,8 +65,8 @@ class ImageClassifier(LightningModule):
         return self.classifier(z if self.projector is None else self.projector(z))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        # BatchNorm1d cannot normalise a batch of one example: a last one of that size is skipped
-        if self._needs_two and len(batch[0]) < 2:
+        # BatchNorm1d cannot normalise a batch of one example: a last one of that size is skipped, and counted
+        if len(batch[0]) < self.min_batch_size:
             return None
         return self._step(batch)
 

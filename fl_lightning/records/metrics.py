@@ -13,11 +13,13 @@ class Metrics:
     Attributes:
         current: of the present round, by tag.
         history: of the rounds that are done, by tag.
+        not_finite: tags of the metrics that were nan or infinite in a round.
     """
 
     def __init__(self) -> None:
         self.current: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
+        self.not_finite: set[str] = set()
         self._carried = 0.0
         self._began = 0.0
 

@@ -14,6 +14,7 @@ from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import SCAFFOLD, FedProx
+from fl_lightning.systems import SystemsHeterogeneity
 
 ROUND, K = 1, 3
 
@@ -136,6 +137,19 @@ def test_a_checkpoint_repeats_each_visit_of_its_round(tmp_path, workers):
     others = sorted({*range(4)} - {*cohort})
     with pytest.raises(UsageError, match=f"client={others[0]}: the clients of round 1 are {cohort[0]}"):
         again(tmp_path, [SCAFFOLD()], "last", client=others[0], **how)
+
+
+def test_a_straggler_does_as_much_as_in_the_run(tmp_path):
+    how = {"systems": SystemsHeterogeneity(stragglers=1.0, dropout_before=0.3), "local_epochs": 5}
+    fit(tmp_path, [SCAFFOLD()], callbacks=[Keeps(tmp_path, ROUND)], **how)
+    trained = sorted(int(path.stem[2:]) for path in tmp_path.glob(f"{ROUND}-*.pt"))
+    assert 0 < len(trained) < 4
+    for k in trained:
+        state, _ = again(tmp_path, [SCAFFOLD()], "last", client=k, **how)
+        assert_same_bits(state, torch.load(tmp_path / f"{ROUND}-{k}.pt"))
+    lost = sorted({*range(4)} - {*trained})
+    with pytest.raises(UsageError, match=f"client={lost[0]}: the clients of round 1 are"):
+        again(tmp_path, [SCAFFOLD()], "last", client=lost[0], **how)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

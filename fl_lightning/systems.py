@@ -1,0 +1,162 @@
+"""What befalls the clients of a cohort beside training: they drop out, do less than they should, or are not there.
+
+All of it is a pure function of the seed, the round and the client: methods that are compared on one seed meet the same
+clients, and a resumed run needs no saved generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_lightning.errors import require
+from fl_lightning.seeding import numpy_rng
+
+Lost = Literal["before", "after"]
+# first and last round of a window; None for no last one
+Window = tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What befalls a client in a round.
+
+    Args:
+        work: local epochs, or steps where the run counts ``local_steps``, that it trains; None for all of them.
+        lost: it drops out ``before`` its training or ``after`` it; None if the server gets its update.
+    """
+
+    work: int | None = None
+    lost: Lost | None = None
+
+
+class SystemsHeterogeneity:
+    r"""Clients that drop out, stragglers that train for fewer epochs, and clients that are not always there.
+
+    FedProx's protocol (Li et al., MLSys 2020, Section 5.2): ``stragglers`` 0, 0.5 or 0.9 of the cohort train for a
+    number of epochs that is drawn uniformly below E; ``late`` is ``keep`` for FedProx and ``drop`` for FedAvg.
+    FedNova's (Wang et al., NeurIPS 2020, Section 6): ``stragglers=1.0, least=2, most=5`` with ``local_epochs=5``, so
+    that each client draws its number of epochs uniformly from 2 to 5 in each round.
+
+    A client that drops out before its training is as if it were not in the cohort. What one did that drops out after
+    it is lost: its update, and what methods remember of it. A straggler's next visit begins where it would after a
+    whole one: epochs and learning rates follow the rounds, not the work.
+
+    Args:
+        stragglers: share of each cohort that does less than a whole visit, in [0, 1], rounded to a number of clients.
+        least: fewest epochs of a straggler, at least 1; steps where the run counts ``local_steps``.
+        most: most of them, at most those of a whole visit; None is one less than these.
+        late: ``keep`` what stragglers did, or ``drop`` them: they are then not trained at all.
+        dropout_before: probability that a client of the cohort drops out before its training, in [0, 1].
+        dropout_after: probability that it drops out after its training, in [0, 1]; both add up to at most 1.
+        available: when clients are there to be chosen: ids, as ``3`` or ``5-9``, to windows of rounds, each of the
+            first and the last one; ``[10]`` has no last one. Clients that are not named are always there.
+
+    Raises:
+        UsageError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        stragglers: float = 0.0,
+        least: int = 1,
+        most: int | None = None,
+        late: Literal["keep", "drop"] = "keep",
+        dropout_before: float = 0.0,
+        dropout_after: float = 0.0,
+        available: dict[str, list[list[int]]] | None = None,
+    ) -> None:
+        shares = {"stragglers": stragglers, "dropout_before": dropout_before, "dropout_after": dropout_after}
+        for name, share in shares.items():
+            require(0 <= share <= 1, f"trainer.systems.{name}", share, "give a share in [0, 1]")
+        both = dropout_before + dropout_after
+        require(both <= 1, "trainer.systems: dropout_before + dropout_after", both, "give at most 1 in all")
+        require(least >= 1, "trainer.systems.least", least, "give 1 or more")
+        require(most is None or most >= least, "trainer.systems.most", most, f"give at least {least}, or null")
+        require(late in ("keep", "drop"), "trainer.systems.late", late, "give keep or drop")
+        self.stragglers, self.least, self.most, self.late = stragglers, least, most, late
+        self.dropout_before, self.dropout_after = dropout_before, dropout_after
+        self._windows: dict[int, list[Window]] = {}
+        for name, given in (available or {}).items():
+            for k in named(name):
+                self._windows.setdefault(k, []).extend(map(window, given))
+
+    def check(self, num_clients: int, rounds: int, whole: int) -> None:
+        """Refuse what does not fit the run.
+
+        Args:
+            num_clients: number of all clients.
+            rounds: of the run.
+            whole: epochs, or steps, of a whole visit.
+
+        Raises:
+            UsageError: no smaller number of epochs, more of them than in a whole visit, a client that there is not, or
+                a round in which no client is there.
+        """
+        most = whole - 1 if self.most is None else self.most
+        hint = f"a whole visit has {whole} epochs or steps; give trainer.local_epochs or local_steps above {self.least}"
+        require(not self.stragglers or most >= self.least, "trainer.systems.stragglers", self.stragglers, hint)
+        hint = f"a whole visit has {whole} epochs or steps, give at most that"
+        require(not self.stragglers or most <= whole, "trainer.systems.most", self.most, hint)
+        unknown = [k for k in self._windows if k >= num_clients][:1]
+        require(not unknown, "trainer.systems.available", unknown, f"there are clients 0 to {num_clients - 1}")
+        # somebody leaves before a round in which nobody is there
+        ends = {0, *(last + 1 for given in self._windows.values() for _, last in given if last is not None)}
+        empty = [r for r in sorted(ends) if r < rounds and not self.present(r, num_clients)]
+        require(not empty, "trainer.systems.available", empty, "no client is there in these rounds; give others")
+
+    def present(self, round_: int, num_clients: int) -> list[int]:
+        """The clients that are there to be chosen in a round, ascending."""
+        absent = {k for k, given in self._windows.items() if not any(within(round_, one) for one in given)}
+        return [k for k in range(num_clients) if k not in absent]
+
+    def fates(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, Fate]:
+        """What befalls the clients of a cohort, by id.
+
+        Args:
+            seed: base seed of the run.
+            round_: number of the round.
+            cohort: the clients that were chosen.
+            whole: epochs, or steps, of a whole visit.
+        """
+        late = self._stragglers(seed, round_, cohort)
+        return {k: self._fate(seed, round_, k, whole, k in late) for k in cohort}
+
+    def _stragglers(self, seed: int, round_: int, cohort: list[int]) -> set[int]:
+        number = math.floor(self.stragglers * len(cohort) + 0.5)
+        chosen = numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]
+        return {cohort[place] for place in chosen}
+
+    def _fate(self, seed: int, round_: int, k: int, whole: int, late: bool) -> Fate:
+        drawn = numpy_rng(seed, "dropout", round_, k).random()
+        if drawn < self.dropout_before or (late and self.late == "drop"):
+            return Fate(lost="before")
+        lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
+        most = whole - 1 if self.most is None else self.most
+        work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most + 1)) if late else None
+        return Fate(None if work == whole else work, lost)
+
+
+def named(ids: str) -> range:
+    """The clients that ``3`` or ``5-9`` names."""
+    first, _, last = str(ids).partition("-")
+    known = first.isdigit() and (last or first).isdigit() and int(first) <= int(last or first)
+    require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
+    return range(int(first), int(last or first) + 1)
+
+
+def window(given: Iterable[int]) -> Window:
+    """The first and the last round of ``[first, last]`` or ``[first]``."""
+    rounds = list(given) if isinstance(given, (list, tuple)) else []
+    whole = all(isinstance(one, int) and one >= 0 for one in rounds)
+    fits = whole and len(rounds) in (1, 2) and rounds == sorted(rounds)
+    require(fits, "trainer.systems.available", given, "give windows of rounds as [first, last], or [first]")
+    return (rounds[0], rounds[1] if len(rounds) > 1 else None)
+
+
+def within(round_: int, given: Window) -> bool:
+    """Whether a round lies in a window."""
+    first, last = given
+    return first <= round_ and (last is None or round_ <= last)

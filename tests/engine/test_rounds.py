@@ -1,0 +1,363 @@
+"""What a round does when clients fail, train nothing or compute nan: it says so, and nothing of theirs is left."""
+
+import math
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers.quadratics import Curved, curved_data
+from helpers.runs import assert_same_bits, small_data, small_trainer
+from helpers.workers import together
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from fl_lightning import Method, Weighted
+from fl_lightning.callbacks import Callback
+from fl_lightning.engine import rounds
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
+from fl_lightning.models import MLP, ImageClassifier, Projector
+from fl_lightning.seeding import numpy_rng
+from fl_lightning.state import checksums
+from fl_lightning.systems import SystemsHeterogeneity
+
+# ---------------------------------------------------------------- a visit that fails leaves nothing behind
+CLIENTS = 8
+
+
+# where a visit may fail: before the methods remember anything of it, and after
+EARLY = [
+    "on_client_start",
+    "penalty",
+    "nan",
+    "on_before_optimizer_step",
+    "on_after_clipping",
+    "on_after_optimizer_step",
+    "client_weight",
+]
+LATE = ["on_client_end", "payload", "transform_client_update", "infinite", "shape", "callback"]
+
+
+def strikes(places, round_, k):
+    """The place at which this visit fails, in a tenth of all visits; else None."""
+    rng = numpy_rng(7, "strikes", round_, k)
+    return rng.choice(places) if rng.random() < 0.1 else None
+
+
+class Fails(Method):
+    """Fails at one of these places in a tenth of all visits."""
+
+    def __init__(self, places):
+        self.places, self.round = places, 0
+
+    def on_round_start(self, server):
+        self.round = server.round
+
+    def due(self, place, client):
+        return strikes(self.places, self.round, client.info.id) == place
+
+    def strike(self, place, client):
+        if self.due(place, client):
+            raise RuntimeError(f"struck at {place}")
+
+    def on_client_start(self, client):
+        self.strike("on_client_start", client)
+
+    def penalty(self, client, step):
+        self.strike("penalty", client)
+        return torch.tensor(math.nan) if self.due("nan", client) else None
+
+    def on_before_optimizer_step(self, client, optimizer):
+        self.strike("on_before_optimizer_step", client)
+
+    def on_after_clipping(self, client, optimizer):
+        self.strike("on_after_clipping", client)
+
+    def on_after_optimizer_step(self, client, optimizer):
+        self.strike("on_after_optimizer_step", client)
+
+    def on_client_end(self, client):
+        self.strike("on_client_end", client)
+        if self.due("payload", client):
+            return {"sent": 1.0}
+        # the first client of a round decides on the shape
+        return {"sent": Weighted.of(torch.zeros(2 + self.due("shape", client)))}
+
+    def transform_client_update(self, client, delta):
+        self.strike("transform_client_update", client)
+        return {n: v * math.inf for n, v in delta.items()} if self.due("infinite", client) else delta
+
+    def client_weight(self, client):
+        if client.num_steps:
+            self.strike("client_weight", client)
+
+
+class CallbackFails(Callback):
+    def __init__(self, places):
+        self.places = places
+
+    def on_client_end(self, trainer, client):
+        if strikes(self.places, trainer.server.round, client.info.id) == "callback":
+            raise TypeError("struck in a callback")
+
+
+def play(tmp_path, methods, **kwargs):
+    a, b = [1.0 + k % 3 for k in range(CLIENTS)], [float(k) for k in range(CLIENTS)]
+    given = {"max_rounds": 50, "cohort_size": 3, "local_steps": 1, "checkpoint_every_n_rounds": 50}
+    trainer = small_trainer(tmp_path, enable_progress_bar=False, **{**given, **kwargs})
+    trainer.fit(Curved(lr=0.05), curved_data(a, b, [1 + k % 2 for k in range(CLIENTS)]), methods)
+    return trainer
+
+
+def apart(trainer, scaffold, feddyn):
+    """How far the mean of what the clients keep is from what the server keeps, relative to the clients' values."""
+    memories = trainer.client.memories()
+    found = []
+    for name, key, whole in (("scaffold", "variate", scaffold.global_variate), ("feddyn", "g", feddyn.mean_g)):
+        kept = torch.stack([memories[k][name][key]["y"].double() for k in memories if name in memories[k]])
+        found.append(float((kept.sum(0) / CLIENTS - whole["y"]).abs() / kept.abs().mean()))
+    return max(found)
+
+
+@pytest.mark.parametrize("places", [*([late] for late in LATE), [*EARLY, *LATE]], ids=lambda places: places[-1])
+def test_what_clients_remember_adds_up_to_the_server_wherever_visits_fail(tmp_path, places):
+    scaffold, feddyn = SCAFFOLD(), FedDyn(alpha=0.1)
+    how = {"on_client_error": "skip", "callbacks": [CallbackFails(places)]}
+    trainer = play(tmp_path, [scaffold, feddyn, Fails(places)], **how)
+    assert sum(row.get("clients/failed", 0) for row in trainer.history) > 5
+    assert apart(trainer, scaffold, feddyn) < 1e-6
+
+
+def test_what_clients_remember_adds_up_to_the_server_where_they_drop_out(tmp_path):
+    scaffold, feddyn = SCAFFOLD(), FedDyn(alpha=0.1)
+    trainer = play(tmp_path, [scaffold, feddyn], systems=SystemsHeterogeneity(dropout_before=0.1, dropout_after=0.1))
+    assert sum(row["clients/dropped"] for row in trainer.history) > 5
+    assert apart(trainer, scaffold, feddyn) < 1e-6
+
+
+class FailsAlways(Fails):
+    def due(self, place, client):
+        return client.info.id == 2 and place in self.places
+
+
+class Absent(SystemsHeterogeneity):
+    def fates(self, *args):
+        return {k: fate for k, fate in super().fates(*args).items() if k != 2}
+
+
+@pytest.mark.parametrize("place", ["on_client_end", "transform_client_update"])
+def test_a_run_in_which_a_client_always_fails_is_that_of_a_cohort_without_it(tmp_path, place):
+    how = {"max_rounds": 4, "cohort_size": None}
+    failed = play(tmp_path, [SCAFFOLD(), FailsAlways([place])], on_client_error="skip", **how)
+    without = play(tmp_path, [SCAFFOLD(), Fails(["nowhere"])], systems=Absent(), **how)
+    assert_same_bits(failed.server.state, without.server.state)
+    assert sorted(failed.client.memories()) == sorted(without.client.memories()) == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_a_callback_that_fails_ends_a_run_that_skips_nothing(tmp_path):
+    with pytest.raises(TypeError, match="struck in a callback"):
+        play(tmp_path, [], callbacks=[CallbackFails(["callback"])])
+
+
+def test_what_is_written_in_place_is_undone_as_well(tmp_path):
+    class Counts(Method):
+        remembers: ClassVar = {"n": "visits"}
+
+        def on_client_end(self, client):
+            memory = client.memory(self)
+            if "n" not in memory:
+                memory["n"] = torch.zeros(1)
+            memory["n"] += 1
+            return {}
+
+    trainer = play(tmp_path, [Counts(), Fails(["on_client_end"])], on_client_error="skip", max_rounds=20)
+    memories = trainer.client.memories()
+    counted = sum(memories[k]["counts"]["n"].item() for k in memories)
+    assert counted == sum(row["clients"] for row in trainer.history) < 60
+
+
+def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is(tmp_path):
+    scaffold = SCAFFOLD()
+    for method in (scaffold, FedDyn(), FedNova()):
+        trainer = play(tmp_path, [method], systems=SystemsHeterogeneity(dropout_before=1.0), max_rounds=2)
+        assert trainer.server.state["y"].item() == 0.0
+        assert trainer.history[0]["clients"] == 0
+        assert trainer.history[0]["clients/dropped"] == 3
+    assert len(trainer.client.memories()) == 0
+
+
+def test_min_clients_above_the_cohort_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"trainer.min_clients=5: a cohort has 3 clients, give at most that"):
+        play(tmp_path, [], min_clients=5)
+
+
+# ---------------------------------------------------------------- training that trains nothing
+def classifier(normalises=True, **kwargs):
+    torch.manual_seed(0)
+    return ImageClassifier(MLP(64, [16]), Projector(8) if normalises else None, **kwargs)
+
+
+def test_batches_of_one_are_refused_where_the_network_normalises_over_a_batch(run, tmp_path):
+    with pytest.raises(UsageError, match=r"data.batch_size=1: ImageClassifier .*; give 2 or more"):
+        run(data=small_data(batch_size=1), model=classifier())
+    assert not list(tmp_path.iterdir())
+    run(data=small_data(batch_size=1, train_size=40), model=classifier(normalises=False), max_rounds=1)
+
+
+def divided(*ends):
+    """Digits dealt out at these places."""
+    data = small_data(num_clients=len(ends) + 1, train_size=100)
+    data.partitioner = lambda labels, k, rng: np.split(np.arange(100), ends)
+    data.partitioner.moved = 0
+    return data
+
+
+def test_a_client_of_one_example_is_refused_and_a_last_batch_of_one_is_counted(run):
+    with pytest.raises(UsageError, match=r"clients with fewer examples='1': ImageClassifier.*min_size"):
+        run(data=divided(50, 51), model=classifier())
+    # 33 of 32 a batch, and 65
+    _, trainer = run(data=divided(33, 35), model=classifier(), max_rounds=1, local_epochs=2)
+    assert trainer.metrics["batches/skipped"] == 4
+    _, trainer = run(data=divided(50), model=classifier(), max_rounds=1)
+    assert "batches/skipped" not in trainer.metrics
+
+
+class SkipsAll(Curved):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+class EndsEpochs(Curved):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (SkipsAll(), "round 0: no client took a local step: SkipsAll.training_step returned no loss for all 2 batches"),
+        (EndsEpochs(), "round 0: no client took a local step: the hooks of EndsEpochs left out every batch"),
+    ],
+)
+def test_a_round_without_a_step_fails_and_says_why(run, model, why):
+    with pytest.raises(ClientError, match=why):
+        run(model=model, data=curved_data([1.0, 2.0], [0.0, 1.0]))
+
+
+def test_a_run_in_which_no_client_has_a_batch_is_refused(run, tmp_path):
+    with pytest.raises(UsageError, match="no client has a training batch; give a smaller batch_size"):
+        run(data=small_data(batch_size=300, drop_last=True))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variate", ["displacement", "gradients"])
+def test_scaffold_at_a_rate_of_0_changes_nothing(run, variate):
+    """Its displacement divides by the sum of the rates."""
+    method = SCAFFOLD(variate=variate)
+    rates = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda round_: float(round_ != 1))
+    kwargs = {"data": curved_data([1.0, 2.0], [3.0, 1.0]), "local_steps": 2}
+    one, _ = run([SCAFFOLD(variate=variate)], model=Curved(), max_rounds=1, **kwargs)
+    state, _ = run([method], model=Curved(), max_rounds=2, client_lr_scheduler=rates, **kwargs)
+    assert_same_bits(state, one)
+    assert math.isfinite(method.global_variate["y"].item())
+
+
+# ---------------------------------------------------------------- nan is never success
+class Evaluated(LightningModule):
+    def __init__(self, test=0.5, tag="loss", buffer=None):
+        super().__init__()
+        self.layer, self.value, self.tag, self.bad = nn.Linear(64, 10), test, tag, buffer
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+        self.fixed = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def training_step(self, batch, batch_idx):
+        if self.bad:
+            getattr(self, self.bad).data[0] = math.nan
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def test_step(self, batch, batch_idx):
+        self.log(self.tag, self.value)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("lr", [math.nan, 1e38])
+def test_a_server_optimizer_that_makes_nan_or_infinity_is_named(run, lr):
+    with pytest.raises(ClientError, match=r"round 0: trainer.server_optimizer SGD with lr .* made .* nan or infinite"):
+        run(server_optimizer=partial(torch.optim.SGD, lr=lr * 1e10 if lr == lr else lr), model=Evaluated())
+
+
+def test_a_model_that_the_server_has_ruined_is_not_a_success(run):
+    with pytest.raises(ClientError, match=r"round 0: test/loss is|made .* nan or infinite"):
+        run(server_optimizer=partial(torch.optim.Adam, lr=1e38), max_rounds=1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("tag", ["loss", "val_loss", "loss_epoch"])
+def test_an_evaluation_whose_loss_is_no_number_fails(run, tmp_path, tag, value):
+    with pytest.raises(ClientError, match=rf"round 0: test/{tag} is {value}"):
+        run(model=Evaluated(value, tag), max_rounds=1)
+    with pytest.raises(ClientError, match=rf"test: test/{tag} is {value}"):
+        small_trainer(tmp_path).test(Evaluated(value, tag), small_data())
+
+
+def test_another_metric_that_is_no_number_is_named_once(run):
+    with pytest.warns(UserWarning, match="round 0: test/accuracy_class_7 is nan") as given:
+        _, trainer = run(model=Evaluated(math.nan, "accuracy_class_7"), max_rounds=3)
+    assert sum("accuracy_class_7" in str(one.message) for one in given) == 1
+    assert len(trainer.history) == 3
+
+
+@pytest.mark.parametrize(("entry", "kind"), [("seen", "buffer"), ("fixed", "frozen parameter")])
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_client_whose_buffers_become_nan_is_named(run, entry, kind, buffers):
+    with pytest.raises(ClientError, match=rf"client 0, round 0: the {kind} {entry} became nan or infinite"):
+        run(model=Evaluated(buffer=entry), buffers=buffers)
+
+
+def test_a_mask_of_infinities_is_no_failure(run):
+    state, _ = run(model=Evaluated())
+    assert state["mask"][0, 1].item() == -math.inf
+
+
+# ---------------------------------------------------------------- workers that disagree
+def test_workers_that_disagree_are_named():
+    def disagree(workers):
+        state = {"a": torch.zeros(3), "weight": torch.arange(4.0)}
+        if workers.rank == 1:
+            state["weight"].view(torch.int32)[2] ^= 1 << 3  # a flipped bit
+        return rounds.agree(stand_in(workers, state))
+
+    where = r"round 4: the workers have different global states in weight: worker 1 \(.+\) against 0 \(.+\), 2 \(.+\)"
+    with pytest.raises(ClientError, match=where):
+        together(3, disagree)
+
+
+def test_workers_that_agree_stop_together():
+    state = {"a": torch.zeros(3), "n": torch.tensor(7), "half": torch.ones(2, dtype=torch.bfloat16)}
+    told = together(2, lambda workers: rounds.agree(stand_in(workers, state, should_stop=workers.rank == 1)))
+    assert told == [True, True]
+
+
+def stand_in(workers, state, should_stop=False):
+    from types import SimpleNamespace
+
+    server = SimpleNamespace(state=state, round=4)
+    return SimpleNamespace(workers=workers, server=server, trainer=SimpleNamespace(should_stop=should_stop))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_every_bit_of_a_state_counts_in_its_checksum(kind):
+    one = torch.ones(5, 4).to(kind)
+    image = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    other = one.clone()
+    other.view(torch.uint8)[3, 1] ^= 1
+    sums = checksums({"a": one, "b": other, "image": image, "scalar": torch.tensor(2.0)})
+    assert sums["a"] != sums["b"]
+    assert sums == checksums(
+        {"a": one.clone(), "b": other.clone(), "image": image.contiguous(), "scalar": torch.tensor(2.0)}
+    )

@@ -1,0 +1,231 @@
+"""Dropout, stragglers and absent clients: by the papers' protocols, and the same for all methods and workers."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.methods import METHODS
+from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
+from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova, FedProx, Local
+from fl_lightning.systems import Fate, SystemsHeterogeneity
+
+COHORT = list(range(0, 40, 2))
+
+
+class Steps(Callback):
+    """The local steps of each visit, by round and client."""
+
+    def __init__(self):
+        self.of = {}
+
+    def on_client_end(self, trainer, client):
+        self.of[trainer.server.round, client.info.id] = client.num_steps
+
+
+# ---------------------------------------------------------------- what is drawn
+@pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.5, 10), (0.9, 18), (1.0, 20)])
+def test_fedproxs_stragglers_train_for_a_uniform_number_of_epochs_below_e(share, number):
+    systems, counts = SystemsHeterogeneity(stragglers=share), np.zeros(6)
+    for round_ in range(200):
+        fates = systems.fates(0, round_, COHORT, 5)
+        late = [fate.work for fate in fates.values() if fate.work is not None]
+        assert list(fates) == COHORT
+        assert len(late) == number
+        counts += np.bincount(late, minlength=6)
+    assert counts[0] == counts[5] == 0
+    if number:
+        # a quarter each
+        assert abs(counts[1:5] / (200 * number) - 0.25).max() < 0.03
+
+
+def test_fednovas_clients_train_for_2_to_5_epochs():
+    systems = SystemsHeterogeneity(stragglers=1.0, least=2, most=5)
+    drawn = [fate.work or 5 for r in range(100) for fate in systems.fates(0, r, COHORT, 5).values()]
+    assert np.bincount(drawn)[:2].sum() == 0
+    assert abs(np.bincount(drawn)[2:] / len(drawn) - 0.25).max() < 0.05
+
+
+def test_each_client_drops_out_by_its_probability_and_late_ones_where_they_are_dropped():
+    systems = SystemsHeterogeneity(dropout_before=0.2, dropout_after=0.1)
+    lost = [fate.lost for r in range(200) for fate in systems.fates(0, r, COHORT, 1).values()]
+    assert lost.count("before") / len(lost) == pytest.approx(0.2, abs=0.02)
+    assert lost.count("after") / len(lost) == pytest.approx(0.1, abs=0.02)
+    late = SystemsHeterogeneity(stragglers=0.5, late="drop").fates(0, 3, COHORT, 5)
+    kept = SystemsHeterogeneity(stragglers=0.5).fates(0, 3, COHORT, 5)
+    # FedAvg drops the same clients whose partial work FedProx keeps
+    assert {k for k in late if late[k].lost} == {k for k in kept if kept[k].work}
+
+
+def test_a_fate_depends_on_seed_round_and_client_alone():
+    systems = SystemsHeterogeneity(dropout_before=0.3, dropout_after=0.3)
+    whole = systems.fates(1, 4, COHORT, 5)
+    assert systems.fates(1, 4, COHORT[3:9], 5) == {k: whole[k] for k in COHORT[3:9]}
+    assert systems.fates(2, 4, COHORT, 5) != whole != systems.fates(1, 5, COHORT, 5)
+    assert SystemsHeterogeneity().fates(1, 4, [3], 5) == {3: Fate()}
+
+
+def test_clients_are_there_in_their_windows():
+    systems = SystemsHeterogeneity(available={"0": [[2, 3], [6]], "2-3": [[0, 4]]})
+    there = [systems.present(r, 5) for r in range(8)]
+    assert there[:3] == [[1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert there[4:7] == [[1, 2, 3, 4], [1, 4], [0, 1, 4]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stragglers": 1.5}, "trainer.systems.stragglers=1.5: give a share"),
+        ({"dropout_before": -0.1}, "trainer.systems.dropout_before=-0.1: give a share"),
+        ({"dropout_before": 0.6, "dropout_after": 0.6}, "dropout_after=1.2: give at most 1"),
+        ({"least": 0}, "trainer.systems.least=0: give 1 or more"),
+        ({"least": 3, "most": 2}, "trainer.systems.most=2: give at least 3"),
+        ({"late": "lose"}, "trainer.systems.late='lose': give keep or drop"),
+        ({"available": {"x": [[1]]}}, "trainer.systems.available='x': name clients as"),
+        ({"available": {"1": [[3, 1]]}}, r"trainer.systems.available=\[3, 1\]: give windows"),
+        ({"stragglers": 0.5}, "trainer.systems.stragglers=0.5: a whole visit has 1 epochs"),
+        ({"stragglers": 0.5, "most": 2}, "trainer.systems.most=2: a whole visit has 1 epochs"),
+        ({"available": {"4": [[0]]}}, r"trainer.systems.available=\[4\]: there are clients 0 to 3"),
+        ({"available": {"0-3": [[0, 0]]}}, r"trainer.systems.available=\[1\]: no client is there"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_the_first_round(run, tmp_path, given, message):
+    with pytest.raises(UsageError, match=message):
+        run(systems=SystemsHeterogeneity(**given))
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- what becomes of it
+def test_stragglers_take_fewer_steps_and_their_clock_goes_on_as_if_they_had_not(tmp_path):
+    seen = {}
+
+    class Clocked(Curved):
+        def on_train_start(self):
+            trainer = self.trainer
+            seen.setdefault(trainer.current_epoch, set()).add((trainer.global_step, trainer.estimated_stepping_batches))
+
+    steps, systems = Steps(), SystemsHeterogeneity(stragglers=1.0, least=2, most=4)
+    trainer = small_trainer(tmp_path, local_epochs=4, max_rounds=3, callbacks=[steps], systems=systems)
+    trainer.fit(Clocked(), curved_data(A, B, sizes=[2, 2, 2], batch_size=1))
+    fates = {(r, k): fate for r in range(3) for k, fate in systems.fates(0, r, [0, 1, 2], 4).items()}
+    assert steps.of == {key: 2 * (fate.work or 4) for key, fate in fates.items()}
+    assert len(set(steps.of.values())) > 1
+    # every visit begins where it would after whole ones: 8 steps and 4 epochs a round
+    assert seen == {0: {(0, 24)}, 4: {(8, 24)}, 8: {(16, 24)}}
+    stragglers = [sum(fates[r, k].work is not None for k in range(3)) for r in range(3)]
+    assert [row["clients/stragglers"] for row in trainer.history] == stragglers
+
+
+def test_stragglers_of_a_run_that_counts_steps_take_fewer_steps(tmp_path):
+    steps, systems = Steps(), SystemsHeterogeneity(stragglers=1.0, least=3)
+    trainer = small_trainer(tmp_path, local_steps=5, max_rounds=4, callbacks=[steps], systems=systems)
+    trainer.fit(Curved(), curved_data(A, B, sizes=[2, 2, 2], batch_size=1))
+    assert set(steps.of.values()) == {3, 4}
+
+
+def test_a_client_that_drops_out_is_as_if_not_in_the_cohort(tmp_path):
+    """Lost before or after its training: the same bits, but for the bytes that it was sent."""
+    trained = []
+    for how in ("dropout_before", "dropout_after"):
+        trainer = small_trainer(tmp_path, max_rounds=4, systems=SystemsHeterogeneity(**{how: 0.4}))
+        trainer.fit(Curved(), curved_data(A * 2, B * 2), [SCAFFOLD(), FedDyn()])
+        trained.append(trainer)
+    before, after = trained
+    assert_same_bits(before.server.state, after.server.state)
+    dropped = [row["clients/dropped"] for row in before.history]
+    assert 0 < sum(dropped) < 24
+    assert [row["clients"] for row in before.history] == [6 - n for n in dropped]
+    assert all(row["bytes/down"] == 24.0 for row in after.history)
+    memories = [{k: one.client.memories()[k] for k in one.client.memories()} for one in trained]
+    assert memories[0] == memories[1]
+
+
+def test_clients_that_arrive_late_train_late(run):
+    steps = Steps()
+    systems = SystemsHeterogeneity(available={"1-2": [[2]]})
+    run(callbacks=[steps], systems=systems, max_rounds=4, participation=0.5)
+    by_round = [{k for r, k in steps.of if r == round_} for round_ in range(4)]
+    assert by_round[0] | by_round[1] <= {0, 3}
+    # half of the clients that are there
+    assert [len(clients) for clients in by_round] == [1, 1, 2, 2]
+
+
+def test_all_methods_meet_the_same_clients(run):
+    seen = []
+    systems = SystemsHeterogeneity(stragglers=0.5, dropout_before=0.2, dropout_after=0.2)
+    for methods in ([], [FedProx()], [Local()]):
+        steps = Steps()
+        run(methods, callbacks=[steps], systems=systems, local_epochs=3, max_rounds=3)
+        seen.append(steps.of)
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedBN"])
+def test_a_resumed_run_and_one_of_two_workers_have_the_same_bits(tmp_path, name):
+    systems = SystemsHeterogeneity(stragglers=0.5, dropout_before=0.1, dropout_after=0.2, available={"3": [[1, 2]]})
+
+    def fit(max_rounds, ckpt_path=None, **kwargs):
+        given = {"systems": systems, "local_epochs": 2, "max_rounds": max_rounds, **kwargs}
+        trainer = small_trainer(tmp_path, **given)
+        trainer.fit(plain_sgd_model(), small_data(num_clients=6, train_size=200), METHODS[name](), ckpt_path)
+        return trainer
+
+    whole, half = fit(4, name="whole"), fit(2, name="half")
+    resumed = fit(4, half.run_dir / "checkpoints" / "last.ckpt", name="half")
+    two = fit(4, devices=2, name="two")
+    for other in (resumed, two):
+        assert_same_bits(whole.server.state, other.server.state)
+        assert history(whole) == history(other)
+
+
+def test_no_systems_and_systems_that_do_nothing_are_the_same(run):
+    plain, _ = run()
+    nothing, trainer = run(systems=SystemsHeterogeneity())
+    assert_same_bits(plain, nothing)
+    assert trainer.metrics["clients/dropped"] == trainer.metrics["clients/stragglers"] == 0
+    assert differs(plain, run(systems=SystemsHeterogeneity(dropout_before=0.5))[0])
+
+
+# ---------------------------------------------------------------- methods under unequal work
+UNEQUAL = {"local_steps": 6, "systems": SystemsHeterogeneity(stragglers=1.0, least=2, most=6)}
+
+
+def test_fednova_normalises_by_the_steps_that_were_taken(run):
+    """One round from 0: w = tau_eff * mean of the changes per step, with the steps that stragglers took."""
+    steps, lr = Steps(), 0.1
+    found, _ = settle(run, [FedNova()], max_rounds=1, lr=lr, callbacks=[steps], **UNEQUAL)
+    taken = np.array([steps.of[0, k] for k in range(3)])
+    assert len(set(taken)) > 1
+    change = np.array(B) * (1 - (1 - lr * np.array(A)) ** taken)
+    assert found == pytest.approx(float(taken.mean() * (change / taken).mean()), rel=1e-5)
+
+
+def test_scaffold_under_unequal_work_has_mean_gradients_and_settles_at_the_optimum(run):
+    kept = []
+    for variate in ("displacement", "gradients"):
+        method = SCAFFOLD(variate=variate)
+        found, trainer = settle(run, [method], max_rounds=3, **UNEQUAL)
+        memories = trainer.client.memories()
+        kept.append(
+            [
+                found,
+                method.global_variate["y"].item(),
+                *(memories[k]["scaffold"]["variate"]["y"].item() for k in range(3)),
+            ]
+        )
+    assert kept[0] == pytest.approx(kept[1], rel=1e-4)
+    assert kept[0][1] == pytest.approx(np.mean(kept[0][2:]), rel=1e-5)
+    assert settle(run, [SCAFFOLD()], max_rounds=30, **UNEQUAL)[0] == pytest.approx(weighted(B, A), abs=1e-3)
+
+
+def test_feddyn_under_unequal_work_settles_at_the_optimum(run):
+    found, _ = settle(run, [FedDyn(alpha=1.0, scaled=False)], max_rounds=40, **UNEQUAL)
+    assert found == pytest.approx(weighted(B, A), abs=5e-3)
+
+
+def test_the_smallest_visit_of_a_straggler_is_a_step(run):
+    state, _ = run(model=Curved(), data=curved_data(A, B), systems=SystemsHeterogeneity(stragglers=1.0), local_steps=2)
+    plain, _ = run(model=Curved(), data=curved_data(A, B), local_steps=1)
+    torch.testing.assert_close(state["y"], plain["y"], rtol=0, atol=0)
