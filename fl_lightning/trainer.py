@@ -338,6 +338,7 @@ class FederatedTrainer(RunAccess):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Repeat the visit of one client in this process, to the bits of the run, and return what it logged.
 
@@ -353,12 +354,13 @@ class FederatedTrainer(RunAccess):
                 newest version of this run.
             method: the methods of the run.
             weights: the weights that the run began with, which are in the file already.
+            allow_changes: repeat the visit although this run differs from the one that wrote the file.
 
         Raises:
             ClientError: the visit failed, with the message of the run.
             UsageError: the file has no such visit, or is of another run.
         """
-        how = {"ckpt_path": ckpt_path, "round_": round, "client": client}
+        how = {"ckpt_path": ckpt_path, "round_": round, "client": client, "allow_changes": allow_changes}
         with replaying.one_process(self):
             return self._launch(replaying.replay, model, datamodule, method, "fit", weights, **how)
 
@@ -369,6 +371,7 @@ class FederatedTrainer(RunAccess):
         method: Methods = None,
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> dict[str, Any]:
         """Resolve, check and estimate a fit without running it; it refuses what ``fit`` refuses.
 
@@ -381,6 +384,7 @@ class FederatedTrainer(RunAccess):
             method: the methods of the run.
             ckpt_path: the checkpoint that ``fit`` would resume from.
             weights: the weights that ``fit`` would begin with.
+            allow_changes: whether ``fit`` would go on from ``ckpt_path`` with a run that differs.
 
         Returns:
             The plan of the run in plain values, by section; its ``warnings`` are those of a fit.
@@ -393,9 +397,8 @@ class FederatedTrainer(RunAccess):
         try:
             with examination.collected_warnings() as warned:
                 copied = examination.copies(model, checks.as_list(method))
-                plan = self._launch(
-                    examination.examine, copied[0], datamodule, copied[1], "fit", weights, ckpt_path=ckpt_path
-                )
+                how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+                plan = self._launch(examination.examine, copied[0], datamodule, copied[1], "fit", weights, **how)
             return {**plan, "warnings": warned}
         finally:
             self._run, self.fabric, self.weights = before

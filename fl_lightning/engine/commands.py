@@ -62,7 +62,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
 
 
 def prepare_fit(
-    run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool = False
+    run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
 ) -> tuple[Checkpoint | None, dict[str, Any]]:
     """All that a fit does before it writes anything.
 

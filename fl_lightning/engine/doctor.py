@@ -69,9 +69,9 @@ def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModu
         raise UsageError(f"model={type(model).__name__}: {hint}; call trainer.fit") from error
 
 
-def examine(run: Run, ckpt_path: str | Path | None, weights: Path | None = None) -> Plan:
+def examine(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> Plan:
     """The plan of a fit, in plain values; all workers call this."""
-    found, checkpoint = prepare_fit(run, ckpt_path, weights)
+    found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     begin_fit(run, fresh=found is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
@@ -102,6 +102,7 @@ def of_run(run: Run, done: int) -> Plan:
         "device": str(run.fabric.device),
         "precision": str(run.fabric.strategy.precision.precision),
         "seed": run.seed,
+        "systems": None if trainer.systems is None else arguments(trainer.systems),
     }
 
 
@@ -341,9 +342,11 @@ def rows_of_run(plan: Plan) -> list[Row]:
     given = [", ".join(f"{key}={value}" for key, value in one["arguments"].items()) for one in methods.values()]
     calls = [f"{one['class']}({text})" for one, text in zip(methods.values(), given, strict=True)]
     where = f"{count(run['workers'], 'worker')} on {run['device']}, {count(run['threads'], 'thread')} each"
+    systems = ", ".join(f"{key}={value}" for key, value in (run["systems"] or {}).items() if value)
     return [
         ("methods", ", ".join(calls) or "none, which is FedAvg"),
         ("rounds", f"{run['rounds']}{done}; {run['cohort']} of {count(plan['clients']['number'], 'client')} in each"),
+        *([("", f"simulated: {systems}; the costs below are without it")] if run["systems"] is not None else []),
         ("workers", f"{where}, precision {run['precision']}, seed {run['seed']}"),
     ]
 

@@ -16,7 +16,7 @@ from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.commands import begin_fit
 from fl_lightning.engine.launch import threads
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
-from fl_lightning.engine.rounds import cohort
+from fl_lightning.engine.rounds import cohort, draw_fates
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
 
@@ -38,11 +38,17 @@ def one_process(trainer: FederatedTrainer) -> Iterator[None]:
 
 
 def replay(
-    run: Run, ckpt_path: str | Path | None, round_: int, client: int, weights: Path | None = None
+    run: Run,
+    ckpt_path: str | Path | None,
+    round_: int,
+    client: int,
+    weights: Path | None = None,
+    allow_changes: bool = False,
 ) -> dict[str, float]:
     """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
 
     The resident module is left with the client's model. The given ``weights`` began the run, and have no part in it.
+    With ``allow_changes`` the run may differ from the one that wrote the file: to try another rate, for example.
 
     Returns:
         The number of local steps, the last learning rate, and what the visit logged.
@@ -53,25 +59,23 @@ def replay(
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
-    found = find_visit(run, ckpt_path, round_, client)
-    contents = read(found.path)
+    found, contents = find_visit(run, ckpt_path, round_, client)
     with threads(threads_of(found.path, contents)):
         run.methods.on_fit_start(run.server)
-        if "failure" in contents:
-            restore_failure(run, found.path, contents, round_, client)
-        else:
-            restore_round(run, found, contents, round_, client)
+        restore = restore_failure if "failure" in contents else restore_round
+        restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.client.begin_round(round_)
+        work = draw_fates(run, round_, cohort(run, round_))[client].work
         with stopping_at_bad_terms(run.client):
-            run.local_training.visit(client, round_, run.server.state)
+            run.local_training.visit(client, round_, run.server.state, work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
 
 
-def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> Checkpoint:
-    """The file that holds the visit.
+def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Checkpoint, dict[str, Any]]:
+    """The file that holds the visit, and its contents.
 
     Raises:
         UsageError: there is no such file, round or client.
@@ -82,26 +86,27 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     require(0 <= round_ < rounds, "round", round_, f"the run has {rounds} rounds; they count from 0")
     require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
     found = verified_checkpoint(run, ckpt_path)
+    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
     if found is None:
-        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: no version of the run has a checkpoint; {hint}")
-    return found
+        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
+    return found, read(found.path)
 
 
-def restore_failure(run: Run, path: Path, record: dict[str, Any], round_: int, client: int) -> None:
+def restore_failure(
+    run: Run, found: Checkpoint, record: dict[str, Any], round_: int, client: int, allow_changes: bool
+) -> None:
     """Bring server, methods and the client's memory to where they were when the client failed.
 
     Raises:
         UsageError: the record is that of another visit or of another run.
     """
-    failure = record["failure"]
+    failure, path = record["failure"], found.path
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
-    where, changes = f"ckpt_path={shown_path(path)!r}", differences(identity(run), record)
-    same = {"seed_everything", "method", "plan_hash"}.isdisjoint(changes)
-    if not same:
-        raise UsageError(message(where, changes, "give the config of the run"))
-    if changes:
-        run.trainer.warn(message(where, changes, "the visit may take another course"))
+    changes = differences(identity(run), record)
+    if changes and not allow_changes:
+        where = f"ckpt_path={shown_path(path)!r}"
+        raise UsageError(message(where, changes, "give what it was, or --allow_changes true to try what it is now"))
     call_on_load(run.client, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
@@ -129,17 +134,22 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
         raise UsageError(f"ckpt_path={str(path)!r}: not a record of this run: it has no {error}") from error
 
 
-def restore_round(run: Run, found: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int) -> None:
+def restore_round(
+    run: Run, found: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
+) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
 
     Raises:
         UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
     """
     done = checkpoint.get("round")
-    hint = f"{str(found.path)!r} has {done} rounds done, after which comes round {done}; give that, or another file"
+    hint = (
+        f"{str(found.path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
+    )
     require(done == round_, "round", round_, hint)
-    restore_run(run, found)
-    run.server.begin_round(round_, cohort(run, round_))
+    restore_run(run, found, allow_changes)
+    fates = draw_fates(run, round_, cohort(run, round_))
+    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)

@@ -17,6 +17,7 @@ from fl_lightning.engine.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBABU, FedBN, FedDecorr, Local
 from fl_lightning.state import num_bytes
+from fl_lightning.systems import SystemsHeterogeneity
 
 
 def examined(tmp_path, methods=(), model=None, data=None, **kwargs):
@@ -139,6 +140,12 @@ def test_time_is_extrapolated_from_a_few_steps_to_all_clients(tmp_path):
     slow = examined(tmp_path, [Waits(0.03)], data=data)
     assert slow["seconds"]["training"] >= 100 * 0.03
     assert "from 4 batches of client" in as_text(plan)
+
+
+def test_simulated_systems_are_named(tmp_path):
+    plan = examined(tmp_path, systems=SystemsHeterogeneity(stragglers=0.5), local_epochs=3)
+    assert plan["run"]["systems"]["stragglers"] == 0.5
+    assert "simulated: stragglers=0.5, least=1, late=keep; the costs" in as_text(plan)
 
 
 def test_a_run_without_rounds_is_described_and_not_measured(tmp_path):
