@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from fl_lightning.engine.description import by_class
+from fl_lightning.callbacks.base import named
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.files import load
 
@@ -217,8 +217,10 @@ def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[
     """The methods of the run that the run of a checkpoint had, too, by name and class; none for other parameters."""
     if not OF_METHODS.isdisjoint(changes):
         return []
-    there, named = checkpoint["methods"], by_class(run.methods.methods)
-    return [one for name, one in named.items() if one.name in there and f"method.{name}" not in changes]
+    there = checkpoint["methods"]
+    return [
+        one for name, one in named(run.methods.methods).items() if one.name in there and f"method.{name}" not in changes
+    ]
 
 
 def memories_that_stay(run: Run, files: Mapping[int, Path], methods: list[Method]) -> dict[int, Path]:
