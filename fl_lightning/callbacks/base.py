@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.trainer import FederatedTrainer
+
+T = TypeVar("T")
 
 
 class Callback:
@@ -100,11 +103,11 @@ def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> 
         callback.load_state_dict(state.get(name, {}))
 
 
-def named(callbacks: list[Callback]) -> dict[str, Callback]:
-    """Each callback by class name, with a number from the second of a class on."""
-    by_name: dict[str, Callback] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
+def named(objects: Sequence[T]) -> dict[str, T]:
+    """Each object by class name, with a number from the second of a class on."""
+    by_name: dict[str, T] = {}
+    for one in objects:
+        kind = type(one).__name__
         number = sum(name.split(".")[0] == kind for name in by_name)
-        by_name[f"{kind}.{number}" if number else kind] = callback
+        by_name[f"{kind}.{number}" if number else kind] = one
     return by_name

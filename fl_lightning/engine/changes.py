@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from fl_lightning.engine.description import by_class
+from fl_lightning.callbacks.base import named
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.files import load
 
@@ -43,8 +43,9 @@ def changes_of(
         UsageError: something differs that is not ``allowed`` to; the model's state, the partition, and fewer rounds
             than are done never are.
     """
-    where, done = f"ckpt_path={shown_path(path)!r}", checkpoint["round"]
+    where = f"ckpt_path={shown_path(path)!r}"
     check_state(run, where, checkpoint)
+    done = checkpoint["round"]
     changes = {**differences(ours, checkpoint), **of_rounds(run, checkpoint)}
     if OF_SERVER.isdisjoint(changes) and not suits(checkpoint["server"]["optimizer"], run.server.optimizer):
         changes["trainer.server_optimizer"] = ("another", type(run.server.optimizer).__name__)
@@ -60,15 +61,16 @@ def changes_of(
 
 
 def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
-    """Refuse the state of another model.
+    """Refuse what is no checkpoint of a run, and the state of another model.
 
     Raises:
-        UsageError: names or shapes differ; names the first.
+        UsageError: a part is missing, or names or shapes differ; names the first.
     """
-    try:
-        theirs = {name: tuple(value.shape) for name, value in checkpoint["server"]["state"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: not a checkpoint of a run, it has no state of a server") from error
+    missing = [part for part in ("round", "server", "methods", "history") if part not in checkpoint]
+    if missing:
+        hint = "give RUN/checkpoints/last.ckpt, or begin a new run with --weights"
+        raise UsageError(f"{where}: not a checkpoint of a run, it has no {', '.join(missing)}; {hint}")
+    theirs = {name: tuple(value.shape) for name, value in checkpoint["server"]["state"].items()}
     ours = {name: tuple(value.shape) for name, value in run.server.state.items()}
     if ours.keys() != theirs.keys():
         text = f"its state holds {len(theirs)} entries, the model has {len(ours)}"
@@ -215,8 +217,10 @@ def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[
     """The methods of the run that the run of a checkpoint had, too, by name and class; none for other parameters."""
     if not OF_METHODS.isdisjoint(changes):
         return []
-    there, named = checkpoint["methods"], by_class(run.methods.methods)
-    return [one for name, one in named.items() if one.name in there and f"method.{name}" not in changes]
+    there = checkpoint["methods"]
+    return [
+        one for name, one in named(run.methods.methods).items() if one.name in there and f"method.{name}" not in changes
+    ]
 
 
 def memories_that_stay(run: Run, files: Mapping[int, Path], methods: list[Method]) -> dict[int, Path]:

@@ -54,7 +54,7 @@ FREE_OF_TRAINER = (
 # arguments of any object that change no bit, or that the hash of the plan describes
 FREE = ("download", "partitioner", "num_clients", "verbose", "pin_memory", "persistent_workers", "prefetch_factor")
 # a name with one of these words is that of a path
-PATHS = {"root", "path", "dir", "folder", "file", "cache"}
+PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
 # objects within objects, counted from the outermost
 DEPTH = 8
 # items that are listed; more of them, up to MANY, are represented by a digest, and beyond that by their number
@@ -68,7 +68,7 @@ def description(run: Run) -> dict[str, Any]:
     return {
         "trainer": of_trainer(run),
         "model": of_module(run.client.module),
-        "method": {name: canonical(one) for name, one in by_class(run.methods.methods).items()},
+        "method": {name: canonical(one) for name, one in named(run.methods.methods).items()},
         "data": of_data(run.data),
         "callbacks": {name: canonical(one) for name, one in named(run.callbacks).items() if has_state(one)},
     }
@@ -153,16 +153,6 @@ def of_data(data: Any) -> dict[str, Any]:
     again = {*own, *(["batch_sampler"] if loader.get("batch_size") else [])} - {"class"}
     more = {name: value for name, value in loader.items() if name not in again}
     return {**own, "train_dataloader": more}
-
-
-def by_class(objects: list[Any]) -> dict[str, Any]:
-    """Each object by class name, with a number from the second of a class on."""
-    found: dict[str, Any] = {}
-    for one in objects:
-        kind = type(one).__name__
-        number = sum(name.split(".")[0] == kind for name in found)
-        found[f"{kind}.{number}" if number else kind] = one
-    return found
 
 
 def has_state(callback: Any) -> bool:
