@@ -67,6 +67,26 @@ def test_spectra_and_figures_hold_all_rounds(tmp_path):
     assert np.load(tmp_path / "run/version_0/spectra.npz")["rounds"].tolist() == [0, 1, 2, 3]
 
 
+def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path):
+    runs = [fit(tmp_path, [], max_rounds=rounds, name=str(rounds)) for rounds in (2, 7)]
+    few, many = ((run.run_dir / "checkpoints/last.ckpt").stat().st_size for run in runs)
+    assert many < few + 100
+
+
+def test_spectra_that_were_altered_are_named_and_begin_anew(tmp_path):
+    import numpy as np
+
+    whole = fit(tmp_path, [], name="whole")
+    fit(tmp_path, [], stop=2)
+    file = tmp_path / "run/version_0/spectra.npz"
+    arrays = dict(np.load(file))
+    np.savez(file, **{**arrays, "classifier": arrays["classifier"] + 1})
+    with pytest.warns(UserWarning, match=r"spectra.npz was altered or is missing: it begins anew"):
+        again = fit(tmp_path, [], "last")
+    assert history(whole) == history(again)
+    assert np.load(file)["rounds"].tolist() == [2, 3]
+
+
 def test_a_checkpoint_that_was_copied_away_goes_on_in_a_new_folder(tmp_path):
     whole = fit(tmp_path, [MOON()], name="whole")
     fit(tmp_path, [MOON()], max_rounds=2)
