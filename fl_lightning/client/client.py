@@ -507,6 +507,8 @@ class Client(LightningModule):
     def _weight(self) -> float:
         given = self.methods.client_weight(self)
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
+        if given is not None and not math.isfinite(given):
+            raise ClientError(f"its weight is {given}; return a finite number from client_weight")
         return examples if given is None else given
 
     def _check_finite(self) -> None:

@@ -38,6 +38,59 @@ def test_a_visit_to_what_lies_on_disk_changes_it_for_good():
     memories.close()
 
 
+def fail_in_a_visit(memories, k, change):
+    with pytest.raises(RuntimeError, match="struck"), memories.visit(k):
+        change(memories.visited(k)["method"])
+        assert memories[k] is memories.visited(k)
+        raise RuntimeError("struck")
+
+
+def replace_in(memory):
+    memory["state"]["w"] = torch.zeros(1)
+    memory["pool"].append(torch.zeros(1))
+    memory["new"] = 1
+
+
+def write_into(memory):
+    memory["state"]["w"] += 5
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 0.0], ids=["held", "on disk"])
+@pytest.mark.parametrize("change", [replace_in, write_into])
+def test_a_visit_that_fails_changes_nothing(limit, change):
+    memories = Memories(limit, undo=True)
+    remember(memories, 3)
+    fail_in_a_visit(memories, 3, change)
+    kept = memories[3]["method"]
+    assert kept["state"]["w"].eq(3).all()
+    assert (len(kept["pool"]), kept["n"], len(kept)) == (1, 3, 3)
+    with pytest.raises(RuntimeError, match="struck"), memories.visit(4):
+        memories.visited(4)["method"] = {"n": 1}
+        raise RuntimeError("struck")
+    assert list(memories) == [3]
+    assert 4 not in memories
+    memories.close()
+
+
+def test_a_visit_copies_no_tensor_where_the_run_ends_with_a_failure():
+    memories = Memories()
+    remember(memories, 0)
+    before = memories[0]["method"]["state"]["w"]
+    with memories.visit(0):
+        assert memories.visited(0)["method"]["state"]["w"] is before
+    fail_in_a_visit(memories, 0, replace_in)
+    assert memories[0]["method"]["state"]["w"] is before
+
+
+def test_a_visit_that_is_dropped_changes_nothing():
+    memories = Memories(undo=True)
+    remember(memories, 0)
+    with memories.visit(0):
+        replace_in(memories.visited(0)["method"])
+        memories.drop(0)
+    assert memories[0]["method"]["state"]["w"].eq(0).all()
+
+
 def test_a_client_without_memory_takes_no_place():
     memories = Memories()
     memories.visited(3).setdefault("method", {})
