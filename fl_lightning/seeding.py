@@ -15,10 +15,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from fl_lightning.errors import require
+
 
 def base_seed() -> int:
     """The seed given to ``seed_everything`` (the top-level key of a config), 0 when there was none."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+    given = os.environ.get("PL_GLOBAL_SEED", "0")
+    require(given.isdecimal(), "PL_GLOBAL_SEED", given, "give a whole number from 0, or unset the variable")
+    return int(given)
 
 
 def address(seed: int, purpose: str, *where: int) -> int:

@@ -323,6 +323,7 @@ class FederatedTrainer(RunAccess):
             method: the methods of the config, which have no part in it.
         """
         checks.check_data(datamodule)
+        checks.check_folder("trainer.default_root_dir", self.default_root_dir)
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder = Path(CSVLogger(self.default_root_dir, "partition").log_dir)

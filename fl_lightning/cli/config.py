@@ -105,8 +105,8 @@ def building() -> Iterator[None]:
         yield
     except (ValueError, TypeError, RuntimeError, MemoryError, ArithmeticError) as error:
         cause = innermost(error)
-        # without the frame of this block
-        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)][1:]
+        # without the frames of this function and of the block
+        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)][2:]
         if isinstance(cause, UsageError) or any(is_users(frame.f_code.co_filename) for frame in frames):
             raise
         kind, given = constructor_of(frames)

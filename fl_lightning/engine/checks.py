@@ -377,20 +377,19 @@ def check_workers(workers_per_device: int, device: torch.device) -> None:
     require(alone, "trainer.workers_per_device", workers_per_device, hint)
 
 
-def check_root(trainer: FederatedTrainer) -> None:
-    """Refuse a folder of runs in which nothing can be written.
+def check_folder(key: str, folder: Path) -> None:
+    """Refuse a folder in which nothing can be written; it need not be there yet.
 
     Raises:
         UsageError: a part of its path is a file, it is read-only, or the disk is full.
     """
-    root = trainer.default_root_dir
-    present = next((path for path in (root, *root.absolute().parents) if path.exists()), Path("/"))
-    where = f"{present} " if present != root else "it "
-    require(present.is_dir(), "trainer.default_root_dir", str(root), f"{where}is a file; give a folder")
+    present = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    where = f"{present} " if present != folder else "it "
+    require(present.is_dir(), key, str(folder), f"{where}is a file; give a folder")
     hint = f"{where}is read-only; give a folder that can be written"
-    require(os.access(present, os.W_OK | os.X_OK), "trainer.default_root_dir", str(root), hint)
+    require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
     hint = "its disk is full; free some space, or give a folder on another disk"
-    require(shutil.disk_usage(present).free > 2**20, "trainer.default_root_dir", str(root), hint)
+    require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
 
 
 def check_server_optimizer(trainer: FederatedTrainer, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from fl_lightning.engine.checkpointing import (
     save_run,
     verified_checkpoint,
 )
+from fl_lightning.engine.checks import check_folder
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -173,6 +174,8 @@ def predict_once(
     run: Run, ckpt_path: str | Path | None, weights: Path | None = None, output: Path | None = None
 ) -> list[Any]:
     """The outputs of ``predict_step`` of the module as it is, or of a checkpoint's global model, batch by batch."""
+    if output is not None:
+        check_folder("output", output.parent)
     own = load_given(run, ckpt_path, weights)
     hint = f"entries of the state stay with each of its {len(own)} clients, so it has no one model to predict with"
     require(not own, "ckpt_path", str(ckpt_path), hint)

@@ -124,33 +124,32 @@ def try_batches(run: Run) -> None:
 @contextmanager
 def trial(run: Run, purpose: str) -> Iterator[None]:
     """In this block nothing that the module does lasts."""
-    with ambient(run.seed, "first_batch", PURPOSES.index(purpose)), run.client.apart(), run.client.stand_in.trial():
+    with ambient(run.seed, f"first_batch/{purpose}"), run.client.apart(), run.client.stand_in.trial():
         yield
-
-
-PURPOSES = ("train", *PHASES)
 
 
 def train_on_one(run: Run) -> None:
     """The training step on the first batch of the first client that has any."""
-    for k in range(run.data.num_clients):
-        with run.loaders.train(k, 0, "first_batch") as loader:
-            given = first_of(loader) if len(loader) else None
-            if len(loader) == 0:
-                continue
-            if given is None:
-                return
-            client, clock = run.client, run.client.stand_in.clock
-            clock.round, clock.epoch, clock.step, clock.batches = 0, 0, 0, len(loader)
-            client.stand_in.begin_visit(*configure_optimizer(client.module), loader)
-            client.references.start()
-            batch = run.loaders.to_device(given)
-            client.logged.begin_batch(batch)
-            with run.fabric.autocast(), client.taps.recorded():
-                loss = attempt(run, partial(client.own_loss, batch, 0), "training_step", f"client {k}", batch)
-                for tap in run.methods.wanted_taps() if loss is not None else ():
-                    client.taps.values[tap]  # raises if the forward does not call its submodule
-            return
+    sizes = ((k, run.local_training.batches(k)) for k in range(run.data.num_clients))
+    k = next((k for k, number in sizes if number), None)
+    if k is None:
+        return
+    with run.loaders.train(k, 0, "first_batch") as loader:
+        given = first_of(loader)
+        if given is not None:
+            run.client.stand_in.clock.batches = len(loader)
+            run.client.stand_in.begin_visit(*configure_optimizer(run.client.module), loader)
+            step_on(run, run.loaders.to_device(given), k)
+
+
+def step_on(run: Run, batch: Any, k: int) -> None:
+    """The training step on a batch of client ``k``, and what taps record of it."""
+    client = run.client
+    client.logged.begin_batch(batch)
+    with run.fabric.autocast(), client.taps.recorded():
+        loss = attempt(run, partial(client.own_loss, batch, 0), "training_step", f"client {k}", batch)
+        for tap in run.methods.wanted_taps() if loss is not None else ():
+            client.taps.values[tap]  # raises if the forward does not call its submodule
 
 
 def evaluate_one(run: Run, phase: str, step: str) -> None:
@@ -165,8 +164,8 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
             batch = run.loaders.to_device(given, index)
             client.logged.begin_batch(batch, index if len(loaders) > 1 else None)
             client.begin_hook(step)
+            call = partial(bound_step(client.module, step, index), batch, 0)
             with run.fabric.autocast():
-                call = partial(bound_step(client.module, step, index), batch, 0)
                 attempt(run, call, step, f"the {phase} data", batch)
 
 
@@ -238,13 +237,15 @@ def is_misfit(error: Exception) -> bool:
     """Whether an operation has refused its inputs, and not the user's code itself."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
-    within = f"{torch.__path__[0]}" in last.filename
-    return isinstance(error, MISFITS) and (within or not explicit)
+    return isinstance(error, MISFITS) and (last.filename.startswith(torch.__path__[0]) or not explicit)
 
 
 def shapes(batch: Any) -> str:
     """The shapes and types of the tensors of a batch."""
     found: list[str] = []
-    note = partial(lambda tensor: found.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype)[6:]}"))
+
+    def note(tensor: Tensor) -> None:
+        found.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}")
+
     apply_to_collection(batch, Tensor, note)
     return f"({', '.join(found)})"

@@ -132,7 +132,7 @@ def launch(
     checks.check_module(model, stage)
     checks.check_data(data)
     if stage == "fit" and not trainer.fast_dev_run:
-        checks.check_root(trainer)
+        checks.check_folder("trainer.default_root_dir", trainer.default_root_dir)
     stand_in, prepared = StandIn(clock(trainer), early_setting(trainer, data)), forks(trainer)
     stand_in.attach(model)
     data.trainer = stand_in

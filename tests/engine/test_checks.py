@@ -238,6 +238,10 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
     with pytest.raises(UsageError, match=r"^trainer.default_root_dir='.*runs': its disk is full; free some space"):
         trainer.fit(small_model(), small_data())
+    with pytest.raises(UsageError, match=r"^trainer.default_root_dir"):
+        trainer.partition(small_model(), small_data())
+    with pytest.raises(UsageError, match=r"^output="):
+        trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()
 
 
