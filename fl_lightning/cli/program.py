@@ -265,6 +265,8 @@ def stop(error: object, status: int) -> NoReturn:
 def main(args: list[str] | None = None) -> None:
     """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
 
+    A signal that stops a fit ends it with the command that goes on, and status 128 + its number.
+
     An exception from a user's code keeps its traceback.
     """
     # a user's own classes lie in the working folder, where the installed program does not look
@@ -278,7 +280,7 @@ def main(args: list[str] | None = None) -> None:
             print(f"{stopped}; go on: {command_that_goes_on(stopped, args)}", file=sys.stderr)
         sys.exit(stopped.status)
     except KeyboardInterrupt:
-        stop("interrupted before round 0; nothing was trained", 128 + signal.SIGINT)
+        stop("interrupted", 128 + signal.SIGINT)
     except ClientError as error:
         if from_users_code(error):
             print(f"error: {error}{how_to_replay(error)}", file=sys.stderr)

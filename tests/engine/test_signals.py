@@ -36,14 +36,14 @@ class Sends(Method):
             os.kill(os.getpid(), self.numbers.pop(0))
 
 
-class SendsToFirst(Callback):
-    """Sends a signal to the first worker alone, when it has trained a client in the second round."""
+class SendsToOne(Callback):
+    """Sends a signal to one worker alone, when it has trained a client in the second round."""
 
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, number, rank=0):
+        self.number, self.rank = number, rank
 
     def on_client_end(self, trainer, client):
-        if trainer.global_rank == 0 and trainer.server.round == 1:
+        if trainer.global_rank == self.rank and trainer.server.round == 1:
             os.kill(os.getpid(), self.number)
 
 
@@ -102,18 +102,19 @@ def test_a_signal_gives_the_round_up_and_the_run_goes_on_to_the_same_bits(tmp_pa
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, workers, capfd):
     how = {"checkpoint_every_n_rounds": 3, "devices": workers}
-    trainer, stopped = fit(tmp_path, Sends(), callbacks=[SendsToFirst(signal.SIGTERM)], **how)
+    trainer, stopped = fit(tmp_path, Sends(), callbacks=[SendsToOne(signal.SIGTERM)], **how)
     assert isinstance(stopped, Terminated)
     assert len(trainer.history) == 2
     assert "SIGTERM: the run stops after round 1; a second signal ends it at once" in capfd.readouterr().err
     goes_on(tmp_path, whole, stopped, **how)
 
 
-@pytest.mark.parametrize("everyone", [True, False])
-def test_two_workers_stop_and_leave_nothing(tmp_path, whole, everyone):
-    given = [Sends(signal.SIGTERM)] if everyone else [Sends()]
-    callbacks = [] if everyone else [SendsToFirst(signal.SIGTERM)]
-    trainer, stopped = fit(tmp_path, *given, devices=2, callbacks=callbacks)
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_two_workers_stop_and_leave_nothing(tmp_path, whole, rank):
+    # SLURM tells all of them
+    everyone = Sends(*[signal.SIGTERM] * (rank is None))
+    one = [] if rank is None else [SendsToOne(signal.SIGTERM, rank)]
+    trainer, stopped = fit(tmp_path, everyone, devices=2, callbacks=one)
     assert isinstance(stopped, Terminated)
     assert len(trainer.history) == 1
     goes_on(tmp_path, whole, stopped, devices=2)
