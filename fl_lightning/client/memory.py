@@ -226,7 +226,8 @@ class Memories(Mapping[int, Memory]):
     def _spill(self, k: int) -> None:
         if self._folder is None:
             self._scratch = TemporaryFolder("fl_lightning-clients-")
-            self._folder = self._scratch.path
+            self._folder = self._scratch.path / "clients"
+            self._folder.mkdir()
         path = self._folder / f"{k}.pt"
         save(self._held.pop(k), path)
         self._on_disk[k] = path
