@@ -256,12 +256,8 @@ class ForkedWorkers(_Launcher):
         with restored_environment():
             # chosen before the fork, so that all workers know it
             os.environ["MASTER_PORT"] = str(self.environment.main_port)
-            # garbage of an earlier run, a process group for one, would wait in the child for threads that are not there
-            gc.freeze()
-            try:
+            with without_collections():
                 self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
-            finally:
-                gc.unfreeze()
             try:
                 return function(*args, **kwargs)
             finally:
@@ -309,6 +305,7 @@ class ForkedWorkers(_Launcher):
         # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
         # destructor would wait for them forever
         gc.freeze()
+        gc.enable()
         self._children, self._forked = {}, True
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
@@ -384,6 +381,18 @@ def refuse_port_in_use(environment: ClusterEnvironment) -> None:
         except OSError as error:
             hint = "give another in the environment variable, or unset it"
             raise UsageError(f"MASTER_PORT={environment.main_port}: {error.strerror}; {hint}") from error
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """In this block Python does not collect garbage, and neither do processes that are forked in it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager
