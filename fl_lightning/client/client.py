@@ -517,7 +517,7 @@ class Client(LightningModule):
         if not math.isfinite(self.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
-        entry = first_not_finite(select(self.live, self.others), self.received)
+        entry = first_not_finite(select(self.live, self.others), self.received) if self.others else None
         if entry is not None:
             kind = "frozen parameter" if entry in self.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {self.num_steps} local steps")

@@ -6,7 +6,6 @@ import math
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ class Outcome:
 
     Args:
         visits: how many there were, but for those that failed.
+        sent: how many of them the server gets an update from.
         stepped: how many of them took a local step.
         idle: how many of them had no batch.
         skipped: batches that the module skipped.
@@ -40,6 +40,7 @@ class Outcome:
     """
 
     visits: int = 0
+    sent: int = 0
     stepped: int = 0
     idle: int = 0
     skipped: int = 0
@@ -134,8 +135,7 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
     with memories.visit(k):
         update = run.local_training.visit(k, round_, run.server.state, fate.work)
         if fate.lost is None:
-            with failing(run, f"client {k}, round {round_}: a callback's on_client_end: "), run.workers.alone():
-                run.call("on_client_end", client=client)
+            observe(run, k, round_)
             try:
                 totals.add(update)
             except ArithmeticError as error:
@@ -143,6 +143,7 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
         else:
             memories.drop(k)
     outcome.visits += 1
+    outcome.sent += fate.lost is None
     outcome.stepped += client.num_steps > 0
     outcome.idle += run.local_training.batches(k) == 0
     outcome.skipped += client.num_skipped
@@ -150,17 +151,17 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
         outcome.rates[k] = client.lr
 
 
-@contextmanager
-def failing(run: Run, where: str) -> Iterator[None]:
-    """In this block an error is the client's where the run skips those that fail; else it ends the run as it is."""
+def observe(run: Run, k: int, round_: int) -> None:
+    """Show the callbacks a client that has trained; where the run skips clients that fail, an error is the client's."""
     try:
-        yield
+        with run.workers.alone():
+            run.call("on_client_end", client=run.client)
     except (ClientError, UsageError):
         raise
     except Exception as error:
         if run.trainer.on_client_error == "raise":
             raise
-        raise ClientError(f"{where}{text_of(error)}") from error
+        raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {text_of(error)}") from error
 
 
 def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
@@ -198,7 +199,7 @@ def share_outcome(run: Run, round_: int, failures: Failures, outcome: Outcome) -
     every = [theirs for _, _, theirs, _ in outcomes]
     log_outcome(run, every)
     if len(failures):
-        tolerate(run, failures)
+        tolerate(run, failures, sum(theirs.sent for theirs in every))
     check_steps(run, round_, every, failures)
 
 
@@ -234,9 +235,9 @@ def check_steps(run: Run, round_: int, outcomes: list[Outcome], failures: Failur
     raise ClientError(f"round {round_}: no client took a local step: {failures.texts()[-1] if len(failures) else why}")
 
 
-def tolerate(run: Run, failures: Failures) -> None:
-    """Warn of the clients that failed, and continue without them where the trainer's arguments allow it."""
-    trainer, left = run.trainer, len(run.server.cohort) - len(failures)
+def tolerate(run: Run, failures: Failures, left: int) -> None:
+    """Warn of the clients that failed, and continue with those that are left where the trainer's arguments allow it."""
+    trainer = run.trainer
     if trainer.on_client_error == "raise":
         failures.throw(run)
     for text in failures.texts():
