@@ -66,7 +66,7 @@ def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         UsageError: a part is missing, or names or shapes differ; names the first.
     """
-    missing = [part for part in ("round", "server", "methods", "history") if part not in checkpoint]
+    missing = [part for part in ("round", "server", "methods") if part not in checkpoint]
     if missing:
         hint = "give RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no {', '.join(missing)}; {hint}")

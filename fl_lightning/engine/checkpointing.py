@@ -20,7 +20,7 @@ from fl_lightning.engine.changes import (
     states_of_callbacks,
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError
 from fl_lightning.records.checkpoint import (
     BEST,
     Checkpoint,
@@ -32,6 +32,7 @@ from fl_lightning.records.checkpoint import (
     verified,
 )
 from fl_lightning.records.files import DamagedFileError, stamp_of
+from fl_lightning.records.manifest import manifest_path
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -111,8 +112,6 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
     if found is None:
         return {"round": 0}
     path, checkpoint = found.path, read(found.path)
-    hint = "not a checkpoint of a run; its model can be given as weights"
-    require("server" in checkpoint, "ckpt_path", str(path), hint)
     changes = changes_of(ours, run, path, checkpoint, allow_changes)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
@@ -152,7 +151,7 @@ def begin_in_folder(run: Run, found: Checkpoint | None) -> None:
 def warn_of_best(run: Run, path: Path) -> None:
     """Warn where the best checkpoint so far is damaged: no round that is worse makes it anew."""
     try:
-        if path.is_file():
+        if path.is_file() or manifest_path(path).is_file():
             verified(path, run.trainer.warn)
     except DamagedFileError as error:
         run.trainer.warn(f"{str(path)!r}: {error}; it cannot be used, and the next round that is better replaces it")

@@ -473,7 +473,7 @@ def test_another_model_is_refused_always(plain, model, expected):
 
 
 def test_the_final_model_is_no_checkpoint_of_a_run(plain):
-    with pytest.raises(UsageError, match=r"it has no round, server, methods, history; give RUN/checkpoints/last\.ckpt"):
+    with pytest.raises(UsageError, match=r"it has no round, server, methods; give RUN/checkpoints/last\.ckpt"):
         fit(plain, plain / "run/version_0/checkpoints/model.ckpt")
 
 
