@@ -32,6 +32,7 @@ from fl_lightning.records.checkpoint import (
     verified,
 )
 from fl_lightning.records.files import DamagedFileError, stamp_of
+from fl_lightning.records.manifest import manifest_path
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -150,7 +151,7 @@ def begin_in_folder(run: Run, found: Checkpoint | None) -> None:
 def warn_of_best(run: Run, path: Path) -> None:
     """Warn where the best checkpoint so far is damaged: no round that is worse makes it anew."""
     try:
-        if path.is_file():
+        if path.is_file() or manifest_path(path).is_file():
             verified(path, run.trainer.warn)
     except DamagedFileError as error:
         run.trainer.warn(f"{str(path)!r}: {error}; it cannot be used, and the next round that is better replaces it")

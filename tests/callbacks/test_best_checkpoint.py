@@ -57,3 +57,11 @@ def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_pat
         fit(tmp_path, BestCheckpoint("val/loss"))
     with pytest.raises(UsageError, match=r"BestCheckpoint.mode='most': give min or max"):
         BestCheckpoint("test/loss", "most")
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_a_best_checkpoint_that_is_damaged_is_named_where_the_run_resumes(tmp_path, damage):
+    fit(tmp_path, BestCheckpoint("score", "max"), Scores(), max_rounds=3)
+    best(tmp_path).unlink() if damage == "deleted" else best(tmp_path).write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"best.ckpt': .*; it cannot be used"):
+        fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path="last", max_rounds=4)
