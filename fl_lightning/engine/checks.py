@@ -148,6 +148,7 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     check_cohort(trainer, base_seed(), number)
     check_classes(model, data)
     check_label_counts(methods, data)
+    check_counted_classes(methods, model, data)
     methods.check_data(data)
     warn_of_idle_clients(trainer, data)
     if trainer.cache_references:
@@ -254,6 +255,19 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     known = not needing or datamodule.info(0).label_counts is not None
     hint = "the clients' label counts are not known; give a training set with integer labels"
     require(known, "method", ", ".join(needing), hint)
+
+
+def check_counted_classes(methods: MethodList, model: LightningModule, datamodule: Any) -> None:
+    """Refuse a method that counts labels beside a model with more classes than are counted.
+
+    Raises:
+        UsageError: the model declares another ``num_classes``.
+    """
+    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
+    counts, ours = datamodule.info(0).label_counts if needing else None, getattr(model, "num_classes", None)
+    if counts is not None and isinstance(ours, int):
+        hint = f"{', '.join(needing)} counts the labels of {len(counts)} classes; give {len(counts)}"
+        require(ours == len(counts), "model.num_classes", ours, hint)
 
 
 def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
