@@ -103,7 +103,7 @@ MORE = {
 }
 REMEDY = re.compile(
     r"\b(give|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
-    r"free|needs?|must|lists|Allowed|build|bind|put|evaluation data is|train(s)? in)\b"
+    r"free|needs?|must|lists|Allowed|Available|build|bind|put|evaluation data is|train(s)? in)\b"
 )
 
 
