@@ -345,7 +345,12 @@ def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None
     """
     number = devices if isinstance(devices, int) else int(devices) if str(devices).isdigit() else 1
     counted = isinstance(devices, (int, list)) or str(devices).isdigit() or devices == "auto"
-    require(counted and number >= 1, "trainer.devices", devices, "give a number from 1, a list of GPUs, or auto")
+    require(
+        counted and devices != [] and number >= 1,
+        "trainer.devices",
+        devices,
+        "give a number from 1, a list of GPUs, or auto",
+    )
     for name, number in (("workers_per_device", workers_per_device), ("num_nodes", num_nodes)):
         fits = holds(partial(within, 1, 1000), number)
         require(fits, f"trainer.{name}", number, "give 1 or more, up to a thousand")

@@ -64,7 +64,7 @@ def test_devices_are_a_number_a_list_or_auto(devices):
     checks.check_devices(devices, 1, 1)
 
 
-@pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5])
+@pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5, []])
 def test_other_devices_are_refused(devices):
     with pytest.raises(UsageError, match=r"trainer\.devices"):
         checks.check_devices(devices, 1, 1)
