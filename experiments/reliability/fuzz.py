@@ -84,6 +84,9 @@ CLASSES = [
     *("SpectrumMonitor", "EarlyStopping", "CCVR", "lightning.pytorch.callbacks.ModelCheckpoint"),
     *("torch.nn.Linear", "collections.Counter", "nowhere.Class", "ImageClasifier", "Dirichet", "os.system"),
 ]
+# classes of the data sets that have not 10
+CLASSES_OF = {"CIFAR100": 100, "TinyImageNet": 200, "ImageFolderImages": 12, "OfficeHome": 65, "FEMNIST": 62}
+CLASSES_OF |= {"PACS": 7, "HAM10000": 7}
 # arguments that are added where a class or the trainer may take them
 MORE = {
     "trainer": {
@@ -100,7 +103,7 @@ MORE = {
 }
 REMEDY = re.compile(
     r"\b(give|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
-    r"free|needs?|must|lists|build|bind|put|evaluation data is|train(s)? in)\b"
+    r"free|needs?|must|lists|Allowed|Available|build|bind|put|evaluation data is|train(s)? in)\b"
 )
 
 
@@ -111,8 +114,8 @@ def bases() -> dict[str, list[Path]]:
     rng = random.Random(0)
     for data in fragment["data"]:
         grey = "mnist" in data.stem
-        models = ("feduvcnn_small_grey",) if grey else ("feduvcnn_small", "mooncnn", "fedckacnn")
-        parts = [data, ROOT / "models" / f"{rng.choice(models)}.yaml", rng.choice(fragment["methods"])]
+        model = "logistic" if data.stem == "synthetic" else "feduvcnn_small_grey" if grey else "feduvcnn_small"
+        parts = [data, ROOT / "models" / f"{model}.yaml", rng.choice(fragment["methods"])]
         named["+".join(part.stem for part in parts)] = parts
     for model in fragment["models"]:
         if "resnet" not in model.stem and "mobile" not in model.stem and "torchvision" not in model.stem:
@@ -134,11 +137,14 @@ def resolved(parts: list[Path]) -> dict[str, Any]:
     data = config["data"]["init_args"]
     config["trainer"] |= {"max_rounds": 1, "logger": False, "enable_progress_bar": False, "callbacks": None}
     config["trainer"] |= {"local_epochs": 1, "default_root_dir": "runs"}
-    for key, value in {"offline": True, "train_size": 130, "test_size": 40, "num_clients": 2}.items():
-        if key in data:
-            data[key] = value
-    if "largest" in data:
-        data["largest"] = 60
+    kind, dealt = config["data"]["class_path"].rsplit(".", 1)[-1], json.dumps(data.get("partitioner"))
+    number = 1 if "Pooled" in dealt else 4 if "ByDomain" in dealt else 2
+    small = {"offline": True, "train_size": 80, "test_size": 30, "num_clients": number, "largest": 60}
+    data |= {key: value for key, value in small.items() if key in data}
+    model = config["model"]["init_args"]
+    model["num_classes"] = CLASSES_OF.get(kind, 10)
+    if model["encoder"]["class_path"].endswith("Logistic") and data.get("channels") == 3:
+        model["encoder"]["init_args"]["in_features"] = 3 * data["image_size"] ** 2
     return config
 
 

@@ -104,21 +104,21 @@ def building() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError, MemoryError, ArithmeticError) as error:
-        cause = innermost(error)
+        errors = chain(error)
         # without the frames of this function and of the block
-        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)][2:]
-        if isinstance(cause, UsageError) or any(is_users(frame.f_code.co_filename) for frame in frames):
+        frames = [frame for frame, _ in traceback.walk_tb(errors[-1].__traceback__)][2:]
+        usage = any(isinstance(one, UsageError) for one in errors)
+        if usage or any(is_users(frame.f_code.co_filename) for frame in frames):
             raise
         kind, given = constructor_of(frames)
-        text = clipped(text_of(cause), 110)
+        text = clipped(text_of(errors[-1]), 110)
         raise UsageError(f"{kind}({clipped(given, 90)}): {text}; give arguments that it takes") from error
 
 
-def innermost(error: BaseException) -> BaseException:
-    """The first error of a chain of them."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
+def chain(error: BaseException) -> list[BaseException]:
+    """An error, and those that caused it, the first one last."""
+    cause = error.__cause__ or error.__context__
+    return [error, *(chain(cause) if cause is not None else [])]
 
 
 def is_users(filename: str) -> bool:

@@ -55,7 +55,7 @@ CAUSES = {
     "unloaded": re.compile(r"Unable to load config (?P<value>'.*?'|\".*?\"|\S+)"),
 }
 # the value, up to what a message says of other types
-GIVEN = re.compile(r"Got value: (.*?)(?: Subclass types expect| - |$)|Given value: (.*?)(?:\. Got value: | - |$)")
+GIVEN = re.compile(r"Got value:(.*?)(?: Subclass types expect| - |$)|Given value:(.*?)(?:\. Got value:| - |$)")
 # what a message ends with where it is about a class in the place of a function
 INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 # a value as a command line gives it to one argument of a class
@@ -176,7 +176,9 @@ def of_spec(place: Place, match: re.Match[str]) -> str:
 
 def of_value(place: Place, match: re.Match[str]) -> str:
     """The line about a value that does not fit its type, plain or one of several."""
-    several = re.search(r"Subtypes: \[((?:(?!Subtypes: ).)*)\] Errors: - $", place.before)
+    # of several types, the last to be told is null; what was told of the first had another form
+    last = ".*" if "NoneType" in match["type"] else ""
+    several = re.search(rf"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - {last}$", place.before)
     value = brief_text(value_in(place.after))
     owner = f"{short(place.owner)}." if place.owner else ""
     key = re.findall(r'Parser key "([^"]+)"(?: element \d+)?', place.before)
@@ -215,7 +217,7 @@ LINES = {
 def value_in(after: str) -> str:
     """The value that a message gives after the cause of the error, without the other types that it does not fit."""
     match = GIVEN.search(after)
-    value = (match[1] or match[2] or "") if match else ""
+    value = (match[1] or match[2] or "").strip() if match else ""
     nested = NESTED.search(value)
     return nested[1].strip("'") if nested else value
 

@@ -154,6 +154,7 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     check_classes(model, data)
     check_batch_sizes(model, data)
     check_label_counts(methods, data)
+    check_counted_classes(methods, model, data)
     methods.check_data(data)
     warn_of_idle_clients(trainer, data)
     if trainer.cache_references:
@@ -280,6 +281,19 @@ def check_label_counts(methods: MethodList, datamodule: Any) -> None:
     require(known, "method", ", ".join(needing), hint)
 
 
+def check_counted_classes(methods: MethodList, model: LightningModule, datamodule: Any) -> None:
+    """Refuse a method that counts labels beside a model with more classes than are counted.
+
+    Raises:
+        UsageError: the model declares another ``num_classes``.
+    """
+    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
+    counts, ours = datamodule.info(0).label_counts if needing else None, getattr(model, "num_classes", None)
+    if counts is not None and isinstance(ours, int):
+        hint = f"{', '.join(needing)} counts the labels of {len(counts)} classes; give {len(counts)}"
+        require(ours == len(counts), "model.num_classes", ours, hint)
+
+
 def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
     """Warn of clients that train nothing because they have no full batch."""
     idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
@@ -355,7 +369,12 @@ def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None
     """
     number = devices if isinstance(devices, int) else int(devices) if str(devices).isdigit() else 1
     counted = isinstance(devices, (int, list)) or str(devices).isdigit() or devices == "auto"
-    require(counted and number >= 1, "trainer.devices", devices, "give a number from 1, a list of GPUs, or auto")
+    require(
+        counted and devices != [] and number >= 1,
+        "trainer.devices",
+        devices,
+        "give a number from 1, a list of GPUs, or auto",
+    )
     for name, number in (("workers_per_device", workers_per_device), ("num_nodes", num_nodes)):
         fits = holds(partial(within, 1, 1000), number)
         require(fits, f"trainer.{name}", number, "give 1 or more, up to a thousand")

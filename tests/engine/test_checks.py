@@ -19,7 +19,8 @@ from fl_lightning.engine import checks
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError
 from fl_lightning.method import Method
-from fl_lightning.methods import FedProx
+from fl_lightning.methods import FedLC, FedProx
+from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.sampling import Sampler
 
 WRONG = {
@@ -63,7 +64,7 @@ def test_devices_are_a_number_a_list_or_auto(devices):
     checks.check_devices(devices, 1, 1)
 
 
-@pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5])
+@pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5, []])
 def test_other_devices_are_refused(devices):
     with pytest.raises(UsageError, match=r"trainer\.devices"):
         checks.check_devices(devices, 1, 1)
@@ -308,3 +309,10 @@ def test_a_value_in_a_line_is_not_longer_than_the_line(tmp_path):
     with pytest.raises(UsageError, match=r"^trainer.strategy='aaaa.* \.\.\. .*aaaa': it wraps the model") as caught:
         small_trainer(tmp_path, strategy="a" * 1000)
     assert len(str(caught.value)) < 300
+
+
+def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(tmp_path):
+    model = ImageClassifier(MLP(64, [8]), num_classes=12)
+    with pytest.raises(UsageError, match=r"^model.num_classes=12: FedLC counts the labels of 10 classes; give 10"):
+        small_trainer(tmp_path / "runs").fit(model, small_data(), [FedLC()])
+    small_trainer(tmp_path, max_rounds=0).fit(model, small_data(), [FedProx()])
