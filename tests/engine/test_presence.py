@@ -7,6 +7,7 @@ import time
 import pytest
 from helpers.runs import small_data, small_model, small_trainer
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine import launch, presence, workers
@@ -65,6 +66,7 @@ def test_a_node_that_never_comes_is_named_and_nothing_is_written(tmp_path, monke
     monkeypatch.setattr(LightningEnvironment, "creates_processes_externally", True)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(find_free_network_port()))  # which the run would leave behind
     trainer = small_trainer(tmp_path, num_nodes=2)
     named = r"worker 1 \(node 1\) of 2"
     with (

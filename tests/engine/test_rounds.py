@@ -285,15 +285,29 @@ class Evaluated(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("lr", [math.nan, 1e38])
-def test_a_server_optimizer_that_makes_nan_or_infinity_is_named(run, lr):
-    with pytest.raises(ClientError, match=r"round 0: trainer.server_optimizer SGD with lr .* made .* nan or infinite"):
-        run(server_optimizer=partial(torch.optim.SGD, lr=lr * 1e10 if lr == lr else lr), model=Evaluated())
+class Ruins(torch.optim.SGD):
+    """Writes a number into what it steps."""
+
+    def __init__(self, params, number):
+        super().__init__(params, lr=1.0)
+        self.number = number
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.fill_(self.number)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_server_optimizer_that_makes_nan_or_infinity_is_named(run, number):
+    with pytest.raises(
+        ClientError, match=r"round 0: trainer.server_optimizer Ruins with lr .* made .* nan or inf"
+    ):
+        run(server_optimizer=partial(Ruins, number=number), model=Evaluated())
 
 
 def test_a_model_that_the_server_has_ruined_is_not_a_success(run):
-    with pytest.raises(ClientError, match=r"round 0: test/loss is|made .* nan or infinite"):
-        run(server_optimizer=partial(torch.optim.Adam, lr=1e38), max_rounds=1)
+    with pytest.raises(ClientError, match=r"round 0: test/loss is"):
+        run(server_optimizer=partial(Ruins, number=1e30), max_rounds=1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

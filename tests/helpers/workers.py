@@ -5,12 +5,15 @@ import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
+from fl_lightning.engine.signals import Signals
+
 
 class ThreadWorkers:
     """The collectives of ``engine.workers.Workers`` among threads."""
 
     def __init__(self, rank, size, barrier, values, queues):
         self.rank, self.size = rank, size
+        self.signals = Signals(speaks=False)
         self._barrier, self._values, self._queues = barrier, values, queues
 
     def gather(self, value):
