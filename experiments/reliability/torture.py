@@ -290,7 +290,7 @@ def foreign(path, rng, others):
 
 def older(path, rng, others):
     """Put the previous checkpoint, with or without its manifest, in the place of the last."""
-    folder = path.parent if path.parent.name == "checkpoints" else path.parents[1]
+    folder = next(one for one in path.parents if one.name.startswith("version_")) / "checkpoints"
     shutil.copyfile(folder / "previous.ckpt", folder / "last.ckpt")
     if rng.random() < 0.5:
         shutil.copyfile(folder / "previous.ckpt.json", folder / "last.ckpt.json")
