@@ -101,6 +101,16 @@ def test_a_signal_gives_the_round_up_and_the_run_goes_on_to_the_same_bits(tmp_pa
     goes_on(tmp_path, whole, stopped)
 
 
+@pytest.mark.filterwarnings("ignore:.*previous.ckpt is taken instead")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_took_the_previous_checkpoint_names_the_one_that_is_there(tmp_path, whole, workers):
+    fit(tmp_path, Sends(), max_rounds=2)
+    (tmp_path / "run/version_0/checkpoints/last.ckpt").unlink()
+    _, stopped = fit(tmp_path, Sends(signal.SIGTERM), ckpt_path="last", devices=workers)
+    assert stopped.checkpoint.is_file()
+    goes_on(tmp_path, whole, stopped)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, workers, capfd):
     how = {"checkpoint_every_n_rounds": 3, "devices": workers}
