@@ -78,8 +78,9 @@ class SystemsHeterogeneity:
         require(late in ("keep", "drop"), "trainer.systems.late", late, "give keep or drop")
         self.stragglers, self.least, self.most, self.late = stragglers, least, most, late
         self.dropout_before, self.dropout_after = dropout_before, dropout_after
+        self.available = available or {}
         self._windows: dict[int, list[Window]] = {}
-        for name, given in (available or {}).items():
+        for name, given in self.available.items():
             for k in named(name):
                 self._windows.setdefault(k, []).extend(map(window, given))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Change = tuple[Any, Any]
 # the sections of a description that must be the same
 SECTIONS = ("trainer", "model", "method", "data")
-# where one of these differs, a saved state of no use: of the server's optimizer, of methods, of a module's scheduler
+# where one of these differs, a saved state is of no use: of the server's optimizer, of methods, of a module's scheduler
 OF_SERVER = {"trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"}
 OF_METHODS = {"trainer.server_optimizer_scope", "model.trained"}
 OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers")
@@ -240,7 +240,8 @@ def forget_the_rest(run: Run, methods: list[Method]) -> None:
     """Drop what clients remember for methods that are gone, and entries of the state that travel now."""
     memories = run.client.memories()
     for k in memories:
-        if memories[k].keys() != what_stays(run, memories[k], methods).keys() or "state" in memories[k]:
+        held = memories[k]  # one that lies on disk is read each time
+        if held.keys() != what_stays(run, held, methods).keys() or "state" in held:
             memory = memories.visited(k)
             stay = what_stays(run, memory, methods)
             memory.clear()

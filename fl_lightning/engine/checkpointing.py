@@ -23,6 +23,7 @@ from fl_lightning.engine.model_files import call_on_load, entries_of_module, res
 from fl_lightning.errors import UsageError
 from fl_lightning.records.checkpoint import (
     BEST,
+    LAST,
     Checkpoint,
     client_files,
     find_checkpoint,
@@ -141,11 +142,18 @@ def stamps(found: Checkpoint, files: dict[int, Path]) -> dict[str, Any]:
     return {f.name: stamp_of(f) for f in files.values()} if found.manifest is None else found.manifest.clients
 
 
-def begin_in_folder(run: Run, found: Checkpoint | None) -> None:
-    """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer."""
-    if found is not None and run.folder.resumed and run.folder.checkpoints is not None:
+def begin_in_folder(run: Run, found: Checkpoint | None) -> Path | None:
+    """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer.
+
+    Returns:
+        Where the checkpoint that was found lies then; None without one.
+    """
+    if found is None or not run.folder.resumed or run.folder.shared is None:
+        return None if found is None else found.path
+    if run.folder.checkpoints is not None:
         run.folder.checkpoints.resume(found)
         warn_of_best(run, run.folder.checkpoints.path / BEST)
+    return found.path.with_name(LAST)
 
 
 def warn_of_best(run: Run, path: Path) -> None:

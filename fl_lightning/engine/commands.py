@@ -38,14 +38,14 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
     found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     run.folder.open(None if found is None else found.path, run.metrics.history)
     folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
-    begin_in_folder(run, found)
+    begun = begin_in_folder(run, found)
     status, params = "failed", hyperparameters(run)
     try:
         run.folder.log_hyperparams(params)
         begin_fit(run, fresh=found is None)
         run.call("on_fit_start")
         restore_callbacks(run, checkpoint)
-        run.workers.signals.checkpoint = None if found is None else found.path
+        run.workers.signals.checkpoint = begun
         play_rounds(run, checkpoint["round"], folder)
         run.call("on_fit_end")
         if "on_fit_end" in run.client.hooks:

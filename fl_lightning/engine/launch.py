@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 # errors whose message is enough without a traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
+# characters of a worker's error that worker 0 reports
+MOST_SAID = 2**12
 # numbers the groups that this process has joined by the same store
 GROUPS = count()
 
@@ -318,7 +320,8 @@ class ForkedWorkers(_Launcher):
             if isinstance(error, LostWorkerError) and error.worker == 0:
                 print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
             notes = getattr(error, "__notes__", [])
-            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {error}", *notes]))
+            # one that does not fit into the pipe would wait for its reader, who waits for the end of this process
+            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {error}", *notes])[:MOST_SAID])
             sys.stderr.flush()
             os._exit(error.status if isinstance(error, Stopped) else 1)
 

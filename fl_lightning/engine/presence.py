@@ -132,7 +132,7 @@ class Presence:
             self._told = True
             hint = f"stopped, or its machine is not reached; the run ends after {SILENCE:.0f} s of silence"
             warnings.warn(
-                f"{self.where}no sign of life of {self._list(silent)} for {PATIENCE:.0f} s: {hint}", stacklevel=2
+                f"{self.where}no sign of life of {self._list(silent)} for {3 * BEAT:.0f} s: {hint}", stacklevel=2
             )
         elif waited >= self._patience:
             self._patience *= 2

@@ -19,6 +19,7 @@ from fl_lightning.engine.model_files import call_on_load, load_state, restore_da
 from fl_lightning.engine.rounds import cohort, draw_fates
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
+from fl_lightning.systems import Fate
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -66,9 +67,10 @@ def replay(
         restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.client.begin_round(round_)
-        work = draw_fates(run, round_, cohort(run, round_))[client].work
+        # of a changed run the cohort may be another one
+        fate = draw_fates(run, round_, cohort(run, round_)).get(client, Fate())
         with stopping_at_bad_terms(run.client):
-            run.local_training.visit(client, round_, run.server.state, work)
+            run.local_training.visit(client, round_, run.server.state, fate.work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
@@ -118,6 +120,7 @@ def restore_failure(
     run.client.logged.evaluated = record["evaluated"]
     if record["memory"]:
         run.client.memories().visited(client).update(record["memory"])
+        run.client.memories().settle(client)  # its visit takes it to the device
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:

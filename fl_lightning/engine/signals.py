@@ -43,12 +43,12 @@ class Signals:
         self.keeps_round = True
         self.round = 0
         self.checkpoint: Path | None = None
-        self._time = 0.0
+        self._time, self._process = 0.0, os.getpid()
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
         """Install the handlers; without effect in another thread than the main one, which cannot have any."""
-        self.caught, self.agreed = None, False
+        self.caught, self.agreed, self._process = None, False, os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return
         for number in HANDLED:
@@ -113,6 +113,9 @@ class Signals:
             raise self.stopped()
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._pass_on(number)
+            return
         now, before = time.monotonic(), self._before.get(number)
         again = self.caught is not None and now > self._time + ONCE
         if self.caught is None:
@@ -123,6 +126,12 @@ class Signals:
         if again:
             self.restore()
             raise self.stopped()
+
+    def _pass_on(self, number: int) -> None:
+        """In a process that user code or a loader has forked: SIGTERM ends it, and others are left to its parent."""
+        if number == signal.SIGTERM:
+            signal.signal(number, self._before[number])
+            os.kill(os.getpid(), number)
 
     def _announce(self) -> None:
         """Say that the end may take a while; not by ``print``, which the signal may have interrupted."""

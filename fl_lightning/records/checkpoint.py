@@ -41,9 +41,10 @@ def in_place(path: Path) -> bool:
 def resumes_in_place(path: Path) -> bool:
     """Whether a run that resumes from a checkpoint goes on in its folder.
 
-    From the best one it goes on in a new version: the rounds after it stay as they are.
+    From the best one, or one that a user has kept under another name, it goes on in a new version: the rounds after it
+    stay as they are.
     """
-    return in_place(path) and path.name != BEST
+    return in_place(path) and path.name in (LAST, PREVIOUS)
 
 
 def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:

@@ -59,6 +59,19 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path,
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
 
 
+def test_a_copy_beside_the_last_checkpoint_goes_on_in_a_new_version(tmp_path):
+    fit(tmp_path, [], max_rounds=2)
+    path = tmp_path / "run/version_0/checkpoints"
+    for suffix in ("", ".json"):
+        shutil.copyfile(path / f"last.ckpt{suffix}", path / f"mine.ckpt{suffix}")
+    whole = fit(tmp_path, [], path / "last.ckpt")
+    before = {one: one.read_bytes() for one in path.iterdir() if one.is_file()}
+    again = fit(tmp_path, [], path / "mine.ckpt")
+    assert again.run_dir.name == "version_1"
+    assert_same_bits(whole.server.state, again.server.state)
+    assert before == {one: one.read_bytes() for one in path.iterdir() if one.is_file()}
+
+
 def test_spectra_and_figures_hold_all_rounds(tmp_path):
     fit(tmp_path, [], stop=2)
     fit(tmp_path, [], "last")

@@ -22,6 +22,7 @@ from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedProx
 from fl_lightning.optim import FedAdam, FedAvgM
 from fl_lightning.sampling import UniformSampler
+from fl_lightning.systems import SystemsHeterogeneity
 
 
 class Net(LightningModule):
@@ -158,6 +159,16 @@ REFUSED = {
     "accumulation": ({}, {"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches=2 (was 1)"),
     "taps": ({}, {"taps": {"logits": "layers.3"}}, "trainer.taps.logits='layers.3' (was None)"),
     "sampler": ({}, {"sampler": type("Other", (UniformSampler,), {})()}, "trainer.sampler='"),
+    "systems": (
+        {"systems": SystemsHeterogeneity(dropout_before=0.2)},
+        {"systems": SystemsHeterogeneity(dropout_before=0.3)},
+        "trainer.systems.dropout_before=0.3 (was 0.2)",
+    ),
+    "clients that are there": (
+        {"systems": SystemsHeterogeneity(available={"0": [[1]]})},
+        {"systems": SystemsHeterogeneity(available={"0": [[2]]})},
+        "trainer.systems.available.0.0=[2] (was [1])",
+    ),
     "trial": ({}, {"fast_dev_run": 2}, "trainer.fast_dev_run=2 (was False)"),
     "factors": (
         {"client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.5)},

@@ -11,8 +11,9 @@ from helpers.runs import small_data, small_model, small_trainer
 from lightning.fabric import connector
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from fl_lightning.callbacks import Callback
 from fl_lightning.engine import launch
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,3 +120,17 @@ def test_workers_are_forked_from_a_prompt(tmp_path):
     how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
     command = [sys.executable, "-i", "-c", f"import sys; sys.path.insert(0, 'tests'){AT_A_PROMPT}", str(tmp_path)]
     assert "trained by 2" in subprocess.run(command, check=True, **how).stdout
+
+
+class Fails(Callback):
+    """Fails on one worker alone, with an error that no pipe takes at once."""
+
+    def on_round_end(self, trainer):
+        if trainer.global_rank == 1:
+            raise ClientError("long" * 2**16)
+
+
+def test_a_worker_that_fails_with_a_long_error_ends(tmp_path):
+    trainer = small_trainer(tmp_path, devices=2, callbacks=[Fails()])
+    with pytest.raises(LostWorkerError, match=r"worker 1 .* failed: ClientError: longlong"):
+        trainer.fit(small_model(), small_data())

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
+from fl_lightning.client import Memories
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import SCAFFOLD, FedProx
 from fl_lightning.systems import SystemsHeterogeneity
@@ -67,11 +68,11 @@ def fit(tmp_path, methods, **kwargs):
     return None
 
 
-def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, **kwargs):
+def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, allow_changes=False, **kwargs):
     """The model that a replay leaves, and what it returns."""
     model = model or plain_sgd_model()
     trainer = small_trainer(tmp_path, **{"max_rounds": 2, "name": "run", **kwargs})
-    logged = trainer.replay(model, small_data(), round_, client, path, methods)
+    logged = trainer.replay(model, small_data(), round_, client, path, methods, allow_changes=allow_changes)
     return model.state_dict(), logged
 
 
@@ -150,6 +151,24 @@ def test_a_straggler_does_as_much_as_in_the_run(tmp_path):
     lost = sorted({*range(4)} - {*trained})
     with pytest.raises(UsageError, match=f"client={lost[0]}: the clients of round 1 are"):
         again(tmp_path, [SCAFFOLD()], "last", client=lost[0], **how)
+
+
+def test_the_memory_of_a_record_goes_the_way_to_the_device(tmp_path, monkeypatch):
+    fit(tmp_path, [SCAFFOLD(), Breaks()])
+    taken, copy = [], Memories._copy
+    monkeypatch.setattr(Memories, "_copy", lambda self, k: taken.append(self.get(k, {})) or copy(self, k))
+    with pytest.raises(ClientError, match="breaks became nan"):
+        again(tmp_path, [SCAFFOLD(), Breaks()], record(tmp_path))
+    assert "variate" in taken[-1]["scaffold"]
+
+
+def test_a_visit_is_repeated_in_a_run_whose_cohort_is_another_one(tmp_path, monkeypatch):
+    fit(tmp_path, [SCAFFOLD(), Breaks()])
+    monkeypatch.setattr(Breaks, "how", "not")
+    state, _ = again(tmp_path, [SCAFFOLD(), Breaks()], record(tmp_path))
+    for how in ({"participation": 0.25}, {"systems": SystemsHeterogeneity(available={"3": [[5]]})}):
+        changed, _ = again(tmp_path, [SCAFFOLD(), Breaks()], record(tmp_path), allow_changes=True, **how)
+        assert_same_bits(changed, state)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,11 +1,13 @@
 """Signals stop a fit: what is on disk then, how it goes on, what is left behind, and what the user sees."""
 
+import multiprocessing
 import os
 import shlex
 import signal
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,16 @@ def test_a_signal_gives_the_round_up_and_the_run_goes_on_to_the_same_bits(tmp_pa
     goes_on(tmp_path, whole, stopped)
 
 
+@pytest.mark.filterwarnings("ignore:.*previous.ckpt is taken instead")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_took_the_previous_checkpoint_names_the_one_that_is_there(tmp_path, whole, workers):
+    fit(tmp_path, Sends(), max_rounds=2)
+    (tmp_path / "run/version_0/checkpoints/last.ckpt").unlink()
+    _, stopped = fit(tmp_path, Sends(signal.SIGTERM), ckpt_path="last", devices=workers)
+    assert stopped.checkpoint.is_file()
+    goes_on(tmp_path, whole, stopped)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, workers, capfd):
     how = {"checkpoint_every_n_rounds": 3, "devices": workers}
@@ -178,6 +190,24 @@ def test_a_users_own_meaning_of_sigusr1_and_ignored_signals_stay(tmp_path, handl
     trainer, stopped = fit(tmp_path, Sends(signal.SIGUSR1, signal.SIGINT))
     assert stopped is None
     assert (len(trainer.history), calls) == (3, [signal.SIGUSR1])
+
+
+def test_a_process_that_is_forked_in_a_run_ends_by_sigterm_and_says_nothing(capfd):
+    known = signals.Signals()
+    known.install()
+    try:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        os.kill(child.pid, signal.SIGINT)
+        child.join(0.3)
+        assert child.is_alive()
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
+    finally:
+        child.kill()
+        known.restore()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_fit_in_another_thread_has_no_handlers(tmp_path):
