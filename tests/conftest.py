@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ def pytest_sessionfinish():
 def _same_start(monkeypatch):
     torch.set_num_threads(1)  # several cost more than they gain on models of this size
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test cuts the power
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a test that plays another worker leaves its rank behind
     torch.manual_seed(0)
 
@@ -40,7 +42,7 @@ def run(tmp_path):
 @pytest.fixture
 def said(caplog, monkeypatch):
     """``said()`` is what Lightning's logger said so far, a message a line."""
-    for name in ("lightning.fabric", "lightning.pytorch"):  # which of them it is depends on what was imported
+    for name in ("lightning.fabric", "lightning.pytorch", "pytorch_lightning"):  # which of them it is depends on what was imported
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     caplog.set_level(logging.INFO)
     return lambda: "\n".join(caplog.messages)

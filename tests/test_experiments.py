@@ -67,7 +67,7 @@ def test_every_data_set_runs_on_its_offline_data(path, tmp_path, capsys):
     classes = {"cifar100": 100, "tiny_imagenet": 200, "image_folder": 12, "office_home": 65, "femnist": 62}
     options = {
         "data.offline": "true",
-        "data.partitioner.init_args.min_size": "1",
+        "data.partitioner.init_args.min_size": "2",
         "data.test_size": "30",
         "model.num_classes": str(max(classes.get(path.stem, 10), 10)),
         "trainer.max_rounds": "1",

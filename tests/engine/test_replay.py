@@ -261,7 +261,7 @@ def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
         ("client=0: .*is of client 3; give that", {"client": 0}),
         ("round=2: the run has 2 rounds; they count from 0", {"round_": 2}),
         ("client=-1: there are 4 clients; they count from 0", {"client": -1}),
-        ("round=0: .*has 1 rounds done, after which comes round 1", {"path": last, "round_": 0}),
+        ("round=0: .*has 1 rounds done, from which round 1 follows", {"path": last, "round_": 0}),
         ("ckpt_path=None: give RUN/failures/round-R-client-K.pt", {"path": None}),
         ("ckpt_path='nowhere.pt': there is no such file", {"path": "nowhere.pt"}),
         (r"method=\[", {"methods": [FedProx()]}),
