@@ -299,9 +299,7 @@ class Ruins(torch.optim.SGD):
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_server_optimizer_that_makes_nan_or_infinity_is_named(run, number):
-    with pytest.raises(
-        ClientError, match=r"round 0: trainer.server_optimizer Ruins with lr .* made .* nan or inf"
-    ):
+    with pytest.raises(ClientError, match=r"round 0: trainer.server_optimizer Ruins with lr .* made .* nan or inf"):
         run(server_optimizer=partial(Ruins, number=number), model=Evaluated())
 
 
