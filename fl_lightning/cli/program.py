@@ -28,7 +28,7 @@ from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.checks import as_list
-from fl_lightning.engine.doctor import as_text
+from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import ClientError, Stopped, UsageError, clipped
 from fl_lightning.method import MethodList
@@ -147,7 +147,7 @@ class FederatedCLI(LightningCLI):
             return
         last = [f"{name} {trainer.metrics[name]:.4f}" for name in final_names(trainer.metrics)]
         where = trainer.run_dir or "no folder (fast_dev_run)"
-        print(", ".join([f"{len(trainer.history)} rounds", *last, f"in {where}"]))
+        print(", ".join([count(len(trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
         self._print(self.trainer.validate(**kwargs))
