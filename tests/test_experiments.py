@@ -78,7 +78,7 @@ def test_every_data_set_runs_on_its_offline_data(path, tmp_path, capsys):
     if "Dirichlet" not in path.read_text():
         del options["data.partitioner.init_args.min_size"]
     main(["fit", *(f"--config={config}" for config in configs), *(f"--{k}={v}" for k, v in options.items())])
-    assert "1 rounds, test/accuracy" in capsys.readouterr().out
+    assert "1 round, test/accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)

@@ -186,7 +186,7 @@ def test_a_config_names_classes_of_the_other_distribution(tmp_path, monkeypatch,
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     main(["fit", "--config", "config.yaml"])
-    assert "1 rounds, test/loss" in capsys.readouterr().out
+    assert "1 round, test/loss" in capsys.readouterr().out
     path = tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt"
     loaded = sys.modules["of_the_other"].Net.load_from_checkpoint(path)
     assert_same_bits(loaded.state_dict(), torch.load(path, weights_only=True)["state_dict"])

@@ -67,7 +67,7 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
 @pytest.mark.parametrize("text", ["--method+=", "CCVR", "protocols/short.yaml"])
 def test_composed_commands_run(text, capsys):
     main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
-    assert "1 rounds, test/accuracy" in capsys.readouterr().out
+    assert "1 round, test/accuracy" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_to_more_rounds(capsys):

@@ -27,10 +27,13 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
 from fl_lightning.client.logged import tagged
-from fl_lightning.engine.doctor import as_text
+from fl_lightning.engine.checks import as_list
+from fl_lightning.engine.doctor import as_text, count
+from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import ClientError, Stopped, UsageError, clipped
+from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
-from fl_lightning.records.checkpoint import in_place
+from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
 from fl_lightning.trainer import FederatedTrainer
 
@@ -144,7 +147,7 @@ class FederatedCLI(LightningCLI):
             return
         last = [f"{name} {trainer.metrics[name]:.4f}" for name in final_names(trainer.metrics)]
         where = trainer.run_dir or "no folder (fast_dev_run)"
-        print(", ".join([f"{len(trainer.history)} rounds", *last, f"in {where}"]))
+        print(", ".join([count(len(trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
         self._print(self.trainer.validate(**kwargs))
@@ -155,7 +158,9 @@ class FederatedCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write the outputs into a file, and print where it is, on one line."""
         trainer: Any = self.trainer
-        kwargs["output"] = kwargs["output"] or predictions_of(kwargs["ckpt_path"], trainer.default_root_dir)
+        versions = folder_of_versions(trainer, MethodList(as_list(kwargs["method"])))
+        found = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
+        kwargs["output"] = kwargs["output"] or predictions_of(found, trainer.default_root_dir)
         trainer.predict(**kwargs)
         if trainer.global_rank == 0:
             print(f"predictions in {kwargs['output']}")
@@ -195,11 +200,10 @@ def final_names(metrics: Mapping[str, float]) -> list[str]:
     return usual or of_test or of_val
 
 
-def predictions_of(ckpt_path: str | os.PathLike | None, root: Path) -> Path:
+def predictions_of(path: Path | None, root: Path) -> Path:
     """Where predictions are written: the folder of the run, or that of another checkpoint, or else of all runs."""
-    if ckpt_path is None:
+    if path is None:
         return root / "predictions.pt"
-    path = Path(ckpt_path)
     return (path.parents[1] if in_place(path) else path.parent) / "predictions.pt"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -168,6 +169,11 @@ def _work(
         return command(build(trainer, stand_in, fabric, workers, model, data, methods, stage, cleanup))
 
 
+def folder_of_versions(trainer: FederatedTrainer, methods: MethodList) -> Path:
+    """The folder of all versions of a run: it bears the names of the methods, unless the trainer has a name."""
+    return trainer.default_root_dir / (trainer.name or "+".join(methods.names) or "fedavg")
+
+
 def build(
     trainer: FederatedTrainer,
     stand_in: StandIn,
@@ -181,9 +187,8 @@ def build(
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
-    name = trainer.name or "+".join(methods.names) or "fedavg"
     writes = fabric.is_global_zero and not trainer.fast_dev_run
-    folder = RunFolder(trainer.default_root_dir / name, trainer.logger, writes)
+    folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     stand_in.configure(setting(trainer, fabric, data, folder))
     sizes = (len(data.train_dataloader(k)) for k in range(number))
     stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any

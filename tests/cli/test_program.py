@@ -106,6 +106,8 @@ def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, 
     config = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     main(["predict", *config])
     assert f"predictions in {path}" in capsys.readouterr().out
+    main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", "last"])
+    assert f"predictions in {path}" in capsys.readouterr().out
     outputs = torch.load(path, weights_only=True)
     assert sum(map(len, outputs)) == 50
     main(["predict", *config, "--output", str(tmp_path / "mine.pt"), "--trainer.devices", "2"])
