@@ -42,7 +42,11 @@ def run(tmp_path):
 @pytest.fixture
 def said(caplog, monkeypatch):
     """``said()`` is what Lightning's logger said so far, a message a line."""
-    for name in ("lightning.fabric", "lightning.pytorch", "pytorch_lightning"):  # which of them it is depends on what was imported
+    for name in (
+        "lightning.fabric",
+        "lightning.pytorch",
+        "pytorch_lightning",
+    ):  # which of them it is depends on what was imported
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     caplog.set_level(logging.INFO)
     return lambda: "\n".join(caplog.messages)
