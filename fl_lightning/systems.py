@@ -140,10 +140,14 @@ class SystemsHeterogeneity:
         return Fate(None if work == whole else work, lost)
 
 
+# clients of a run that can be named; each has an entry
+MOST = 10**7
+
+
 def named(ids: str) -> range:
     """The clients that ``3`` or ``5-9`` names."""
     first, _, last = str(ids).partition("-")
-    known = first.isdigit() and (last or first).isdigit() and int(first) <= int(last or first)
+    known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < MOST
     require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
     return range(int(first), int(last or first) + 1)
 

@@ -150,14 +150,17 @@ class FederatedCLI(LightningCLI):
         print(", ".join([count(len(trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
+        self._warn_of_weights(kwargs)
         self._print(self.trainer.validate(**kwargs))
 
     def test(self, **kwargs: Any) -> None:
+        self._warn_of_weights(kwargs)
         self._print(self.trainer.test(**kwargs))
 
     def predict(self, **kwargs: Any) -> None:
         """Write the outputs into a file, and print where it is, on one line."""
         trainer: Any = self.trainer
+        self._warn_of_weights(kwargs)
         versions = folder_of_versions(trainer, MethodList(as_list(kwargs["method"])))
         found = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
         kwargs["output"] = kwargs["output"] or predictions_of(found, trainer.default_root_dir)
@@ -186,6 +189,12 @@ class FederatedCLI(LightningCLI):
         """Print the plan of the run."""
         trainer: Any = self.trainer
         rank_zero_only(print)(as_text(trainer.doctor(**kwargs)))
+
+    def _warn_of_weights(self, kwargs: Mapping[str, Any]) -> None:
+        """Warn where no file gives the weights: those of a model that was just built say little."""
+        if kwargs["ckpt_path"] is None and kwargs["weights"] is None:
+            trainer: Any = self.trainer
+            trainer.warn("no ckpt_path and no weights: the model has the weights it was built with")
 
     def _print(self, metrics: Any) -> None:
         trainer: Any = self.trainer

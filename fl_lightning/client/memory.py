@@ -32,13 +32,11 @@ class Memories(Mapping[int, Memory]):
     file of its own that is written atomically and read back memory-mapped.
 
     A visit changes a memory as a whole or not at all: it works on a copy, which takes the place of the original when
-    the visit ends, and is dropped when it fails. The copy shares the tensors of the original, unless it must ``undo``
-    what a method writes into them in place.
+    the visit ends, and is dropped when it fails.
 
     Args:
         limit: bytes of tensors held in main memory, at least 0.
         device: where a client's memory lies while it is visited; between visits it lies in main memory.
-        undo: whether the run goes on after a visit that failed or is lost.
 
     Attributes:
         owners: owner rank of each client that remembers something, the same on all workers.
@@ -46,8 +44,8 @@ class Memories(Mapping[int, Memory]):
         stamps: stamp of each of these files, by its name.
     """
 
-    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu", undo: bool = False) -> None:
-        self.limit, self.device, self.undo = limit, torch.device(device), undo
+    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
+        self.limit, self.device = limit, torch.device(device)
         self.owners: dict[int, int] = {}
         self.files: dict[int, str] = {}
         self.stamps: dict[str, Stamp] = {}
@@ -191,7 +189,7 @@ class Memories(Mapping[int, Memory]):
             # what is written into a memory-mapped tensor does not reach its file
             return self._moved(load(self._on_disk[k]) if k in self._on_disk else {}, self.device)
         moves = self.device.type != "cpu"
-        return self._moved(self._held[k], self.device) if moves else copied(self._held[k], self.undo)
+        return self._moved(self._held[k], self.device) if moves else copied(self._held[k])
 
     def _settle(self, k: int) -> None:
         self._held[k] = self._moved(self._held[k], torch.device("cpu"))
@@ -245,14 +243,14 @@ class Memories(Mapping[int, Memory]):
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name
 
 
-def copied(value: Any, tensors: bool) -> Any:
-    """A copy of nested dictionaries and lists; of the ``tensors`` in them, too, or with the same ones."""
+def copied(value: Any) -> Any:
+    """A copy of nested dictionaries and lists, and of the tensors in them, which a method may write to in place."""
     if isinstance(value, Tensor):
-        return value.clone() if tensors else value
+        return value.clone()
     if isinstance(value, dict):
         new = copy.copy(value)  # a state dict's attributes too
-        new.update({key: copied(part, tensors) for key, part in value.items()})
+        new.update({key: copied(part) for key, part in value.items()})
         return new
     if type(value) in (list, tuple):
-        return type(value)(copied(part, tensors) for part in value)
+        return type(value)(copied(part) for part in value)
     return copy.copy(value) if type(value) is set else value

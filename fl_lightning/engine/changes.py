@@ -110,7 +110,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
 def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dict[str, Change]:
     """Where two descriptions differ: both values, by key.
 
-    Of two objects of one class, or with ``known_only``, those keys count that both have.
+    A key that only one of two objects of a class has is ignored; with ``known_only`` any key that only one of them has.
     """
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return dict(differing_keys(theirs, ours, key, known_only))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,12 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    require(0 <= round_ < rounds, "round", round_, f"the run has {rounds} rounds; they count from 0")
+    require(
+        0 <= round_ < rounds,
+        "round",
+        round_,
+        f"the run has {rounds} rounds, counted from 0; give one of them, or a larger trainer.max_rounds",
+    )
     require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
     found = verified_checkpoint(run, ckpt_path)
     hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
@@ -163,7 +168,8 @@ def threads_of(path: Path, contents: dict[str, Any]) -> int | None:
     environment = path.parents[1] / "environment.json" if in_place(path) else None
     known = contents.get("threads")
     if known is None and environment is not None and environment.is_file():
-        known = json.loads(environment.read_text()).get("threads")
+        with suppress(ValueError, AttributeError):  # a file that was altered says nothing
+            known = json.loads(environment.read_text()).get("threads")
     return known
 
 

@@ -197,8 +197,7 @@ def build(
     set_up_module(model, stand_in, fabric, seed, stage)
     checks.check_module(model, stage)  # again, since its hooks may have changed it
     channels_last = place_module(model, fabric, trainer)
-    goes_on = trainer.on_client_error == "skip" or trainer.systems is not None
-    memories = Memories(trainer.client_memory * 2**30, fabric.device, undo=goes_on)
+    memories = Memories(trainer.client_memory * 2**30, fabric.device)
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
     rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)

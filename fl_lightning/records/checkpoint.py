@@ -88,7 +88,7 @@ def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
         if wrong:
             warn(f"ckpt_path={str(path)!r}: {wrong[0]}; {one.name} is taken instead")
         return checkpoint
-    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(wrong)}; give another checkpoint")
+    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(wrong)}; give another checkpoint, or leave it out")
 
 
 def verified(path: Path, warn: Callable[[str], None]) -> Checkpoint:

@@ -64,7 +64,7 @@ def write_into(memory):
 @pytest.mark.parametrize("limit", [float("inf"), 0.0], ids=["held", "on disk"])
 @pytest.mark.parametrize("change", [replace_in, write_into])
 def test_a_visit_that_fails_changes_nothing(limit, change):
-    memories = Memories(limit, undo=True)
+    memories = Memories(limit)
     remember(memories, 3)
     fail_in_a_visit(memories, 3, change)
     kept = memories[3]["method"]
@@ -76,18 +76,8 @@ def test_a_visit_that_fails_changes_nothing(limit, change):
     memories.close()
 
 
-def test_a_visit_copies_no_tensor_where_the_run_ends_with_a_failure():
-    memories = Memories()
-    remember(memories, 0)
-    before = memories[0]["method"]["state"]["w"]
-    with memories.visit(0):
-        assert memories.visited(0)["method"]["state"]["w"] is before
-    fail_in_a_visit(memories, 0, replace_in)
-    assert memories[0]["method"]["state"]["w"] is before
-
-
 def test_a_visit_that_is_dropped_changes_nothing():
-    memories = Memories(undo=True)
+    memories = Memories()
     remember(memories, 0)
     with memories.visit(0):
         replace_in(memories.visited(0)["method"])
