@@ -31,7 +31,8 @@ class Signals:
     Attributes:
         caught: the signal that this worker has received, or another one that it knows of; None without one.
         agreed: whether all workers know that the run stops after this round.
-        keeps_round: whether the present round is finished, because it is all but done, or because rounds before it are not saved.
+        keeps_round: whether the present round is finished, because it is all but done, or because rounds before it are
+            not saved.
         round: the present round.
         checkpoint: the last checkpoint of the run; None without one.
     """
