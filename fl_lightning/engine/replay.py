@@ -85,12 +85,8 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    require(
-        0 <= round_ < rounds,
-        "round",
-        round_,
-        f"the run has {rounds} rounds, counted from 0; give one of them, or a larger trainer.max_rounds",
-    )
+    of_rounds = f"the run has {rounds} rounds, counted from 0; give one of them, or a larger trainer.max_rounds"
+    require(0 <= round_ < rounds, "round", round_, of_rounds)
     require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
     found = verified_checkpoint(run, ckpt_path)
     hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
