@@ -45,6 +45,7 @@ def said(caplog, monkeypatch):
     for name in (
         "lightning.fabric",
         "lightning.pytorch",
+        "lightning_fabric",
         "pytorch_lightning",
     ):  # which of them it is depends on what was imported
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)

@@ -4,7 +4,7 @@ The workers talk over a process group that is not torch's default one. A module,
 for the default group, find none, and so see one process: nothing is synchronised between different clients.
 
 Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
-and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
+``Fabric._wrap_with_setup``, and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ MOST_SAID = 2**12
 GROUPS = count()
 
 
+class LaunchingFabric(Fabric):
+    """Fabric that leaves the classes of loaders and samplers as they are.
+
+    Lightning's wraps their constructors while it runs a function, so that it can build them again in
+    ``setup_dataloaders``, which nothing here calls. After an error it leaves the wrappers behind, one more each time,
+    and every loader that the process builds becomes slower.
+    """
+
+    def _wrap_with_setup(self, to_run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        strategy: Any = self.strategy
+        strategy.setup_environment()
+        return to_run(*args, **kwargs)
+
+
 def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
     """Fabric for the workers that ``devices``, ``num_nodes`` and ``trainer.workers_per_device`` ask for.
 
@@ -63,12 +77,12 @@ def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, 
     """
     how: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision, "devices": devices}
     try:
-        fabric = Fabric(**how, callbacks=trainer.callbacks)
+        fabric = LaunchingFabric(**how, callbacks=trainer.callbacks)
         if fabric.world_size * num_nodes * trainer.workers_per_device == 1:
             return fabric
         check_start(trainer)
         strategy = ClientStrategy(trainer.workers_per_device, forks(trainer))
-        return Fabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
+        return LaunchingFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
     except UsageError:
         raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:

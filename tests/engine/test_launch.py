@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
+from helpers.theirs import Mistaken
 from lightning.fabric import connector
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch.utils.data import DataLoader
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine import launch
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
+from fl_lightning.models import MLP
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +112,7 @@ def test_a_gpu_that_was_used_cannot_be_used_by_forked_workers(tmp_path, monkeypa
 AT_A_PROMPT = """
 import sys
 from helpers.runs import small_data, small_model, small_trainer
+from helpers.theirs import Mistaken
 
 trainer = small_trainer(sys.argv[1], devices=2)
 trainer.fit(small_model(), small_data())
@@ -134,3 +138,11 @@ def test_a_worker_that_fails_with_a_long_error_ends(tmp_path):
     trainer = small_trainer(tmp_path, devices=2, callbacks=[Fails()])
     with pytest.raises(LostWorkerError, match=r"worker 1 .* failed: ClientError: longlong"):
         trainer.fit(small_model(), small_data())
+
+
+def test_a_run_that_fails_leaves_the_classes_of_loaders_as_they_are(tmp_path):
+    """Lightning's Fabric leaves a wrapper around their constructors, and one more with every failure."""
+    before = dict(vars(DataLoader))
+    with pytest.raises(ClientError):
+        small_trainer(tmp_path).fit(Mistaken(MLP(64, [16])), small_data())
+    assert dict(vars(DataLoader)) == before
