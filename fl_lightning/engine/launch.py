@@ -4,7 +4,8 @@ The workers talk over a process group that is not torch's default one. A module,
 for the default group, find none, and so see one process: nothing is synchronised between different clients.
 
 Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
-``Fabric._wrap_with_setup``, and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and ``_set_world_ranks``.
+``Fabric._wrap_with_setup``, and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and
+``_set_world_ranks``.
 """
 
 from __future__ import annotations
