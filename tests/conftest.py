@@ -42,12 +42,9 @@ def run(tmp_path):
 @pytest.fixture
 def said(caplog, monkeypatch):
     """``said()`` is what Lightning's logger said so far, a message a line."""
-    for name in (
-        "lightning.fabric",
-        "lightning.pytorch",
-        "lightning_fabric",
-        "pytorch_lightning",
-    ):  # which of them it is depends on what was imported
+    # which of them it is depends on what was imported; other tests change their levels
+    for name in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        caplog.set_level(logging.INFO, logger=name)
     caplog.set_level(logging.INFO)
     return lambda: "\n".join(caplog.messages)
