@@ -111,3 +111,12 @@ def named(objects: Sequence[T]) -> dict[str, T]:
         number = sum(name.split(".")[0] == kind for name in by_name)
         by_name[f"{kind}.{number}" if number else kind] = one
     return by_name
+
+
+def logged_instead(trainer: FederatedTrainer) -> str | None:
+    """What a round logs, as a hint about a metric that it lacks; None after a round that need not be evaluated."""
+    done = trainer.server.round + 1
+    if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
+        return None
+    tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))
+    return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.errors import require
 
 if TYPE_CHECKING:
@@ -38,11 +38,8 @@ class BestCheckpoint(Callback):
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         self._compare(trainer)
-        done = trainer.server.round + 1
-        evaluated = done % trainer.eval_every_n_rounds == 0 or done == trainer.max_rounds
-        tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
-        hint = f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
-        require(self._seen or not evaluated, "BestCheckpoint.monitor", self.monitor, hint)
+        hint = logged_instead(trainer)
+        require(self._seen or hint is None, "BestCheckpoint.monitor", self.monitor, hint or "")
 
     def on_last_round_end(self, trainer: FederatedTrainer) -> None:
         self._compare(trainer)  # the final model may have been evaluated since

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -90,12 +90,9 @@ class EarlyStopping(Callback):
 
     def _refuse_unknown(self, trainer: FederatedTrainer) -> None:
         """Refuse or warn, once, after the first round that is evaluated."""
-        done = trainer.server.round + 1
-        evaluated = done % trainer.eval_every_n_rounds == 0 or done == trainer.max_rounds
-        if self._seen or not evaluated:
+        hint = logged_instead(trainer)
+        if self._seen or hint is None:
             return
-        tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))
-        hint = f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
         require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
         trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
         self._seen = True

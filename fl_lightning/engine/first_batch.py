@@ -8,7 +8,6 @@ the module. Elsewhere the module, what it logs and the random generators are put
 from __future__ import annotations
 
 import copy
-import gc
 import linecache
 import multiprocessing
 import os
@@ -28,7 +27,7 @@ from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
-from fl_lightning.engine.launch import can_fork
+from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError, clipped
 from fl_lightning.seeding import ambient
@@ -70,7 +69,8 @@ def said_by_fork(work: Callable[[], None]) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
     child = context.Process(target=say_error, args=(work, sender))
-    child.start()
+    with without_collections():
+        child.start()
     sender.close()
     try:
         # it ends without a word where user code ends it
@@ -85,8 +85,7 @@ def said_by_fork(work: Callable[[], None]) -> str:
 
 def say_error(work: Callable[[], None], sender: Any) -> None:
     """In a forked process: send the text of the UsageError that ``work`` raises, and end."""
-    gc.freeze()  # the destructor of an old process group would wait for its other workers
-    torch.set_num_threads(1)  # the other threads of the parent do not exist here
+    begin_forked_process()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)

@@ -318,11 +318,7 @@ class ForkedWorkers(_Launcher):
         return child
 
     def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
-        torch.set_num_threads(1)
-        # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
-        # destructor would wait for them forever
-        gc.freeze()
-        gc.enable()
+        begin_forked_process()
         self._children, self._forked = {}, True
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
@@ -411,6 +407,15 @@ def without_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def begin_forked_process() -> None:
+    """Make a process safe that was forked in a block of :func:`without_collections`; it is its first call."""
+    # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
+    # destructor would wait for them forever
+    gc.freeze()
+    gc.enable()
+    torch.set_num_threads(1)
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
 
 import pytest
 import torch
-from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import Removes, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.theirs import Labelled, TheirData, Theirs
 from torch.utils.data import DataLoader
 
@@ -67,15 +66,6 @@ class DataOfFiles(TheirData):
 
     def train_dataloader(self):
         return DataLoader(Files(self.folder, self.items[:40]), batch_size=16, shuffle=True)
-
-
-class Removes(Callback):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_round_start(self, trainer):
-        if trainer.server.round == 1:
-            shutil.rmtree(self.folder)
 
 
 def test_data_that_vanish_are_named_with_client_and_round(tmp_path):

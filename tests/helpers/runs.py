@@ -1,13 +1,26 @@
 """Small runs on the embedded digits, and what is asserted of their states."""
 
+import shutil
 from functools import partial
 
 import torch
 from torch.optim import SGD
 
 from fl_lightning import FederatedTrainer
+from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
+
+
+class Removes(Callback):
+    """Removes a folder in the second round."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1:
+            shutil.rmtree(self.folder)
 
 
 def small_model(kind="mlp"):

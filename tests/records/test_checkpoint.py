@@ -156,7 +156,7 @@ def test_a_file_that_is_hostile_or_damaged_is_one_line(tmp_path, what):
         assert "\n" not in text and len(text) - len(str(path)) < 200
 
 
-@pytest.mark.parametrize("name", ["../../x.pt", "/tmp/x.pt", "1-2.pt", "0-1.pt\n", "a", 3, "0-1.ckpt"])
+@pytest.mark.parametrize("name", ["../../x.pt", "/x.pt", "1-2.pt", "0-1.pt\n", "a", 3, "0-1.ckpt"])
 def test_a_file_of_a_client_may_not_leave_the_folder(tmp_path, name):
     contents = {"state_dict": {}, "server": {}, "round": 1, "clients": {0: name}}
     torch.save(contents, tmp_path / "last.ckpt")

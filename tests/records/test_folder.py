@@ -1,12 +1,11 @@
 """The folder of a run, where loggers fail and the disk is full."""
 
 import resource
-import shutil
 import warnings
 
 import pytest
 import torch
-from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger, Logger
 
 from fl_lightning.callbacks import Callback
@@ -73,17 +72,6 @@ def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp
     assert torch.load(checkpoint, weights_only=True)["round"] == 1
     assert_same_bits(whole.server.state, fit(tmp_path, ckpt_path="last").server.state)
     assert (tmp_path / "run/version_0/metrics.csv").read_text().count("\n") == 4
-
-
-class Removes(Callback):
-    """Removes a folder in the second round."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_round_start(self, trainer):
-        if trainer.server.round == 1:
-            shutil.rmtree(self.folder)
 
 
 def test_a_run_folder_that_is_removed_is_named(tmp_path):
