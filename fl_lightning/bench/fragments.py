@@ -1,0 +1,119 @@
+"""Fragments of configs as plain values: read, merged, looked up, and identified by a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.errors import UsageError, require
+
+Fragment = dict[str, Any]
+# what says where a run finds and leaves files, and how it is carried out: no bit of a result depends on it
+FREE = {
+    *("root", "path", "paths", "dir", "dirs", "folder", "file", "files", "cache_dir", "download", "default_root_dir"),
+    *("name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory", "cache_references"),
+    *("checkpoint_every_n_rounds", "enable_progress_bar"),
+}
+IN_CLASSES = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?C(?:/(\d+(?:\.\d+)?))?")
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        UsageError: it cannot be read, or is no YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}; give another file") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+
+
+def fragments_of(value: Any, path: Path) -> Iterator[Fragment]:
+    """Fragments from a mapping, a file's name relative to ``path``, or a list of these; none from null."""
+    for one in value if isinstance(value, list) else [] if value is None else [value]:
+        if isinstance(one, str):
+            yield from fragments_of(read_yaml(path.parent / one), path.parent / one)
+        else:
+            require(isinstance(one, Mapping), f"{path}: config", one, "give a mapping, or the name of a file")
+            yield dict(one)
+
+
+def nested(key: str, value: Any) -> Fragment:
+    """``a.b.c`` and a value as nested mappings."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def merged(fragments: Iterable[Fragment]) -> Fragment:
+    """Fragments as one: later values take the place of earlier ones, mappings are merged, ``key+`` appends to a list.
+
+    A parser does the same, but for the arguments of a class that another one replaces: it drops those which the new
+    class does not take.
+    """
+    result: Fragment = {}
+    for fragment in fragments:
+        for key, value in fragment.items():
+            if key.endswith("+"):
+                added = value if isinstance(value, list) else [value]
+                result[key[:-1]] = [*(result.get(key[:-1]) or []), *added]
+            elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+                result[key] = merged([result[key], dict(value)])
+            else:
+                result[key] = value
+    return result
+
+
+def look_up(config: Fragment, key: str, default: Any = None) -> Any:
+    """The value of a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
+    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``.
+
+    Raises:
+        UsageError: there is such a coefficient, but ``model.init_args.num_classes`` is not known.
+    """
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: resolve(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [resolve(one) for one in value]
+        found = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None
+        if not found:
+            return value
+        if classes is None:
+            raise UsageError(f"method: {value!r}: give model.init_args.num_classes, which C stands for")
+        return classes * float(found[1] or 1) / float(found[2] or 1)
+
+    return {key: resolve(value) if key.rstrip("+") == "method" else value for key, value in fragment.items()}
+
+
+def digest(config: Fragment) -> str:
+    """Eight hexadecimal digits of what a config says, without what changes no bit of a result."""
+    return hashlib.sha256(json.dumps(of_result(config), sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def of_result(value: Any) -> Any:
+    """A value without the keys that change no bit of a result."""
+    if isinstance(value, Mapping):
+        return {str(key): of_result(one) for key, one in value.items() if key not in FREE}
+    if isinstance(value, list):
+        return [of_result(one) for one in value]
+    return value

@@ -1,0 +1,229 @@
+"""What a suite is: base configs, axes and seeds, which make cells; and the tables to make of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fl_lightning.bench.fragments import (
+    Fragment,
+    digest,
+    in_classes,
+    look_up,
+    merged,
+)
+from fl_lightning.errors import require
+
+Labels = dict[str, str]
+Choice = dict[str, tuple[str, ...]]
+Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
+SHOWN = ("final", "best", "last", "rounds_to", "seconds", "rank")
+# what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
+DEFAULTS: Fragment = {
+    "seed_everything": 0,
+    "method": [],
+    "trainer": {"devices": 1, "threads_per_worker": 1, "enable_progress_bar": False},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a suite.
+
+    Args:
+        labels: label on each axis.
+        seed: ``seed_everything`` of the run.
+        fragments: parts of the run's config, merged in order like the files of several ``--config``.
+        scale: share of the work that is done, 1 for all of it.
+    """
+
+    labels: Labels
+    seed: int
+    fragments: tuple[Fragment, ...]
+    scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Its address within the suite, such as ``alpha=0.1,method=FedAvg,seed=0``."""
+        return ",".join([*(f"{axis}={plain(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
+
+    @cached_property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of what its config says, without paths and what changes no bit of a result."""
+        return digest(self.config)
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its run: its address and its digest."""
+        return f"{self.name}-{self.digest}"
+
+    @cached_property
+    def config(self) -> Fragment:
+        """Its fragments as one."""
+        return merged(self.fragments)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to make of the cells.
+
+    Args:
+        show: what a number is, over the rounds of a run: the ``final`` or the ``best`` value of the metric, the mean of
+            its ``last`` k, the number of ``rounds_to`` reach a target, ``seconds`` a round as a ratio to the baseline,
+            or the mean ``rank`` among the rows of a column, where 1 is best.
+        rows: axes whose labels are the rows.
+        columns: axes whose labels are the columns.
+        k: how many of the last rounds count, for ``last``.
+        target: value to reach, for ``rounds_to``, in the metric's own unit.
+        page: page of the paper that has the published numbers.
+        caption: which table of the paper it is.
+        published: published mean and, where given, deviation, by the labels of rows and columns in this order.
+    """
+
+    show: Show
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    k: int = 5
+    target: float | None = None
+    page: int | str | None = None
+    caption: str = ""
+    published: Mapping[tuple[str, ...], tuple[float, float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A grid of runs and the tables to make of them.
+
+    Args:
+        path: the file it comes from.
+        title: what it is.
+        source: where its published numbers come from.
+        notes: what the source leaves open, and how it is filled in.
+        base: fragments that all cells have in common.
+        axes: by axis, the fragments of each label.
+        seeds: seeds of each combination of labels.
+        overrides: labels, or lists of labels, and the fragments that the cells which have them take as well.
+        exclude: labels, or lists of labels; the cells that have them are left out.
+        metric: tag of the metric of the tables.
+        minimize: whether smaller values of it are better.
+        percent: whether tables show 100 times its value.
+        baseline: labels of the cells with which the others are compared.
+        interval: how confidence intervals of paired differences are made, by Student's ``t`` or ``bootstrap``.
+        confidence: their level, in (0, 1).
+        tables: the tables.
+        tune: what to tune, see :mod:`fl_lightning.bench.tune`.
+    """
+
+    path: Path
+    title: str
+    base: tuple[Fragment, ...]
+    axes: Mapping[str, Mapping[str, tuple[Fragment, ...]]]
+    seeds: tuple[int, ...]
+    tables: tuple[Table, ...]
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    overrides: tuple[tuple[Choice, tuple[Fragment, ...]], ...] = ()
+    exclude: tuple[Choice, ...] = ()
+    metric: str = "test/accuracy"
+    minimize: bool = False
+    percent: bool = True
+    baseline: Labels = field(default_factory=dict)
+    interval: Literal["t", "bootstrap"] = "t"
+    confidence: float = 0.95
+    tune: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of its study: that of the file after that of its folder, such as ``fedcka-table2``."""
+        return f"{self.path.resolve().parent.name}-{self.path.stem}"
+
+    def combinations(self) -> Iterator[Labels]:
+        """The labels of each cell, in the order of the axes, without what is excluded."""
+        for labels in itertools.product(*self.axes.values()):
+            combination = dict(zip(self.axes, labels, strict=True))
+            if not any(matches(combination, one) for one in self.exclude):
+                yield combination
+
+    def cells(
+        self, scale: float = 1.0, extra: Sequence[Fragment] = (), seeds: Sequence[int] | None = None
+    ) -> list[Cell]:
+        """The cells, seed by seed, so that the whole table fills up evenly.
+
+        Args:
+            scale: share of the work to do, see :func:`scaled`.
+            extra: fragments that come after those of the suite, such as where the data lie.
+            seeds: seeds to take instead of the suite's.
+        """
+        taken = self.seeds if seeds is None else seeds
+        return [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
+
+    def cell(self, labels: Labels, seed: int, scale: float = 1.0, extra: Sequence[Fragment] = ()) -> Cell:
+        """The cell of some labels and a seed."""
+        parts = [DEFAULTS, *self.base, *(part for axis, label in labels.items() for part in self.axes[axis][label])]
+        for when, more in self.overrides:
+            parts += more if matches(labels, when) else ()
+        parts += [scaled(merged(parts), scale)] if scale != 1 else []
+        parts += [*extra, {"seed_everything": seed}]
+        classes = look_up(merged(parts), "model.init_args.num_classes")
+        return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts), scale)
+
+
+def scaled(config: Fragment, scale: float) -> Fragment:
+    r"""The fragment that makes a run do about the share F of its work.
+
+    The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
+    least 1. The examples are those of ``data.init_args.train_size`` and stay as they are where a config does not name
+    that key; where it is null, which means all, the share takes its place.
+
+    Args:
+        config: the whole config.
+        scale: F, in (0, 1].
+
+    Raises:
+        UsageError: F is out of range.
+    """
+    require(0 < scale <= 1, "--scale", scale, "give a share of the work above 0, up to 1")
+    share = scale ** (1 / 3)
+    trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
+    work = "local_steps" if trainer.get("local_steps") else "local_epochs"
+    fewer = {key: max(1, round(share * trainer.get(key, default))) for key, default in (("max_rounds", 10), (work, 1))}
+    if "train_size" not in data:
+        return {"trainer": fewer}
+    size = data["train_size"]
+    examples = round(share, 4) if size is None else share * size if isinstance(size, float) else round(share * size)
+    return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
+
+
+def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells that match any of some patterns; all of them without a pattern.
+
+    Args:
+        cells: the cells.
+        only: patterns such as ``method=FedCKA,alpha=0.1``, of any axes and ``seed``.
+
+    Raises:
+        UsageError: a pattern matches no cell.
+    """
+    wanted: set[str] = set()
+    for pattern in only:
+        terms = set(pattern.split(","))
+        found = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
+        hint = f"no cell matches; one is called {cells[0].name if cells else ''}: give one or more of its parts"
+        require(bool(found), "--only", pattern, hint)
+        wanted |= found
+    return [cell for cell in cells if not only or cell.name in wanted]
+
+
+def matches(labels: Labels, when: Choice) -> bool:
+    """Whether labels have one of the labels of ``when`` on each of its axes."""
+    return all(labels[axis] in chosen for axis, chosen in when.items())
+
+
+def plain(label: str) -> str:
+    """A label as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", label).strip("_")

@@ -1,0 +1,141 @@
+"""Reading a suite from its YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.bench.fragments import Fragment, fragments_of, nested, read_yaml
+from fl_lightning.bench.suite import SHOWN, Choice, Labels, Suite, Table, plain
+from fl_lightning.errors import UsageError, require
+
+
+def load_suite(path: str | Path) -> Suite:
+    """Read a suite from a YAML file; paths in it are relative to the file that has them.
+
+    Raises:
+        UsageError: the file or one that it names cannot be read, or a key or label is not known.
+    """
+    path = Path(path)
+    raw = read_yaml(path)
+    keys = [one.name for one in fields(Suite) if one.name != "path"]
+    check_keys(raw, keys, str(path))
+    for key in ("base", "axes"):
+        require(key in raw, f"{path}: {key}", None, "a suite needs this key")
+    axes = {str(axis): labels_of(axis, value, path) for axis, value in raw["axes"].items()}
+    suite = Suite(
+        **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
+        path=path,
+        title=str(raw.get("title", path.stem)),
+        source=str(raw.get("source", "")),
+        notes=tuple(map(str, raw.get("notes", ()))),
+        base=tuple(fragments_of(raw["base"], path)),
+        axes=axes,
+        seeds=seeds_of(raw.get("seeds", 1)),
+        tables=(),
+    )
+    overrides = [(choice(one["when"]), tuple(fragments_of(one["config"], path))) for one in raw.get("overrides", ())]
+    suite = replace(suite, overrides=tuple(overrides), exclude=tuple(map(choice, raw.get("exclude", ()))))
+    suite = replace(suite, baseline=strings(raw.get("baseline", default_baseline(axes))))
+    suite = replace(suite, tables=tuple(table_of(one, axes, path) for one in raw.get("tables", [{}])))
+    check_labels(suite)
+    return suite
+
+
+def labels_of(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ...]]:
+    """The fragments of each label of an axis: a mapping, a file that holds one, or a key with its values."""
+    if isinstance(value, str):
+        inner = path.parent / value
+        return labels_of(axis, read_yaml(inner), inner)
+    hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
+    require(isinstance(value, Mapping) and len(value) > 0, f"{path}: axes.{axis}", value, hint)
+    if set(value) == {"key", "values"}:
+        return {str(one): (nested(value["key"], one),) for one in value["values"]}
+    labels = {str(label): tuple(fragments_of(one, path)) for label, one in value.items()}
+    require(
+        len({plain(one) for one in labels}) == len(labels), f"{path}: axes.{axis}", list(labels), "give distinct labels"
+    )
+    return labels
+
+
+def seeds_of(value: Any) -> tuple[int, ...]:
+    """Seeds from a list, or the first few from their number."""
+    seeds = range(value) if isinstance(value, int) else value
+    good = isinstance(seeds, (range, list)) and len(seeds) > 0 and all(isinstance(one, int) for one in seeds)
+    require(good, "seeds", value, "give their number, or a list of integers")
+    return tuple(seeds)
+
+
+def default_baseline(axes: Mapping[str, Mapping[str, Any]]) -> Labels:
+    """FedAvg, where an axis ``method`` has it."""
+    return {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
+
+
+def table_of(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Table:
+    """A table; by default the methods are its rows and the other axes its columns."""
+    check_keys(raw, [one.name for one in fields(Table)], f"{path}: tables")
+    require(
+        raw.get("show", "final") in SHOWN, f"{path}: tables.show", raw.get("show"), f"choose among {', '.join(SHOWN)}"
+    )
+    rows = tuple(raw.get("rows", ["method"] if "method" in axes else [next(iter(axes))]))
+    columns = tuple(raw.get("columns", [axis for axis in axes if axis not in rows]))
+    for axis in {*rows, *columns} ^ set(axes):
+        hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
+        raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
+    published = dict(published_of(raw.get("published") or {}, len(rows) + len(columns), path))
+    return Table(**{"show": "final", **raw, "rows": rows, "columns": columns, "published": published})
+
+
+def published_of(
+    raw: Any, depth: int, path: Path, labels: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], tuple[float, float | None]]]:
+    """Published numbers by labels, from mappings nested in the order of rows and columns."""
+    if raw is None:
+        return
+    if len(labels) < depth:
+        require(isinstance(raw, Mapping), f"{path}: published {'/'.join(labels)}", raw, "give a mapping of labels")
+        for label, inner in raw.items():
+            yield from published_of(inner, depth, path, (*labels, str(label)))
+        return
+    numbers = list(raw) if isinstance(raw, Sequence) and not isinstance(raw, str) else [raw]
+    good = len(numbers) in (1, 2) and all(isinstance(one, (int, float)) for one in numbers)
+    require(good, f"{path}: published {'/'.join(labels)}", raw, "give a number, or [mean, deviation]")
+    yield labels, (float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
+
+
+def check_keys(raw: Any, known: Sequence[str], where: str) -> None:
+    """Refuse keys that are not known."""
+    require(isinstance(raw, Mapping), where, raw, "give a mapping")
+    for key in raw:
+        require(key in known, f"{where}: {key}", raw[key], f"is no key here; the keys are {', '.join(known)}")
+
+
+def check_labels(suite: Suite) -> None:
+    """Refuse labels that no axis has."""
+    given = [("baseline", suite.baseline)]
+    for key, when in [
+        *(("overrides.when", one) for one, _ in suite.overrides),
+        *(("exclude", one) for one in suite.exclude),
+    ]:
+        given += [(key, {axis: label}) for axis, chosen in when.items() for label in chosen]
+    for table in suite.tables:
+        axes = (*table.rows, *table.columns)
+        given += [("published", dict(zip(axes, labels, strict=True))) for labels in table.published]
+    for key, labels in given:
+        for axis, label in labels.items():
+            where = f"{suite.path}: {key}"
+            require(axis in suite.axes, where, axis, f"is no axis; the axes are {', '.join(suite.axes)}")
+            known = suite.axes[axis]
+            require(label in known, f"{where}.{axis}", label, f"is no label of it; they are {', '.join(known)}")
+
+
+def strings(labels: Mapping[Any, Any]) -> Labels:
+    """Labels as strings, as they are compared."""
+    return {str(axis): str(label) for axis, label in labels.items()}
+
+
+def choice(when: Mapping[Any, Any]) -> Choice:
+    """The labels on each axis, given as one label or a list."""
+    return {str(axis): tuple(map(str, one if isinstance(one, list) else [one])) for axis, one in when.items()}
