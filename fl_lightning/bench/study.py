@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
@@ -113,7 +113,7 @@ def open_study(suite: Suite, backend: RDBStorage, cells: Sequence[Cell] = ()) ->
         UsageError: it is that of another suite.
     """
     storage = CellStorage(backend, {cell.digest for cell in cells})
-    direction = "minimize" if suite.minimize else "maximize"
+    direction: Literal["minimize", "maximize"] = "minimize" if suite.minimize else "maximize"
     # what is never asked for parameters needs no sampler that looks at the others
     how: dict[str, Any] = {"storage": storage, "sampler": optuna.samplers.RandomSampler(seed=0)}
     try:

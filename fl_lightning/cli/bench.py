@@ -170,7 +170,7 @@ def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Resu
 
 def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], jobs: int) -> str:
     """How many cells there are, and how long they will take; measures a round of each kind."""
-    total = failed = 0
+    total, failed = 0.0, 0
     for one in estimates(cells, results, suite.metric):
         total += one.total
         failed += bool(one.reason)

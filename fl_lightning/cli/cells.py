@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import platform
@@ -165,4 +164,5 @@ def free_memory() -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
     serve(run_cell, free_memory)
