@@ -72,13 +72,13 @@ class Synthetic(FederatedDataModule):
 
     def train_dataloader(self, k: int = 0) -> DataLoader:
         loader = {"batch_size": self.batch_size, "shuffle": True, "generator": torch.Generator()}
-        return DataLoader(TensorDataset(*self._train[k]), **loader)  # type: ignore[arg-type]
+        return DataLoader(Samples(*self._train[k]), collate_fn=list, **loader)  # type: ignore[arg-type]
 
     def test_dataloader(self, k: int | None = None) -> Any:
         """The test samples of all clients, or of client ``k``."""
         chosen = self._test if k is None else [self._test[k]]
         x, y = (torch.cat(column) for column in zip(*chosen, strict=True))
-        return DataLoader(TensorDataset(x, y), batch_size=512)
+        return DataLoader(Samples(x, y), batch_size=512, collate_fn=list)
 
     def _draw(self, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
@@ -94,6 +94,13 @@ class Synthetic(FederatedDataModule):
             x = rng.normal(0 if self.iid else center, spread, (size, FEATURES))
             clients.append((x, (x @ weight + bias).argmax(1)))
         return clients
+
+
+class Samples(TensorDataset):
+    """A data set of tensors that gathers the examples of a batch at once: one by one, they take longer than a step."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [column[indices] for column in self.tensors]
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
