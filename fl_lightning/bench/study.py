@@ -17,6 +17,7 @@ from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
 from optuna.storages import RDBStorage, _CachedStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fl_lightning.bench.results import Result
@@ -79,7 +80,11 @@ def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStor
         how["connect_args"] = {"timeout": PATIENCE}
     for pause in (0.5, 1.0, None):
         try:
-            return RDBStorage(url, how, heartbeat_interval=heartbeat, grace_period=grace)
+            backend = RDBStorage(url, how, heartbeat_interval=heartbeat, grace_period=grace)
+            if url.startswith("sqlite"):
+                # SQLite knows no SELECT FOR UPDATE, so that two could take the same trial from the queue
+                event.listen(backend.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+            return backend
         except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
             # two processes that create the tables at the same time meet here, too
             if pause is None:
