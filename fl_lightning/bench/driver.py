@@ -205,8 +205,7 @@ class Driver:
             lines.append(f"{cell.name}: failed: {answer['failed']}")
             raise Failed
         values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
-        for key, value in {**answer["done"], "values": values}.items():
-            trial.set_user_attr(key, value)
+        trial.set_user_attr("result", answer["done"])  # one value: each is a transaction
         last = max(values)
         report.tell(last, values[last])
         lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")

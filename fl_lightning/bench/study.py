@@ -225,10 +225,10 @@ def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, lis
 
 def enqueue(study: Study, cells: Iterable[Cell]) -> int:
     """Queue cells; returns how many."""
-    number = 0
-    for number, cell in enumerate(cells, 1):
+    queued = list(cells)
+    for cell in queued:
         study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell))
-    return number
+    return len(queued)
 
 
 def attributes(cell: Cell) -> dict[str, Any]:
@@ -293,18 +293,18 @@ def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:
         return Result(cell.name, cell.digest, "waiting", scale=cell.scale)
     states: Mapping[TrialState, Any] = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
     state = states.get(trial.state, "running" if trial.state == TrialState.RUNNING else "waiting")
-    given = trial.user_attrs
+    given: Mapping[str, Any] = trial.user_attrs.get("result", {})
     values = given.get("values") or trial.intermediate_values
     return Result(
         cell=cell.name,
         digest=cell.digest,
         state=state,
-        reason=given.get("reason", ""),
+        reason=trial.user_attrs.get("reason", ""),
         values={int(round_): float(value) for round_, value in values.items()},
         seconds=given.get("seconds"),
         plan=given.get("plan", ""),
         metrics=given.get("metrics", {}),
         machine=given.get("machine", ""),
         run_dir=given.get("run_dir", ""),
-        scale=given.get("scale", cell.scale),
+        scale=trial.user_attrs.get("scale", cell.scale),
     )
