@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial
 
@@ -19,11 +21,15 @@ from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     QueueEmpty,
+    digest_of,
     enqueue_missing,
+    fail_dead,
+    is_queued,
     is_running,
     open_study,
     repeats,
     results_of,
+    running,
 )
 from fl_lightning.bench.suite import Cell, Suite
 
@@ -40,7 +46,11 @@ class Failed(Exception):
 
 
 class Dropped(Exception):
-    """A trial repeats another one, or another process has taken it over."""
+    """Another process has taken a trial over."""
+
+
+class Repetition(TrialPruned):
+    """A trial repeats another one."""
 
 
 class Driver:
@@ -75,7 +85,7 @@ class Driver:
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop, self._lock, self._waits = threading.Event(), threading.Lock(), False
 
     def run(self) -> None:
         """Run all cells that are not done."""
@@ -140,16 +150,23 @@ class Driver:
     def _waits_for_work(self, study: Study) -> bool:
         """Wait until a cell is in the queue; false where all are done or failed."""
         while not self._stop.is_set():
-            fail_stale_trials(study)
+            fail_dead(study)
             with self._lock:
-                enqueue_missing(study, self.cells)
-            states = {result.state for result in self.results(study).values()}
-            if "waiting" in states:
-                return True
-            if "running" not in states:
+                if is_queued(study) or enqueue_missing(study, self.cells):
+                    return True
+            elsewhere = sum(digest_of(trial) in self.by_digest for trial in running(study))
+            if not elsewhere:
                 return False
+            self._say_once(f"the queue is empty; still running, here or in other processes: {elsewhere}")
             self._stop.wait(POLL)
         return False
+
+    def _say_once(self, line: str) -> None:
+        """Say that this process waits; once, although others begin to wait later."""
+        with self._lock:
+            if not self._waits:
+                self._waits = True
+                self.say(line)
 
     def _next(self, study: Study, runner: Any) -> None:
         """Run the next cell of the queue.
@@ -157,12 +174,14 @@ class Driver:
         Raises:
             QueueEmpty: another process has taken the last one.
             Interrupt: the job was told to stop; nothing says that the cell failed, so it is queued again.
+            Dropped: the trial is not ours to finish.
         """
-        numbers = []
+        numbers: list[int] = []
+        lines: list[str] = []
 
         def objective(trial: Trial) -> float:
             numbers.append(trial.number)
-            return self._objective(study, trial, runner)
+            return self._objective(study, trial, runner, lines)
 
         try:
             # within optimize there is a heartbeat
@@ -172,34 +191,42 @@ class Driver:
             if not numbers or is_running(study, numbers[0]):
                 raise
             raise Dropped from error
+        if not lines:
+            return
+        done = sum(result.state == "done" for result in self.results(study).values())
+        self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
 
-    def _objective(self, study: Study, trial: Trial, runner: Any) -> float:
+    def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
         cell = self.by_digest[trial.user_attrs["digest"]]
         self._drop_repetition(study, trial, cell)
-        began = time.monotonic()
-        answer = runner.run(self._message(cell), self._reporter(trial))
+        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+        began, report = time.monotonic(), Reporter(trial)
+        answer = runner.run(self._message(cell), report)
         if not is_running(study, trial.number):
             self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
             raise Dropped
         self._drop_repetition(study, trial, cell)
         if "failed" in answer:
             trial.set_user_attr("reason", answer["failed"])
-            self.say(f"{cell.name}: failed: {answer['failed']}")
+            lines.append(f"{cell.name}: failed: {answer['failed']}")
             raise Failed
-        value = self._store(trial, answer["done"])
-        self.say(self._line(study, cell, value, time.monotonic() - began))
-        return value
+        values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
+        trial.set_user_attr("result", answer["done"])  # one value: each is a transaction
+        last = max(values)
+        report.tell(last, values[last])
+        lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")
+        return values[last]
 
     def _drop_repetition(self, study: Study, trial: Trial, cell: Cell) -> None:
         """Give up a trial whose cell is done, or is run by another one.
 
         Raises:
-            Dropped: it is.
+            Repetition: it is.
         """
         other = repeats(study, trial.number, cell.digest)
         if other is not None:
             trial.set_user_attr("repeats", other)
-            raise Dropped
+            raise Repetition
 
     def _message(self, cell: Cell) -> dict[str, Any]:
         """A cell as a runner takes it."""
@@ -212,31 +239,28 @@ class Driver:
             "metric": self.suite.metric,
         }
 
-    def _reporter(self, trial: Trial) -> Callable[[int, float], None]:
-        """Tells the study the metric of a round, but not more often than it takes no noticeable time."""
-        last = time.monotonic()
 
-        def report(round_: int, value: float) -> None:
-            nonlocal last
-            if time.monotonic() - last > PACE:
-                last = time.monotonic()
-                with suppress(UpdateFinishedTrialError):
-                    trial.report(value, round_)
+class Reporter:
+    """Tells a trial the metric of its rounds, not more often than takes no noticeable time.
 
-        return report
+    Args:
+        trial: the trial.
+    """
 
-    def _store(self, trial: Trial, told: Mapping[str, Any]) -> float:
-        """Store what a cell tells of itself in its trial, and return the last value of the metric."""
-        values = {int(round_): float(value) for round_, value in told["values"].items()}
-        for key, value in {**told, "values": values}.items():
-            trial.set_user_attr(key, value)
-        last = max(values)
-        trial.report(values[last], last)
-        return values[last]
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self._told: set[int] = set()
+        self._last = time.monotonic()
 
-    def _line(self, study: Study, cell: Cell, value: float, seconds: float) -> str:
-        """The line about a cell that is done, which counts this one."""
-        results = self.results(study).values()
-        done = sum(result.state == "done" for result in results) + 1
-        shown = f"{self.suite.metric} {value:.4g}"
-        return f"{cell.name}: {shown}, {seconds:.1f} s ({done} of {len(self.by_digest)} done)"
+    def __call__(self, round_: int, value: float) -> None:
+        """Tell it of a round, unless it has just been told of another."""
+        if time.monotonic() > self._last + PACE:
+            self.tell(round_, value)
+
+    def tell(self, round_: int, value: float) -> None:
+        """Tell it of a round; not twice, as where a run resumes."""
+        if round_ not in self._told:
+            self._told.add(round_)
+            self._last = time.monotonic()
+            with suppress(UpdateFinishedTrialError):
+                self.trial.report(value, round_)

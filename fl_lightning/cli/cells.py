@@ -165,4 +165,7 @@ def free_memory() -> None:
 
 if __name__ == "__main__":
     gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
-    serve(run_cell, free_memory)
+    try:
+        serve(run_cell, free_memory)
+    finally:
+        gc.unfreeze()  # else libraries complain of leaks
