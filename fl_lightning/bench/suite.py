@@ -16,6 +16,7 @@ from fl_lightning.bench.fragments import (
     in_classes,
     look_up,
     merged,
+    nested,
 )
 from fl_lightning.errors import require
 
@@ -23,6 +24,8 @@ Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
 SHOWN = ("final", "best", "last", "rounds_to", "seconds", "rank")
+# over how many rounds torch's CosineAnnealingLR lowers the rate
+OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
 DEFAULTS: Fragment = {
     "seed_everything": 0,
@@ -178,7 +181,8 @@ def scaled(config: Fragment, scale: float) -> Fragment:
 
     The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
     least 1. The examples are those of ``data.init_args.train_size`` and stay as they are where a config does not name
-    that key; where it is null, which means all, the share takes its place.
+    that key; where it is null, which means all, the share takes its place. A cosine that lowers the clients' rates over
+    all rounds does so over the fewer ones.
 
     Args:
         config: the whole config.
@@ -191,7 +195,10 @@ def scaled(config: Fragment, scale: float) -> Fragment:
     share = scale ** (1 / 3)
     trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     work = "local_steps" if trainer.get("local_steps") else "local_epochs"
-    fewer = {key: max(1, round(share * trainer.get(key, default))) for key, default in (("max_rounds", 10), (work, 1))}
+    given = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
+    fewer: Fragment = {key: max(1, round(share * value)) for key, value in given.items()}
+    if look_up(trainer, OVER_ROUNDS) == given["max_rounds"]:
+        fewer |= nested(OVER_ROUNDS, fewer["max_rounds"])
     if "train_size" not in data:
         return {"trainer": fewer}
     size = data["train_size"]
