@@ -97,7 +97,7 @@ def test_a_share_is_drawn_of_each_class_and_seeded(monkeypatch):
 
 def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sample():
     labels = np.repeat([0, 2, 5], [1000, 100, 3])
-    assert np.bincount(labels[datamodule.balanced_subset(labels, 0.1, "train_size")]).tolist() == [100, 0, 10, 0, 0, 0]
+    assert np.bincount(labels[datamodule.balanced_subset(labels, 0.1, "train_size")]).tolist() == [100, 0, 10]
     rows = np.arange(900, len(labels))
     drawn = datamodule.balanced_subset(labels, 0.5, "train_size", rows)
     assert np.bincount(labels[drawn]).tolist() == [50, 0, 50, 0, 0, 2] and set(drawn) <= set(rows)
