@@ -159,7 +159,8 @@ class ImageDataModule(FederatedDataModule):
         partitioner: assigns the training samples to clients; None is :class:`IID`.
         batch_size: examples in a training batch, at least 1.
         eval_batch_size: examples in a validation or test batch, at least 1.
-        train_size: draw this many training images, balanced over the classes; None takes all.
+        train_size: draw this many training images, balanced over the classes; or, as a number in (0, 1), this share of
+            each class; None takes all.
         test_size: draw this many test images, balanced over the classes; None takes all.
         augment: augmentations of the training batches, applied in order.
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in
@@ -188,7 +189,7 @@ class ImageDataModule(FederatedDataModule):
         partitioner: Partitioner | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 512,
-        train_size: int | None = None,
+        train_size: int | float | None = None,
         test_size: int | None = None,
         augment: list[Augmentation] | None = None,
         normalize: bool = True,
@@ -353,26 +354,31 @@ def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generat
     return np.sort(np.concatenate(members))
 
 
-def balanced_subset(labels: np.ndarray, size: int | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
+def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
     """Indices of ``size`` random samples, as evenly spread over the classes as possible, in ascending order.
 
     Args:
         labels: label of each sample ``(N,)``.
-        size: how many to draw; None takes all.
+        size: how many to draw; a float in (0, 1) draws this share of each class, but at least one sample in all; None
+            takes all.
         key: ``train_size`` or ``test_size``: each has a random stream of its own.
         rows: the samples to draw from, in ascending order; None for all.
 
     Raises:
-        UsageError: ``size`` is below 1 or above the number of samples.
+        UsageError: ``size`` is below 1 or above the number of samples, or a float outside (0, 1).
     """
     rows = np.arange(len(labels)) if rows is None else rows
     if size is None:
         return rows
-    require(1 <= size <= len(rows), f"data.{key}", size, f"there are {len(rows)} samples, give 1 to that number")
+    share, number = isinstance(size, float), len(rows)
+    hint = f"there are {number} samples, give 1 to that number" + ", or a share in (0, 1)" * (key == "train_size")
+    require(0 < size < 1 if share else 1 <= size <= number, f"data.{key}", size, hint)
     rng, labels = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1), labels[rows]
     # the i-th members of all classes come before any (i+1)-th, so that every prefix is balanced
-    shuffled = rng.permutation(len(labels))
+    shuffled = rng.permutation(number)
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.searchsorted(labels[by_class], labels[by_class], side="left")
-    turn = np.arange(len(labels)) - starts
-    return rows[np.sort(by_class[np.lexsort((rng.random(len(labels)), turn))[:size]])]
+    turn = np.arange(number) - np.searchsorted(labels[by_class], labels[by_class], side="left")
+    if share:
+        drawn = by_class[turn < np.round(size * np.bincount(labels))[labels[by_class]]]
+        return rows[np.sort(drawn if len(drawn) else by_class[:1])]
+    return rows[np.sort(by_class[np.lexsort((rng.random(number), turn))[: int(size)]])]

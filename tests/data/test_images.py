@@ -20,6 +20,7 @@ from fl_lightning.data import (
     RandomFlip,
     RandomRotation,
     augmentation,
+    datamodule,
 )
 from fl_lightning.data.augmentation import rotated
 from fl_lightning.errors import UsageError
@@ -83,6 +84,31 @@ def test_a_subset_is_balanced_seeded_and_of_the_size_asked_for(monkeypatch):
     assert torch.equal(torch.cat(ready(Digits(train_size=205, num_clients=3))._rows).sort().values, rows)
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     assert not torch.equal(torch.cat(ready(Digits(train_size=205, num_clients=3))._rows).sort().values, rows)
+
+
+def test_a_share_is_drawn_of_each_class_and_seeded(monkeypatch):
+    every, some = (ready(Digits(num_clients=1, **size)) for size in ({}, {"train_size": 0.25}))
+    expected = np.round(0.25 * every.plan.label_counts[0])
+    assert some.plan.label_counts[0].tolist() == expected.tolist()
+    assert torch.equal(ready(Digits(num_clients=1, train_size=0.25))._rows[0], some._rows[0])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    assert not torch.equal(ready(Digits(num_clients=1, train_size=0.25))._rows[0].sort().values, some._rows[0])
+
+
+def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sample():
+    labels = np.repeat([0, 2, 5], [1000, 100, 3])
+    assert np.bincount(labels[datamodule.balanced_subset(labels, 0.1, "train_size")]).tolist() == [100, 0, 10]
+    rows = np.arange(900, len(labels))
+    drawn = datamodule.balanced_subset(labels, 0.5, "train_size", rows)
+    assert np.bincount(labels[drawn]).tolist() == [50, 0, 50, 0, 0, 2] and set(drawn) <= set(rows)
+    assert np.array_equal(drawn, np.unique(drawn))
+    assert len(datamodule.balanced_subset(labels, 1e-9, "train_size")) == 1
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 1.5, -0.5, float("nan"), 0, 1438])
+def test_a_size_that_is_neither_a_number_of_images_nor_a_share_is_refused(size):
+    with pytest.raises(UsageError, match=r"data.train_size=.*: there are 1437 samples, .*, or a share in \(0, 1\)"):
+        ready(Digits(train_size=size))
 
 
 def batches(n=10, size=4, **kwargs):

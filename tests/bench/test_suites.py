@@ -1,0 +1,217 @@
+"""Every suite under experiments/: its cells are valid configs, and their networks take the data they are given.
+
+A parser takes 0.1 s for a config and there are more than a thousand. The sections of a config (``model``, ``data``,
+``trainer``, ``method``) are parsed independently of each other. So a cell is parsed if any of its sections is new; the
+sections of all other cells have been parsed within these, as parts of whole configs.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from jsonargparse import Namespace
+
+from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.cli.config import check_config
+from fl_lightning.cli.program import FederatedCLI
+from fl_lightning.data import ImageDataModule
+from fl_lightning.errors import UsageError
+from fl_lightning.trainer import FederatedTrainer
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+SUITES = sorted(path for path in EXPERIMENTS.rglob("*.yaml") if re.search(r"^axes:", path.read_text(), re.M))
+SECTIONS = ("model", "data", "trainer", "method")
+# arguments of a data module that say which images of a data set are whose, not what an image is
+OF_CLIENTS = ("partitioner", "train_size", "test_size", "val_fraction", "drop_last", "num_clients", "batch_size")
+
+each_suite = pytest.mark.parametrize("path", SUITES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+
+
+@pytest.fixture(autouse=True)
+def _where_classes_of_ones_own_lie(monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "own_method")
+
+
+@cache
+def fit_parser():
+    """The parser of ``fit``, built once."""
+
+    class Parsers(FederatedCLI):
+        def parse_arguments(self, parser, args):
+            self.found = self._subcommand_parsers["fit"]
+            raise KeyboardInterrupt
+
+    program = Parsers.__new__(Parsers)
+    with pytest.raises(KeyboardInterrupt):
+        program.__init__([])
+    return program.found
+
+
+def parsed(cell):
+    """The config of a cell, as ``fit`` reads it from several ``--config``."""
+    given = [fragment for fragment in cell.fragments if fragment]
+    config = fit_parser().parse_args([f"--config={json.dumps(fragment)}" for fragment in given])
+    check_config(config)
+    return config
+
+
+def built(**sections):
+    """Some sections of a config, as the objects that they describe."""
+    return fit_parser().instantiate(Namespace(**sections))
+
+
+@cache
+def suite_of(path):
+    return load_suite(path)
+
+
+@cache
+def cells_of(path):
+    """One cell for each combination of labels."""
+    return [suite_of(path).cell(labels, 0) for labels in suite_of(path).combinations()]
+
+
+def sections_of(cell):
+    """What each section of a config is merged from."""
+
+    def of(section):
+        parts = ({key: value for key, value in part.items() if key.rstrip("+") == section} for part in cell.fragments)
+        return json.dumps([part for part in parts if part])
+
+    return {section: of(section) for section in SECTIONS}
+
+
+CONFIGS: dict[tuple[str, str], object] = {}
+
+
+@cache
+def configs_of(path):
+    """The config of each cell, by section. Cells with many new sections come first, so that few have to be parsed."""
+    cells, sections = cells_of(path), [set(sections_of(cell).items()) for cell in cells_of(path)]
+    while any(some - CONFIGS.keys() for some in sections):
+        cell, new = max(zip(cells, sections, strict=True), key=lambda one: len(one[1] - CONFIGS.keys()))
+        try:
+            config = parsed(cell)
+        except UsageError as error:
+            raise AssertionError(f"{cell.name}: {error}") from error
+        CONFIGS.update({(one, text): config[one] for one, text in new})
+    return [(cell, {one: CONFIGS[one, text] for one, text in some}) for cell, some in zip(cells, sections, strict=True)]
+
+
+# ---------------------------------------------------------------- what a suite says
+def test_there_are_suites():
+    assert SUITES
+
+
+@each_suite
+def test_a_suite_has_cells_and_tells_them_apart(path):
+    suite, cells = suite_of(path), cells_of(path)
+    assert cells and len({cell.name for cell in cells}) == len(cells)
+    assert suite.title and suite.tables
+    assert not any(key.rstrip("+") not in {*SECTIONS, "seed_everything"} for cell in cells for key in cell.config)
+
+
+@each_suite
+def test_published_numbers_are_of_cells_and_have_a_source(path):
+    suite, cells = suite_of(path), cells_of(path)
+    for table in suite.tables:
+        axes = (*table.rows, *table.columns)
+        known = {tuple(cell.labels[axis] for axis in axes) for cell in cells}
+        assert set(table.published) <= known
+        assert not table.published or (suite.source and table.page and table.caption)
+
+
+@each_suite
+def test_the_baseline_is_among_the_cells(path):
+    baseline = suite_of(path).baseline.items()
+    assert any(baseline <= cell.labels.items() for cell in cells_of(path))
+
+
+# ---------------------------------------------------------------- what fit makes of it
+@each_suite
+def test_every_cell_is_a_valid_config(path):
+    assert len(configs_of(path)) == len(cells_of(path))
+
+
+@each_suite
+def test_a_scaled_cell_is_a_valid_config_of_less_work(path):
+    whole, config = configs_of(path)[-1]
+    less = parsed(suite_of(path).cell(whole.labels, 0, scale=0.001))
+    assert less.trainer.max_rounds == max(1, round(0.1 * config["trainer"].max_rounds))
+    if "train_size" in config["data"].init_args:
+        assert less.data.init_args.train_size in (0.1, round(0.1 * (config["data"].init_args.train_size or 0)))
+
+
+@each_suite
+def test_data_of_images_name_how_many_are_taken(path):
+    """Else ``--scale`` would train on all of them."""
+    for cell, config in configs_of(path):
+        if issubclass(class_of(config["data"]), ImageDataModule):
+            assert "train_size" in cell.config["data"]["init_args"]
+
+
+def class_of(section):
+    module, _, name = section.class_path.rpartition(".")
+    return getattr(__import__(module, fromlist=[name]), name)
+
+
+# ---------------------------------------------------------------- what is built of it
+@each_suite
+def test_every_method_trainer_and_data_module_can_be_built(path):
+    for _, config in configs_of(path):
+        make_once("method", config["method"])
+        make_once("data", config["data"])
+        make_once("trainer", config["trainer"])
+
+
+MADE: dict[str, object] = {}
+
+
+def make_once(name, section):
+    key = f"{name} {section}"
+    if key not in MADE:
+        made = built(**{name: section})[name]
+        MADE[key] = FederatedTrainer(**made) if name == "trainer" else made
+    return MADE[key]
+
+
+@each_suite
+def test_every_network_takes_the_data(path):
+    for cell, config in configs_of(path):
+        x, classes = example_of(config["data"])
+        outputs = outputs_of(network_of(config["model"]), x)
+        assert outputs == (len(x), classes), f"{cell.name}: inputs {tuple(x.shape)}"
+
+
+@cache
+def outputs_of(network, x):
+    """The shape of a network's outputs."""
+    with torch.no_grad():
+        return network(x.to("meta")).shape
+
+
+def network_of(section):
+    """The network of a section, on the meta device, with its optimizer."""
+    key = f"model {section}"
+    if key not in MADE:
+        with torch.device("meta"):
+            MADE[key] = built(model=section).model.eval()
+        assert MADE[key].configure_optimizers()
+    return MADE[key]
+
+
+def example_of(section):
+    """A batch of inputs, and the number of classes, of a section's data set; it needs no files."""
+    given = {key: value for key, value in vars(section.init_args).items() if key not in OF_CLIENTS}
+    key = f"{section.class_path} {given}"
+    if key not in MADE:
+        given |= {"offline": True} if "offline" in given else {"largest": 99} if "largest" in given else {}
+        init_args = Namespace(**given, num_clients=2, batch_size=4)
+        data = built(data=Namespace(class_path=section.class_path, init_args=init_args)).data
+        data.setup()
+        x, _ = next(iter(data.train_dataloader(0)))
+        MADE[key] = x[:2], data.num_classes
+    return MADE[key]
