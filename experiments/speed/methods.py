@@ -3,7 +3,7 @@
 python experiments/speed/methods.py [--model FedUVCNN|ResNet18] [--cycles 9] [--methods MOON FedCKA]
                                     [--local_epochs 5] [--cache_references] [--memory]
 
-Images of 32 px, batch 64, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
+Images of 32 px, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
 whose ratio shows how far the machine can be trusted. All run in turn, in threads of which one goes at a time. Rounds
 count without their evaluation. Peak memory is measured by a process for each method, as the rise over what it holds
 when training begins.
@@ -33,7 +33,7 @@ from overhead import generate  # lies beside this file
 from fl_lightning import FederatedTrainer, Method, methods
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
-from fl_lightning.models import FedUVCNN, ImageClassifier, Projector, ResNet18
+from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18
 
 FEDAVG, AGAIN = "FedAvg", "FedAvg again"
 METHODS: dict[str, Callable[[], list[Method]]] = {
@@ -44,12 +44,16 @@ METHODS: dict[str, Callable[[], list[Method]]] = {
 }
 
 
+MODELS: dict[str, Callable[..., ImageClassifier]] = {
+    "FedUVCNN": lambda **how: ImageClassifier(FedUVCNN(4), Projector(256), **how),
+    "ResNet18": lambda **how: ImageClassifier(ResNet18(), **how),
+    "FedCKACNN": lambda **how: ImageClassifier(FedCKACNN(), **how),
+}
+
+
 def build(name: str) -> ImageClassifier:
     # without momentum, which SCAFFOLD is not defined for
-    optimizer = partial(torch.optim.SGD, lr=0.01)
-    if name == "ResNet18":
-        return ImageClassifier(ResNet18(), optimizer=optimizer)
-    return ImageClassifier(FedUVCNN(4), Projector(256), optimizer=optimizer)
+    return MODELS[name](optimizer=partial(torch.optim.SGD, lr=0.01))
 
 
 class Turn(Callback):
@@ -96,7 +100,7 @@ def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbac
         accelerator="cpu",
     )
     sizes = {"train_size": args.clients * args.images, "test_size": 64}
-    data = NpyImages(folder, num_clients=args.clients, batch_size=64, **sizes)
+    data = NpyImages(folder, num_clients=args.clients, batch_size=args.batch_size, **sizes)
     trainer.fit(build(args.model), data, METHODS.get(name, list)())
 
 
@@ -141,6 +145,7 @@ def memory_of(args: argparse.Namespace, name: str) -> float:
     """The rise in a process of its own, in MiB."""
     given = ["--model", args.model, "--methods", name, "--local_epochs", str(args.local_epochs), "--child"]
     given += ["--precision", args.precision, "--clients", str(args.clients), "--images", str(args.images)]
+    given += ["--batch_size", str(args.batch_size)]
     given += [f"--{flag}" for flag in ("cache_references", "channels_last") if getattr(args, flag)]
     found = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
     return float(json.loads(found.stdout.splitlines()[-1]))
@@ -150,8 +155,8 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
     fedavg = seconds[FEDAVG]
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} thread")
     print(
-        f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, local epochs "
-        f"{args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
+        f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, batch {args.batch_size}, "
+        f"local epochs {args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
         f"{min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
     )
     print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}{'peak MiB':>10}")
@@ -164,11 +169,12 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["FedUVCNN", "ResNet18"], default="FedUVCNN")
+    parser.add_argument("--model", choices=MODELS, default="FedUVCNN")
     parser.add_argument("--methods", nargs="*", choices=[*METHODS, FEDAVG], default=list(METHODS))
     parser.add_argument("--cycles", type=int, default=9)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--images", type=int, default=512, help="of a client")
+    parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--local_epochs", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--threads", type=int, default=1)

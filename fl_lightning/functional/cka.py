@@ -18,9 +18,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, unit_scale
+from fl_lightning.functional._precision import (
+    centered,
+    in_full_precision,
+    linked_zero,
+    takes_half_products,
+    unit_scale,
+)
 
 EPS = 1e-12
+# columns of a row below which products in half precision save nothing; blocks of columns whose products are added in
+# float32; rows of whose mean the rows are centered before
+WIDE, BLOCKS, FEW = 1024, 4, 16
 
 
 def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
@@ -58,9 +67,13 @@ def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     return linear_ckas(x, y, debiased=debiased)[0]
 
 
-@in_full_precision
 def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """:func:`linear_cka` of x with each of several y, for which x is processed only once.
+
+    Under autocast, activations in bfloat16 of at least 1024 numbers an example stay in it for the products of the rows,
+    and for their gradient. The products of four blocks of columns are added in float32, and all else is float32. The
+    value then differs from the exact one by less than 0.001, the gradient by less than 0.01 of its norm. All other
+    activations are computed with in float32 or, where they are given so, float64.
 
     Args:
         x: activations ``(n, ...)``.
@@ -81,12 +94,23 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """
     for y in ys:
         _require_same_rows(x, y)
+    wide = min(map(_width, (x, *ys))) >= max(WIDE, len(x))
+    if wide and not debiased and takes_half_products(x, *ys):
+        with torch.autocast(x.device.type, enabled=False):
+            return _linear_ckas(x, *ys)
+    return _in_full_precision(x, *ys, debiased=debiased)
+
+
+def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     if len(x) < (4 if debiased else 2):
         return torch.stack([linked_zero(x, y) for y in ys])
-    if not debiased and len(x) > max(math.prod(a.shape[1:]) for a in (x, *ys)):
+    if not debiased and len(x) > max(map(_width, (x, *ys))):
         return torch.stack([_by_columns(_standard(x), _standard(y)) for y in ys])
     k, *ls = (_u_center(gram) if debiased else gram for gram in map(_centered_gram, (x, *ys)))
     return torch.stack([_alignment(k, other) for other in ls])
+
+
+_in_full_precision = in_full_precision(_linear_ckas)
 
 
 @in_full_precision
@@ -168,7 +192,7 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n.
+    """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n; of bfloat16 rows in float32.
 
     It reads the wide matrix as rarely as possible: the small matrix of products is centered instead of the rows, and
     the backward pass multiplies the wide matrix once, where autograd would do so twice.
@@ -176,16 +200,39 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        # subtracting the first row makes equal rows exactly 0, and rows far from the origin keep their digits
-        rows = rows - rows[0]
+        half = rows.dtype == torch.bfloat16
+        # subtracting a row makes equal rows exactly 0, and rows far from the origin keep their digits
+        rows = rows - (_near_mean(rows) if half else rows[0])
         ctx.save_for_backward(rows)
-        return _twice_centered(rows @ rows.T)
+        return _twice_centered(_half_products(rows) if half else rows @ rows.T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        return _twice_centered(gradient + gradient.T) @ rows
+        return _twice_centered(gradient + gradient.T).to(rows.dtype) @ rows
+
+
+def _near_mean(rows: Tensor) -> Tensor:
+    """The mean of the first rows, in their type; exactly the row where they are equal.
+
+    Around it products of different rows are small, and lose less to rounding than around the first row.
+    """
+    return rows[:FEW].mean(0, dtype=torch.float32).to(rows.dtype)
+
+
+def _half_products(rows: Tensor) -> Tensor:
+    """Inner products ``(n, n)`` of half-precision rows, in float32.
+
+    A product of half-precision matrices is itself rounded to half precision, which the sum over blocks evens out. Of
+    the symmetric matrix, three of four quarters are computed.
+    """
+    middle = len(rows) // 2
+    upper = lower = torch.zeros((), device=rows.device)
+    for block in rows.chunk(BLOCKS, 1):
+        upper = upper + (block[:middle] @ block[:middle].T).float()
+        lower = lower + (block[middle:] @ block.T).float()
+    return torch.cat([torch.cat([upper, lower[:, :middle].T], 1), lower])
 
 
 def _twice_centered(gram: Tensor) -> Tensor:
@@ -209,6 +256,11 @@ def _centered_gram(x: Tensor) -> Tensor:
 def _by_columns(x: Tensor, y: Tensor) -> Tensor:
     """CKA from inner products of columns, which are the smaller matrices if there are more rows than columns."""
     return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + EPS)
+
+
+def _width(x: Tensor) -> int:
+    """Numbers in an example."""
+    return math.prod(x.shape[1:])
 
 
 def _require_same_rows(x: Tensor, y: Tensor) -> None:
