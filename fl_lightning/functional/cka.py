@@ -70,10 +70,12 @@ def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
 def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """:func:`linear_cka` of x with each of several y, for which x is processed only once.
 
-    Under autocast, activations in bfloat16 of at least 1024 numbers an example stay in it for the products of the rows,
-    and for their gradient. The products of four blocks of columns are added in float32, and all else is float32. The
-    value then differs from the exact one by less than 0.001, the gradient by less than 0.01 of its norm. All other
-    activations are computed with in float32 or, where they are given so, float64.
+    Under autocast, the products of activations that are in bfloat16 stay in it, in the forward and the backward pass;
+    they are computed in four blocks of columns, which are added in float32, as all else is. The value then differs by
+    less than 1e-4 from that in float64, and the gradient by less than 0.01 of its norm. Where the similarities are
+    within 0.001 of 1, which is their largest value, the gradient nearly vanishes, and its relative error is larger.
+    Examples of fewer than 1024 numbers, or than there are examples, float16, which such sums could overflow, and the
+    debiased form, a difference of large numbers, are computed in float32; float32 and float64 stay what they are.
 
     Args:
         x: activations ``(n, ...)``.
