@@ -145,12 +145,13 @@ class Cache:
             rows = value.permute(0, 2, 3, 1) if self._channels_last[tap] else value
             if tap not in self._values:
                 self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
-            self._values[tap][index.to(rows.device)] = rows[: len(index)]
+            self._values[tap].index_copy_(0, index.to(rows.device), rows[: len(index)])
         self._held[index] = True
 
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""
-        chosen = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
+        # several times as fast as value[index]
+        chosen = {tap: value.index_select(0, index.to(value.device)) for tap, value in self._values.items()}
         return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
 
 
