@@ -1,12 +1,19 @@
 """What a method costs: seconds a round and peak memory, as ratios to FedAvg, in the same process.
 
-python experiments/speed/methods.py [--model FedUVCNN|ResNet18] [--cycles 9] [--methods MOON FedCKA]
-                                    [--local_epochs 5] [--cache_references] [--memory]
+python experiments/speed/methods.py [--model FedUVCNN|ResNet18|FedCKACNN] [--cycles 9] [--methods MOON FedCKA]
+                                    [--batch_size 64] [--local_epochs 5] [--precision bf16-mixed] [--channels_last]
+                                    [--cache_references auto|true|false] [--cpu_time] [--memory]
 
-Images of 32 px, batch 64, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
+Images of 32 px, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
 whose ratio shows how far the machine can be trusted. All run in turn, in threads of which one goes at a time. Rounds
-count without their evaluation. Peak memory is measured by a process for each method, as the rise over what it holds
-when training begins.
+count without their evaluation. Where other programs are running, the processor time of a thread says more than the
+time that passes. Peak memory is measured by a process for each method, as the rise over what it holds when training
+begins.
+
+FedCKA's and FedUV's papers give seconds a round on FedCKA's network, with 10 local epochs in batches of 128:
+
+python experiments/speed/methods.py --model FedCKACNN --batch_size 128 --local_epochs 10 --precision bf16-mixed
+                                    --channels_last --methods FedCKA FedUV MOON FedDecorr
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +41,7 @@ from overhead import generate  # lies beside this file
 from fl_lightning import FederatedTrainer, Method, methods
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
-from fl_lightning.models import FedUVCNN, ImageClassifier, Projector, ResNet18
+from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18
 
 FEDAVG, AGAIN = "FedAvg", "FedAvg again"
 METHODS: dict[str, Callable[[], list[Method]]] = {
@@ -44,27 +52,34 @@ METHODS: dict[str, Callable[[], list[Method]]] = {
 }
 
 
+MODELS: dict[str, Callable[..., ImageClassifier]] = {
+    "FedUVCNN": lambda **how: ImageClassifier(FedUVCNN(4), Projector(256), **how),
+    "ResNet18": lambda **how: ImageClassifier(ResNet18(), **how),
+    "FedCKACNN": lambda **how: ImageClassifier(FedCKACNN(), **how),
+}
+
+
 def build(name: str) -> ImageClassifier:
     # without momentum, which SCAFFOLD is not defined for
-    optimizer = partial(torch.optim.SGD, lr=0.01)
-    if name == "ResNet18":
-        return ImageClassifier(ResNet18(), optimizer=optimizer)
-    return ImageClassifier(FedUVCNN(4), Projector(256), optimizer=optimizer)
+    return MODELS[name](optimizer=partial(torch.optim.SGD, lr=0.01))
 
 
 class Turn(Callback):
     """Holds a run at the beginning of each round until :meth:`take`, and keeps the seconds of the rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_time: bool = False) -> None:
         self._go, self._ready = threading.Semaphore(0), threading.Semaphore(0)
+        self._cpu_time, self._began = cpu_time, 0.0
         self.seconds: list[float] = []
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._ready.release()
         self._go.acquire()
+        self._began = time.thread_time()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        self.seconds.append(trainer.metrics["time/train"] + trainer.metrics["time/server"])
+        wall = trainer.metrics["time/train"] + trainer.metrics["time/server"]
+        self.seconds.append(time.thread_time() - self._began if self._cpu_time else wall)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         self._ready.release()
@@ -84,7 +99,7 @@ def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbac
     trainer = FederatedTrainer(
         max_rounds=rounds,
         local_epochs=args.local_epochs,
-        cache_references=args.cache_references,
+        cache_references={"true": True, "false": False}.get(args.cache_references, "auto"),
         eval_every_n_rounds=rounds,
         threads_per_worker=args.threads,
         precision=args.precision,
@@ -96,14 +111,14 @@ def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbac
         accelerator="cpu",
     )
     sizes = {"train_size": args.clients * args.images, "test_size": 64}
-    data = NpyImages(folder, num_clients=args.clients, batch_size=64, **sizes)
+    data = NpyImages(folder, num_clients=args.clients, batch_size=args.batch_size, **sizes)
     trainer.fit(build(args.model), data, METHODS.get(name, list)())
 
 
 def measure(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     """Seconds of the rounds by method, without the first two, which have no previous models or warm up."""
     names = [FEDAVG, *args.methods, AGAIN]
-    turns = {name: Turn() for name in names}
+    turns = {name: Turn(args.cpu_time) for name in names}
     threads = []
     for name, turn in turns.items():
         run = partial(train, args, folder, name, args.cycles + 2, [turn])
@@ -141,7 +156,8 @@ def memory_of(args: argparse.Namespace, name: str) -> float:
     """The rise in a process of its own, in MiB."""
     given = ["--model", args.model, "--methods", name, "--local_epochs", str(args.local_epochs), "--child"]
     given += ["--precision", args.precision, "--clients", str(args.clients), "--images", str(args.images)]
-    given += [f"--{flag}" for flag in ("cache_references", "channels_last") if getattr(args, flag)]
+    given += ["--batch_size", str(args.batch_size)]
+    given += ["--cache_references", args.cache_references, *(["--channels_last"] if args.channels_last else [])]
     found = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
     return float(json.loads(found.stdout.splitlines()[-1]))
 
@@ -150,8 +166,8 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
     fedavg = seconds[FEDAVG]
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} thread")
     print(
-        f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, local epochs "
-        f"{args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
+        f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, batch {args.batch_size}, "
+        f"local epochs {args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
         f"{min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
     )
     print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}{'peak MiB':>10}")
@@ -164,15 +180,17 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["FedUVCNN", "ResNet18"], default="FedUVCNN")
+    parser.add_argument("--model", choices=MODELS, default="FedUVCNN")
     parser.add_argument("--methods", nargs="*", choices=[*METHODS, FEDAVG], default=list(METHODS))
     parser.add_argument("--cycles", type=int, default=9)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--images", type=int, default=512, help="of a client")
+    parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--local_epochs", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache_references", action="store_true")
+    parser.add_argument("--cache_references", choices=["auto", "true", "false"], nargs="?", default="auto", const="true")
+    parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

@@ -54,7 +54,8 @@ class Client(LightningModule):
         weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
         buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
             keeps them with each client.
-        cache_references: run the reference models on each example once a visit, not once an epoch.
+        cache_limit: bytes in which a visit keeps the reference models' taps of each example, so that they run on it
+            once, not once an epoch; 0 keeps none.
         info: description of the first client, which methods may look at before any visit.
         stand_in: what ``self.trainer`` is in the module; None is one of a single epoch.
 
@@ -88,7 +89,7 @@ class Client(LightningModule):
         seed: int = 0,
         weighting: Weighting = "examples",
         buffers: Buffers = "average",
-        cache_references: bool = False,
+        cache_limit: float = 0.0,
         info: ClientInfo | None = None,
         stand_in: StandIn | None = None,
     ) -> None:
@@ -122,7 +123,7 @@ class Client(LightningModule):
         self._bindings = dict(taps)
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self.references = References(self._bindings, self._takes_index, cache_references)
+        self.references = References(self._bindings, self._takes_index, cache_limit)
         self._taps = self._hooked_taps()
         self._install()
 
@@ -289,7 +290,7 @@ class Client(LightningModule):
         self.epoch, self.num_steps, self.num_skipped, self._change = 0, 0, 0, None
         self._values = {}
         self.logged.clear(info.num_examples)
-        self.references.start()
+        self.references.start(repeats=len(self.stand_in.clock.passes_now) > 1)
         self.load(self.received)
         self._transient.restore()
         for parameter in self._parameters_of_module:
@@ -374,7 +375,7 @@ class Client(LightningModule):
         """
         self._taps.clear()
         self.outputs = {}
-        self.references.end_batch()
+        self.references.end()
         self._places.settle()
         self._check_finite()
         if self.kept:

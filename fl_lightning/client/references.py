@@ -28,11 +28,12 @@ class References:
     Args:
         tap_paths: tap name to what it is bound to: ``path`` or ``path:field``.
         takes_index: whether the module's ``training_step`` takes the index of the batch.
-        caching: keep the taps of every example for the rest of the visit.
+        limit: bytes in which the taps of every example are kept for the rest of the visit; 0 keeps none.
     """
 
-    def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, caching: bool = False) -> None:
-        self.tap_paths, self._takes_index, self._caching = dict(tap_paths), takes_index, caching
+    def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
+        self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
+        self._room = 0.0
         self._models: dict[str, tuple[LightningModule, Taps]] = {}
         self._transient: dict[str, Transient] = {}
         self._wanted: dict[str, set[str]] = {}
@@ -41,18 +42,24 @@ class References:
         self._batch: tuple[Any, int] = (None, 0)
         self._rows: Rows | None = None
 
-    def start(self) -> None:
-        """Begin a visit: forget which taps were wanted, and what was cached."""
-        self._wanted, self._caches = {}, {}
-        self.end_batch()
+    def start(self, repeats: bool = True) -> None:
+        """Begin a visit: forget which taps were wanted, and what was cached.
 
-    def end_batch(self) -> None:
-        """Release the current batch and what was observed on it."""
+        Args:
+            repeats: whether the visit has more than one pass over the data, without which a cache saves nothing.
+        """
+        self._wanted, self._caches, self._room = {}, {}, self.limit if repeats else 0.0
         self._batch, self._seen, self._rows = (None, 0), {}, None
+
+    def end(self) -> None:
+        """End a visit: release the last batch, and what was observed and cached."""
+        self.start(repeats=False)
 
     def begin_batch(self, batch: Any, index: int, rows: Rows | None) -> None:
         """Set the batch to observe from now on; ``rows`` says which of the client's examples it holds."""
-        self._batch, self._seen, self._rows = (batch, index), {}, rows if self._caching else None
+        # the cache holds values of full batches only
+        cached = (self._room or self._caches) and rows is not None and rows.number >= rows.batch_size
+        self._batch, self._seen, self._rows = (batch, index), {}, rows if cached else None
 
     @property
     def models(self) -> dict[str, LightningModule]:
@@ -87,19 +94,30 @@ class References:
         return {tap: values[tap] for tap in sorted(self._wanted[name])}
 
     def _cached(self, name: str, rows: Rows) -> Observation:
-        """As :meth:`_run`, from the cache where it holds the examples. The cache holds values of full batches only.
+        """As :meth:`_run`, from the cache where it holds the examples.
 
         A matrix product may round the rows of a smaller matrix differently. So a smaller batch is always run. The first
         time it is also filled up to a full batch, which is run for the cache.
         """
-        cache = self._caches.setdefault(name, Cache(rows.number))
         full = len(rows.index) == rows.batch_size
-        if cache.holds(rows.index):
-            return cache.get(rows.index) if full else self._run(name, self._batch)
+        if name in self._caches and self._caches[name].holds(rows.index):
+            return self._caches[name].get(rows.index) if full else self._run(name, self._batch)
         observation = self._run(name, self._batch)
+        cache = self._cache(name, observation, rows.number)
+        if cache is None:
+            return observation
         filled = observation if full else self._run(name, (fill(self._batch[0], rows), self._batch[1]))
         cache.put(rows.index, filled)
         return observation
+
+    def _cache(self, name: str, observation: Observation, number: int) -> Cache | None:
+        """The cache of the model ``name`` in this visit; None if its taps of ``number`` examples have no room."""
+        if name not in self._caches:
+            size = number * sum(value[0].nbytes for value in observation.values())
+            if size > self._room:
+                return None
+            self._caches[name], self._room = Cache(number), self._room - size
+        return self._caches[name]
 
 
 class Cache:
@@ -127,12 +145,13 @@ class Cache:
             rows = value.permute(0, 2, 3, 1) if self._channels_last[tap] else value
             if tap not in self._values:
                 self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
-            self._values[tap][index.to(rows.device)] = rows[: len(index)]
+            self._values[tap].index_copy_(0, index.to(rows.device), rows[: len(index)])
         self._held[index] = True
 
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""
-        chosen = {tap: value[index.to(value.device)] for tap, value in self._values.items()}
+        # several times as fast as value[index]
+        chosen = {tap: value.index_select(0, index.to(value.device)) for tap, value in self._values.items()}
         return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
 
 

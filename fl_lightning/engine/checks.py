@@ -51,6 +51,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "it wraps the model, which would average the gradients of different clients; give auto",
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
+    "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "give true, false or auto"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
@@ -157,11 +158,11 @@ def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any
     check_counted_classes(methods, model, data)
     methods.check_data(data)
     warn_of_idle_clients(trainer, data)
-    if trainer.cache_references:
+    if trainer.cache_references is True:
         check_transfer_hooks(model, data)
-    same = not trainer.cache_references or as_client_loader(data.train_dataloader(0)).deterministic
-    hint = "the training examples are augmented, or not known to be the same in every epoch; set it to false"
-    require(same, "trainer.cache_references", trainer.cache_references, hint)
+        same = as_client_loader(data.train_dataloader(0)).deterministic
+        hint = "the training examples are augmented, or not known to be the same in every epoch; give auto or false"
+        require(same, "trainer.cache_references", True, hint)
 
 
 def check_plan(data: Any) -> None:
@@ -312,7 +313,7 @@ def check_transfer_hooks(model: LightningModule, data: Any) -> None:
     for name in TRANSFER_HOOKS:
         hook = transfer_hook(name, model, data)
         owner = type(getattr(hook, "__self__", model)).__name__
-        hint = f"{name} of {owner} may change an example from epoch to epoch; set it to false"
+        hint = f"{name} of {owner} may change an example from epoch to epoch; give auto or false"
         require(hook is None, "trainer.cache_references", True, hint)
 
 

@@ -64,8 +64,12 @@ class Loaders:
                 loader.close()
 
     def batches(self, loader: ClientLoader) -> Iterator[tuple[Rows | None, Any]]:
-        """One pass over a client's data: batches on the device, each with its rows."""
-        return ((rows, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
+        """One pass over a client's data: batches on the device, each with its rows.
+
+        The rows are None where an example may differ from pass to pass, or the loader does not know them.
+        """
+        same = loader.deterministic
+        return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
     def evaluation(self, phase: str, client: int | None = None) -> list[ClientLoader]:
         """The loaders of the ``val`` or ``test`` data; ``client`` restricts test data to those for one client."""

@@ -25,6 +25,7 @@ from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
+from fl_lightning.engine.caching import cache_limit
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.description import description
 from fl_lightning.engine.evaluation import Evaluator, Representations
@@ -199,7 +200,7 @@ def build(
     channels_last = place_module(model, fabric, trainer)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
     taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
-    rules = (trainer.weighting, trainer.buffers, trainer.cache_references)
+    rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)
     cleanup.callback(data.teardown, stage)

@@ -7,13 +7,19 @@ https://arxiv.org/abs/2402.18372, https://github.com/sonhamin/FedUV
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
 from fl_lightning.functional._precision import in_full_precision, linked_zero, unit_scale
 from fl_lightning.functional.rows import as_rows
+
+# squared distance of two rows, as a share of their squared norms around the mean, below which they are near
+NEAR = 1e-4
 
 
 @in_full_precision
@@ -49,11 +55,78 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
     require(bandwidth_factor > 0, "bandwidth_factor", bandwidth_factor, "give a number above 0")
     if len(z) < 2:
         return linked_zero(z)
+    rows = as_rows(z)
+    if rows.dtype == torch.float32 and rows.device.type == "cpu":
+        found = _squared_distances(rows.detach())
+        if found is not None:
+            return _Uniformity.apply(rows, *found, bandwidth_factor, detach_bandwidth)
+    return _by_distances(rows, bandwidth_factor, detach_bandwidth)
+
+
+def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool) -> Tensor:
+    """The value for any rows, by distances that are computed one by one."""
     # pdist gives equal rows distance 0 with gradient 0; the median of the squares is the square of the median
-    distances, _ = unit_scale(torch.pdist(as_rows(z)))
-    distinct = distances[distances > math.sqrt(torch.finfo(z.dtype).tiny)]
+    distances, _ = unit_scale(torch.pdist(rows))
+    distinct = distances[distances > math.sqrt(torch.finfo(rows.dtype).tiny)]
     if len(distinct) == 0:
-        return linked_zero(z)
+        return linked_zero(rows)
     width = distinct.median()
     ratios = distances / (width.detach() if detach_bandwidth else width)
     return torch.exp(-ratios.square() / bandwidth_factor).mean()
+
+
+def _squared_distances(rows: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The rows around their mean, and the squared distances of all pairs and their unit.
+
+    They are computed by matrix products in float64, in units of the largest. None if any two rows are equal, or nearer
+    to each other than about a hundredth of their distance from the mean: there, differences of products lose digits.
+    """
+    around = rows.double()
+    around -= around.mean(0)
+    products = around @ around.T
+    norms = products.diagonal()
+    sums = norms[:, None] + norms
+    squares = torch.sub(sums, products, alpha=2)
+    # each row is near itself; nan is near nothing
+    if int((squares <= NEAR * sums).sum()) != len(rows):
+        return None
+    squares = squares.take(_pairs(len(rows)))
+    unit = squares.amax()
+    return around.float(), (squares / unit).float(), unit
+
+
+@lru_cache(maxsize=16)
+def _pairs(number: int) -> Tensor:
+    """The places above the diagonal of a square matrix, flattened."""
+    first, second = torch.triu_indices(number, number, 1, device="cpu")
+    return first * number + second
+
+
+class _Uniformity(torch.autograd.Function):
+    """The value by squared distances that all differ from 0, in units of ``unit``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, around: Tensor, squares: Tensor, unit: Tensor, factor: float, detached: bool
+    ) -> Tensor:
+        median = squares.median()
+        ratios = squares / median
+        kernel = torch.exp(ratios / -factor)
+        ctx.save_for_backward(around, ratios, kernel, unit * median)
+        ctx.factor, ctx.detached = factor, detached
+        return kernel.mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        around, ratios, kernel, median = ctx.saved_tensors
+        slopes = -kernel  # by the ratios, times the number of pairs and the factor
+        if not ctx.detached:
+            medians = ratios == 1
+            slopes += medians * ((kernel * ratios).sum() / medians.sum())
+        number = len(around)
+        weights = around.new_zeros(number**2).index_copy_(0, _pairs(number), slopes).view(number, number)
+        weights = weights + weights.T
+        moved = (weights.sum(1, keepdim=True) * around).sub_(weights @ around)
+        scale = 2 * gradient / (len(kernel) * ctx.factor * median)
+        return moved.double().mul_(scale).float(), None, None, None, None, None

@@ -1,5 +1,7 @@
 """Reference models run once a batch, as far as the last tap, and cached observations have the same bits."""
 
+import math
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -26,7 +28,7 @@ class Net(LightningModule):
 def references(caching=False, names=("global",)):
     torch.manual_seed(0)
     net = Net()
-    found = References(PATHS, True, caching)
+    found = References(PATHS, True, math.inf if caching else 0.0)
     copies = {name: frozen_copy(net, []) for name in names}
     for name, model in copies.items():
         found.add(name, model)
@@ -111,3 +113,49 @@ def test_a_smaller_batch_is_filled_up_by_repeating_it():
     x, y = fill((torch.arange(6.0).view(3, 2), torch.arange(3)), Rows(torch.tensor([7, 8, 9]), 10, 5))
     assert y.tolist() == [0, 1, 2, 0, 1]
     assert x[:, 0].tolist() == [0, 2, 4, 0, 2]
+
+
+def observed(found, copies, number=8, size=3, epochs=2):
+    """Observe batches of all examples but for those that would not fill one; returns the runs of each model."""
+    x = torch.randn(number, 6)
+    for _ in range(epochs):
+        for index in torch.arange(number).split(size):
+            found.begin_batch((x[index], index), 0, Rows(index, number, size))
+            for name in copies:
+                found.observe(name)
+    return [len(copy.runs) for copy in copies.values()]
+
+
+# 6 examples of 5 numbers are 120 bytes a model
+@pytest.mark.parametrize(("limit", "runs"), [(0, [4, 4]), (119, [4, 4]), (120, [2, 4]), (240, [2, 2])])
+def test_as_many_models_are_cached_as_there_is_room_for(limit, runs):
+    net, found, copies = references(names=("global", "previous"))
+    found.limit = limit
+    for _ in range(2):
+        found.start()
+        for name in copies:
+            copies[name].runs.clear()
+            found.load(name, clone(tensors(net)), ["early"])
+        assert observed(found, copies, number=6) == runs
+
+
+def test_nothing_is_cached_that_is_seen_once_or_never_in_a_full_batch():
+    net, found, copies = references(caching=True)
+    found.start(repeats=False)
+    found.load("global", clone(tensors(net)), ["early"])
+    assert observed(found, copies, number=6, epochs=1) == [2]
+    assert not found._caches
+    found.start()
+    found.load("global", clone(tensors(net)), ["early"])
+    copies["global"].runs.clear()
+    assert observed(found, copies, number=2) == [2]
+    assert copies["global"].runs == [2, 2]
+
+
+def test_the_end_of_a_visit_releases_what_was_cached():
+    net, found, copies = references(caching=True)
+    found.load("global", clone(tensors(net)), ["early"])
+    observed(found, copies)
+    assert found._caches
+    found.end()
+    assert not found._caches and not found._seen

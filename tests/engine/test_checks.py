@@ -33,6 +33,7 @@ WRONG = {
     "checkpoint_every_n_rounds": 0,
     "strategy": "ddp",
     "client_memory": -0.5,
+    "cache_references": "always",
     "gradient_clip_val": 0.0,
     "gradient_clip_algorithm": "both",
     "accumulate_grad_batches": 0,

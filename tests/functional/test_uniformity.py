@@ -8,6 +8,7 @@ import torch
 from formulas import draw
 
 from fl_lightning.functional import rbf_uniformity
+from fl_lightning.functional.uniformity import _squared_distances
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -74,3 +75,46 @@ def test_detaching_changes_the_gradient_and_not_the_value():
     with_median, without = (torch.autograd.grad(value, z)[0] for value in (flowing, detached))
     assert abs((with_median * z).sum()) < 1e-12
     assert (without * z).sum() < -1e-2
+
+
+def value_and_gradient(z, detach=False):
+    z = z.detach().clone().requires_grad_()
+    value = rbf_uniformity(z, detach_bandwidth=detach)
+    return value.item(), torch.autograd.grad(value, z)[0].double()
+
+
+def clustered(rows, d, spread):
+    """Rows in four clusters."""
+    return draw(4, d)[torch.arange(rows) % 4] + spread * draw(rows, d, seed=1)
+
+
+INPUTS = {
+    "random": draw(64, 40),
+    "nonnegative": draw(128, 84).relu(),
+    "far from the origin": 1e3 + draw(64, 256),
+    "clusters": clustered(64, 40, 0.1),
+    "tight clusters": clustered(64, 40, 1e-2),
+    "one far row": torch.cat([1e3 * draw(1, 40), draw(63, 40, seed=1)]),
+    "few rows": draw(3, 500),
+    "small": 1e-12 * draw(64, 40),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("detach", [False, True])
+def test_products_of_matrices_are_as_exact_as_float32(name, detach):
+    """Against distances one by one in float64. Measured: values 2e-7, gradients 2e-7, 3e-6 with one far row."""
+    z = INPUTS[name].float()
+    (value, gradient), (exact, wanted) = value_and_gradient(z, detach), value_and_gradient(z.double(), detach)
+    assert value == pytest.approx(exact, rel=1e-6)
+    assert (gradient - wanted).norm() < 1e-5 * wanted.norm()
+
+
+def test_equal_rows_and_nearly_equal_ones_are_compared_one_by_one():
+    z = draw(16, 8).float()
+    assert _squared_distances(z) is not None
+    for near in (0, 1e-3):
+        z[1] = z[0] + near
+        assert _squared_distances(z) is None
+    z[3, 2] = math.inf
+    assert _squared_distances(z) is None
