@@ -1,11 +1,17 @@
 """Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."""
 
-from fl_lightning.client import Client
-from fl_lightning.data import FederatedDataModule, Partitioned
-from fl_lightning.method import Method, ServerValue, Step
-from fl_lightning.server import Server
-from fl_lightning.state import Weighted
-from fl_lightning.trainer import FederatedTrainer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.data import FederatedDataModule, Partitioned
+    from fl_lightning.method import Method, ServerValue, Step
+    from fl_lightning.server import Server
+    from fl_lightning.state import Weighted
+    from fl_lightning.trainer import FederatedTrainer
 
 __all__ = [
     "Client",
@@ -19,3 +25,33 @@ __all__ = [
     "Weighted",
 ]
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Client": "client",
+    "FederatedDataModule": "data",
+    "FederatedTrainer": "trainer",
+    "Method": "method",
+    "Partitioned": "data",
+    "Server": "server",
+    "ServerValue": "method",
+    "Step": "method",
+    "Weighted": "state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name, or a part of the package, when it is first used: torch takes seconds, and not all need it."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = f"{__name__}.{name}"
+    try:
+        if not name.startswith("_"):
+            return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

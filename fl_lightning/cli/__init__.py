@@ -1,5 +1,21 @@
 """The command line."""
 
-from fl_lightning.cli.program import FederatedCLI, main
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.cli.start import main
+
+if TYPE_CHECKING:
+    from fl_lightning.cli.program import FederatedCLI
 
 __all__ = ["FederatedCLI", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class when it is first used: it needs torch, and some commands do not."""
+    if name == "FederatedCLI":
+        from fl_lightning.cli.program import FederatedCLI
+
+        return FederatedCLI
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

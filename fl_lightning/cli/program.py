@@ -101,7 +101,7 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={
                 **strict,
                 "description": about,
-                **{command: dict(strict) for command in FederatedTrainer.commands},
+                **{command: dict(strict) for command in self.subcommands()},
             },
             subclass_mode_model=True,
             subclass_mode_data=True,

@@ -1,0 +1,247 @@
+"""Drives the runner processes: each takes cells from the study's queue until all of them are done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.study import Study
+from optuna.trial import Trial
+
+from fl_lightning.bench.process import Interrupt, Runner
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.study import (
+    QueueEmpty,
+    enqueue_missing,
+    is_running,
+    open_study,
+    repeats,
+    results_of,
+)
+from fl_lightning.bench.suite import Cell, Suite
+
+# seconds between two looks at an empty queue while other processes run cells
+POLL = 2.0
+# seconds between two values of a cell that goes on which the study is told, for its charts
+PACE = 1.0
+# the signals after which the program goes on later: SLURM sends the last one before the end of a job
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+
+class Failed(Exception):
+    """A cell failed; its trial has the reason."""
+
+
+class Dropped(Exception):
+    """A trial repeats another one, or another process has taken it over."""
+
+
+class Driver:
+    """Runs the cells of a suite, in several runner processes side by side.
+
+    Args:
+        suite: the suite.
+        cells: those of its cells that are run.
+        backend: the connection to the database.
+        output: folder of all runs.
+        jobs: number of runner processes.
+        say: takes the lines that say what has been done.
+        runner: makes the runner of a job, by its number.
+
+    Attributes:
+        caught: the signal that has stopped it; None without one.
+        error: what a job has failed with, such as a database that is not there any more; None without one.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        cells: Sequence[Cell],
+        backend: RDBStorage,
+        output: Path,
+        jobs: int = 1,
+        say: Callable[[str], object] = print,
+        runner: Callable[[int], Any] = Runner,
+    ) -> None:
+        self.suite, self.cells, self.backend, self.output, self.say = suite, cells, backend, output, say
+        self.by_digest = {cell.digest: cell for cell in cells}
+        self.runners = [runner(job) for job in range(jobs)]
+        self.caught: signal.Signals | None = None
+        self.error: BaseException | None = None
+        self._stop, self._lock = threading.Event(), threading.Lock()
+
+    def run(self) -> None:
+        """Run all cells that are not done."""
+        threads = [threading.Thread(target=self._job, args=(runner,)) for runner in self.runners]
+        before = self._install()
+        try:
+            for thread in threads:
+                thread.start()
+            # with a timeout: a handler of a signal runs between two waits
+            while any(thread.is_alive() for thread in threads):
+                for thread in threads:
+                    thread.join(0.2)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def results(self, study: Study) -> dict[str, Result]:
+        """The result of each cell."""
+        return results_of(study, self.cells)
+
+    def stop(self) -> None:
+        """Let the jobs end: their runs stop as a fit does on a signal, and go on another time."""
+        self._stop.set()
+        for runner in self.runners:
+            runner.interrupt()
+
+    # ------------------------------------------------------------------ signals
+    def _install(self) -> dict[signal.Signals, Any]:
+        """Install handlers of the signals; none outside the main thread, which cannot have any."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        given = {number: signal.getsignal(number) for number in STOPPING}
+        # one that is ignored stays ignored
+        before = {number: handler for number, handler in given.items() if handler not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, self._catch)
+        return before
+
+    def _catch(self, number: int, frame: Any) -> None:
+        if self.caught is None:
+            self.caught = signal.Signals(number)
+            self.say(f"{self.caught.name}: the runs stop after their present round; a second signal ends them at once")
+            self.stop()
+        else:
+            for runner in self.runners:
+                runner.kill()
+
+    # ------------------------------------------------------------------ jobs
+    def _job(self, runner: Any) -> None:
+        """Take cells from the queue until all are done."""
+        try:
+            study = open_study(self.suite, self.backend, self.cells)
+            while not self._stop.is_set() and self._waits_for_work(study):
+                with suppress(QueueEmpty, Interrupt, Dropped):
+                    self._next(study, runner)
+        except Exception as error:
+            self.error = self.error or error
+            self.stop()
+        finally:
+            runner.close()
+
+    def _waits_for_work(self, study: Study) -> bool:
+        """Wait until a cell is in the queue; false where all are done or failed."""
+        while not self._stop.is_set():
+            fail_stale_trials(study)
+            with self._lock:
+                enqueue_missing(study, self.cells)
+            states = {result.state for result in self.results(study).values()}
+            if "waiting" in states:
+                return True
+            if "running" not in states:
+                return False
+            self._stop.wait(POLL)
+        return False
+
+    def _next(self, study: Study, runner: Any) -> None:
+        """Run the next cell of the queue.
+
+        Raises:
+            QueueEmpty: another process has taken the last one.
+            Interrupt: the job was told to stop; nothing says that the cell failed, so it is queued again.
+            Dropped: the trial is not ours to finish.
+        """
+        numbers: list[int] = []
+        lines: list[str] = []
+
+        def objective(trial: Trial) -> float:
+            numbers.append(trial.number)
+            return self._objective(study, trial, runner, lines)
+
+        try:
+            # within optimize there is a heartbeat
+            study.optimize(objective, n_trials=1, catch=(Failed,))
+        except (ValueError, UpdateFinishedTrialError) as error:
+            # a trial that is not running any more takes no value
+            if not numbers or is_running(study, numbers[0]):
+                raise
+            raise Dropped from error
+        done = sum(result.state == "done" for result in self.results(study).values())
+        self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
+
+    def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
+        cell = self.by_digest[trial.user_attrs["digest"]]
+        self._drop_repetition(study, trial, cell)
+        began, report = time.monotonic(), Reporter(trial)
+        answer = runner.run(self._message(cell), report)
+        if not is_running(study, trial.number):
+            self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
+            raise Dropped
+        self._drop_repetition(study, trial, cell)
+        if "failed" in answer:
+            trial.set_user_attr("reason", answer["failed"])
+            lines.append(f"{cell.name}: failed: {answer['failed']}")
+            raise Failed
+        values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
+        for key, value in {**answer["done"], "values": values}.items():
+            trial.set_user_attr(key, value)
+        last = max(values)
+        report.tell(last, values[last])
+        lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")
+        return values[last]
+
+    def _drop_repetition(self, study: Study, trial: Trial, cell: Cell) -> None:
+        """Give up a trial whose cell is done, or is run by another one.
+
+        Raises:
+            Dropped: it is.
+        """
+        other = repeats(study, trial.number, cell.digest)
+        if other is not None:
+            trial.set_user_attr("repeats", other)
+            raise Dropped
+
+    def _message(self, cell: Cell) -> dict[str, Any]:
+        """A cell as a runner takes it."""
+        return {
+            "name": cell.name,
+            "fragments": cell.fragments,
+            "folder": cell.folder,
+            "output": str(self.output),
+            "log": str(self.output / "logs" / f"{cell.folder}.log"),
+            "metric": self.suite.metric,
+        }
+
+
+class Reporter:
+    """Tells a trial the metric of its rounds, not more often than takes no noticeable time.
+
+    Args:
+        trial: the trial.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self._told: set[int] = set()
+        self._last = time.monotonic()
+
+    def __call__(self, round_: int, value: float) -> None:
+        """Tell it of a round, unless it has just been told of another."""
+        if time.monotonic() > self._last + PACE:
+            self.tell(round_, value)
+
+    def tell(self, round_: int, value: float) -> None:
+        """Tell it of a round; not twice, as where a run resumes."""
+        if round_ not in self._told:
+            self._told.add(round_)
+            self._last = time.monotonic()
+            with suppress(UpdateFinishedTrialError):
+                self.trial.report(value, round_)

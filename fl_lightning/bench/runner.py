@@ -1,0 +1,169 @@
+"""The loop of a runner process: it runs one cell after another, and tells what becomes of each."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fl_lightning.errors import Stopped, UsageError, clipped, text_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Report = Callable[[int, float], bool]
+Run = Callable[[Mapping[str, Any], Report], dict[str, Any]]
+# seconds between two attempts to lock the folder of a run
+POLL = 0.5
+
+
+def serve(run: Run, clean: Callable[[], object] = gc.collect) -> None:
+    """Run the cells that arrive on stdin, until it is closed.
+
+    A cell has its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of its
+    own, its ``log`` file and the suite's ``metric``. What a run prints goes into that file.
+
+    Args:
+        run: runs a cell and returns what it tells of itself. It reports each round with its metric; the answer is
+            whether the run is to end.
+        clean: frees what the cell has left, once its outcome is told.
+    """
+    # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    line = Line()
+    with suppress(KeyboardInterrupt):
+        while True:
+            answer = outcome(run, line.cells.get(), line)
+            line.send(answer)
+            if "stopped" in answer:
+                return
+            clean()
+
+
+class Line:
+    """The line to the driver: stdin and stdout, which the runs themselves do not see.
+
+    Attributes:
+        cells: what arrives.
+        stop: whether the present run is to end.
+    """
+
+    def __init__(self) -> None:
+        self.cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.stop = threading.Event()
+        self._requests = os.fdopen(os.dup(0))
+        self._answers = os.fdopen(os.dup(1), "w")
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the driver, or end the process where there is none any more."""
+        try:
+            self._answers.write(json.dumps(message) + "\n")
+            self._answers.flush()
+        except BrokenPipeError:
+            os._exit(1)
+
+    def report(self, round_: int, value: float) -> bool:
+        """Report a round and its metric; returns whether the run is to end."""
+        self.send({"round": round_, "value": value})
+        return self.stop.is_set()
+
+    def _listen(self) -> None:
+        for line in self._requests:
+            message = json.loads(line)
+            if "run" in message:
+                self.stop.clear()
+                self.cells.put(message["run"])
+            else:
+                self.stop.set()
+        # the driver has ended: nobody waits for this run, whose last checkpoint stands
+        os._exit(0)
+
+
+def outcome(run: Run, cell: Mapping[str, Any], line: Line) -> dict[str, Any]:
+    """Run a cell, and say what became of it; a cell that fails does not end the process."""
+    try:
+        with logging_to(Path(cell["log"])), locked(Path(cell["output"]) / cell["folder"]):
+            try:
+                return {"done": run(cell, line.report)}
+            except Exception as error:
+                if not isinstance(error, UsageError):
+                    traceback.print_exc()
+                return {"failed": clipped(text_of(error) if told(error) else f"{type(error).__name__}: {error}")}
+    except (Stopped, KeyboardInterrupt) as stopped:
+        return {"stopped": str(stopped)}
+    except OSError as error:
+        return {"failed": clipped(f"--output: {error}; give a folder that can be written to")}
+    except SystemExit as ended:
+        return {"failed": f"the run ended the program with status {ended.code}"}
+
+
+def told(error: Exception) -> bool:
+    """Whether the text of an error says enough without its type."""
+    return type(error).__module__ == "fl_lightning.errors"
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Write what the block prints, in whatever language, to the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = os.dup(1), os.dup(2)
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder in the block; waits while another process has it.
+
+    A process that was paused, and therefore taken for dead, may come back and go on with its run. It is waited for:
+    what it has done is in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        waits = not take(file)
+        if waits:
+            file.seek(0)
+            print(f"waiting for the run of another process: {file.read().strip()}", file=sys.stderr, flush=True)
+        while waits and not take(file):
+            time.sleep(POLL)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def take(file: IO[str]) -> bool:
+    """Lock a file, unless another process holds its lock; true where there are no such locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

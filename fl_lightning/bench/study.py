@@ -1,0 +1,258 @@
+"""The study of a suite: its cells as trials of Optuna, which any number of processes take from one queue.
+
+A cell is known by its digest. One that nobody has run, or that a process left unfinished, is queued again by whoever
+next finds the queue empty; one that failed has a reason, and is queued again when that is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.storages import RDBStorage, _CachedStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.errors import UsageError, require
+
+# seconds between two signs of life of a running cell, and those after which it counts as left by a dead process
+HEARTBEAT, GRACE = 20, 90
+# seconds for which SQLite waits while another process writes
+PATIENCE = 120
+SQLITE = "sqlite:///"
+
+
+class QueueEmpty(Exception):
+    """No cell waits."""
+
+
+class CellStorage(_CachedStorage):
+    """The database, in which only some cells of the study are taken from the queue.
+
+    A study may hold cells of another scale, of a suite as it was before an edit, or that ``--only`` leaves out.
+
+    Args:
+        backend: the connection, which several of these may share.
+        digests: those of the cells that are taken.
+    """
+
+    def __init__(self, backend: RDBStorage, digests: Container[str]) -> None:
+        super().__init__(backend)
+        self.digests = digests
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """The trials of a study; of those that wait, only our own."""
+        trials = super().get_all_trials(study_id, deepcopy, states)
+        return [one for one in trials if one.state != TrialState.WAITING or digest_of(one) in self.digests]
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """Queue a trial.
+
+        Raises:
+            QueueEmpty: ``optimize`` asks for one without fixed parameters, because the queue is empty.
+        """
+        if template_trial is None:
+            raise QueueEmpty
+        return super().create_new_trial(study_id, template_trial)
+
+
+def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStorage:
+    """A connection to the database at ``url``, for several threads.
+
+    Raises:
+        UsageError: it cannot be reached.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    how: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        how["connect_args"] = {"timeout": PATIENCE}
+    for pause in (0.5, 1.0, None):
+        try:
+            backend = RDBStorage(url, how, heartbeat_interval=heartbeat, grace_period=grace)
+            if url.startswith("sqlite"):
+                # SQLite knows no SELECT FOR UPDATE, so that two could take the same trial from the queue
+                event.listen(backend.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+            return backend
+        except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
+            # two processes that create the tables at the same time meet here, too
+            if pause is None:
+                why = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+                raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; give another URL") from error
+        time.sleep(pause)
+    raise AssertionError
+
+
+def hidden(url: str) -> str:
+    """A URL without its password."""
+    head, at, tail = url.rpartition("@")
+    scheme, _, rest = head.partition("://")
+    return f"{scheme}://{rest.split(':')[0]}{at}{tail}" if at else url
+
+
+def default_url(output: Path) -> str:
+    """The database beside the results."""
+    return f"{SQLITE}{output / 'study.db'}"
+
+
+def exists(url: str) -> bool:
+    """Whether there is a database at ``url``, as far as that shows without creating one."""
+    return not url.startswith(SQLITE) or Path(url.removeprefix(SQLITE).split("?")[0]).is_file()
+
+
+def open_study(suite: Suite, backend: RDBStorage, cells: Sequence[Cell] = ()) -> Study:
+    """The study of a suite, created where there is none, from whose queue only ``cells`` are taken.
+
+    Raises:
+        UsageError: it is that of another suite.
+    """
+    storage = CellStorage(backend, {cell.digest for cell in cells})
+    direction: Literal["minimize", "maximize"] = "minimize" if suite.minimize else "maximize"
+    # what is never asked for parameters needs no sampler that looks at the others
+    how: dict[str, Any] = {"storage": storage, "sampler": optuna.samplers.RandomSampler(seed=0)}
+    try:
+        study = optuna.create_study(study_name=suite.name, direction=direction, **how)
+    except DuplicatedStudyError:
+        study = optuna.load_study(study_name=suite.name, **how)
+    check_study(study, suite)
+    for key, value in {"suite": suite.name, "metric": suite.metric, "title": suite.title}.items():
+        study.set_user_attr(key, value)
+    return study
+
+
+def find_study(suite: Suite, backend: RDBStorage) -> Study | None:
+    """The study of a suite, None where there is none.
+
+    Raises:
+        UsageError: it is that of another suite.
+    """
+    try:
+        study = optuna.load_study(study_name=suite.name, storage=CellStorage(backend, ()))
+    except KeyError:
+        return None
+    check_study(study, suite)
+    return study
+
+
+def check_study(study: Study, suite: Suite) -> None:
+    """Refuse the study of another suite.
+
+    Raises:
+        UsageError: it is.
+    """
+    given = study.user_attrs
+    # one that has just been created has no attributes yet
+    known = {key: given.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
+    hint = f"the study {suite.name!r} there is of another suite, or of another metric than {suite.metric}; "
+    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(given) or not study.get_trials())
+    hint += "give another --output or --storage, or rename the suite's file"
+    require(same, "--storage", f"{given.get('title', 'not a suite')} ({known['metric']})", hint)
+
+
+def digest_of(trial: FrozenTrial) -> str | None:
+    """The digest of a trial's cell; None where it has none, or where it repeats another trial."""
+    return None if "repeats" in trial.user_attrs else trial.user_attrs.get("digest")
+
+
+def by_digest(study: Study, cells: Iterable[Cell]) -> dict[str, list[FrozenTrial]]:
+    """The trials of each cell, in their order."""
+    found: dict[str, list[FrozenTrial]] = {cell.digest: [] for cell in cells}
+    for trial in study.get_trials(deepcopy=False):
+        if (digest := digest_of(trial)) in found:
+            found[digest].append(trial)
+    return found
+
+
+def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The trial that says what became of a cell; None where it has to be run (again)."""
+    for state in (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING):
+        for trial in trials:
+            if trial.state == state:
+                return trial
+    # the last of the others: without a reason, it was interrupted, or its process has died
+    return trials[-1] if trials and "reason" in trials[-1].user_attrs else None
+
+
+def enqueue_missing(study: Study, cells: Sequence[Cell], retry: bool = False) -> int:
+    """Queue the cells that no trial of the study has, and where ``retry`` is set those that failed; returns how many.
+
+    Two processes may queue a cell twice; the one who takes it second drops it, see :func:`repeats`.
+    """
+    found, number = by_digest(study, cells), 0
+    for cell in {cell.digest: cell for cell in cells}.values():
+        last = decisive(found[cell.digest])
+        if last is None or (retry and last.state == TrialState.FAIL):
+            study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell))
+            number += 1
+    return number
+
+
+def attributes(cell: Cell) -> dict[str, Any]:
+    """What the trial of a cell says of it."""
+    return {
+        "cell": cell.name,
+        "digest": cell.digest,
+        "labels": cell.labels,
+        "seed": cell.seed,
+        "scale": cell.scale,
+    }
+
+
+def repeats(study: Study, number: int, digest: str) -> int | None:
+    """The trial that the one of this ``number`` repeats: of the same cell, complete or begun before; None without.
+
+    Both of two that begin at the same time know the other, since they look after they have begun.
+    """
+    trials = [one for one in study.get_trials(deepcopy=False) if digest_of(one) == digest]
+    began = {one.number: (one.datetime_start, one.number) for one in trials if one.datetime_start is not None}
+    for one in trials:
+        earlier = one.state == TrialState.RUNNING and began[one.number] < began.get(number, began[one.number])
+        if one.number != number and (one.state == TrialState.COMPLETE or earlier):
+            return one.number
+    return None
+
+
+def is_running(study: Study, number: int) -> bool:
+    """Whether the trial is still running: not where another process took this one for dead."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return any(one.number == number for one in running)
+
+
+def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, Result]:
+    """The result of each cell, by its digest; a cell that is not in the study waits."""
+    found = by_digest(study, cells) if study is not None else {}
+    return {cell.digest: result_of(cell, decisive(found.get(cell.digest, ()))) for cell in cells}
+
+
+def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:
+    """The result of a cell, from the trial that is decisive for it."""
+    if trial is None:
+        return Result(cell.name, cell.digest, "waiting", scale=cell.scale)
+    states: Mapping[TrialState, Any] = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
+    state = states.get(trial.state, "running" if trial.state == TrialState.RUNNING else "waiting")
+    given = trial.user_attrs
+    values = given.get("values") or trial.intermediate_values
+    return Result(
+        cell=cell.name,
+        digest=cell.digest,
+        state=state,
+        reason=given.get("reason", ""),
+        values={int(round_): float(value) for round_, value in values.items()},
+        seconds=given.get("seconds"),
+        plan=given.get("plan", ""),
+        metrics=given.get("metrics", {}),
+        machine=given.get("machine", ""),
+        run_dir=given.get("run_dir", ""),
+        scale=given.get("scale", cell.scale),
+    )

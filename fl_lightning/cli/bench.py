@@ -1,0 +1,210 @@
+"""``bench SUITE``: run the cells of a suite, or say how far they are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from fl_lightning.bench import Cell, Suite, load_suite
+from fl_lightning.bench.driver import Driver
+from fl_lightning.bench.estimate import as_time, estimates
+from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.study import (
+    connect,
+    default_url,
+    enqueue_missing,
+    exists,
+    find_study,
+    open_study,
+    results_of,
+)
+from fl_lightning.bench.suite import select
+from fl_lightning.errors import UsageError, clipped, require
+
+ABOUT = {
+    "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
+    "tune": "Tune what a suite says under its key `tune`, on a validation split.",
+}
+FORMS = ("md", "tex", "csv")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser of a command."""
+    parser = Parser(prog=f"{program()} {command}", description=ABOUT[command], allow_abbrev=False)
+    parser.add_argument("suite", metavar="SUITE", help="YAML file of the suite")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the work to do, in (0, 1]")
+    parser.add_argument("--storage", metavar="URL", help="database of the study; default: study.db in the output")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="folder of all runs; default: runs/<suite>")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run cells side by side")
+    parser.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help="cells, as method=FedCKA,alpha=0.1")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds of each cell")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, action="append", default=[], help="config that comes last, in all cells"
+    )
+    if command == "bench":
+        parser.add_argument("--retry", action="store_true", help="run the cells again that failed")
+        parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
+        parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
+    else:
+        parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
+    return parser
+
+
+def main(args: Sequence[str]) -> None:
+    """Run ``bench`` or ``tune``. Bad input ends it with one line and exit status 2, cells that failed with status 1.
+
+    A signal ends it with the command that goes on, and status 128 + its number.
+    """
+    command = args[0]
+    try:
+        given = parser_of(command).parse_args(args[1:])
+        work = bench if command == "bench" else import_module("fl_lightning.bench.tune").tune
+        status = work(given, args)
+    except UsageError as error:
+        print(f"error: {clipped(str(error))}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    if status:
+        sys.exit(status)
+
+
+def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
+    """Run the cells of a suite, or only say how far they are; returns the exit status."""
+    suite = load_suite(given.suite)
+    require(given.jobs >= 1, "--jobs", given.jobs, "give 1 or more")
+    cells = cells_of(suite, given)
+    output = Path(given.output or Path("runs") / suite.name)
+    url = given.storage or default_url(output)
+    if given.status or given.dry_run:
+        study = find_study(suite, connect(url)) if exists(url) else None
+        results = results_of(study, cells)
+        print(status_of(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+        return 0
+    make_folder(output)
+    backend = connect(url)
+    study = open_study(suite, backend, cells)
+    enqueue_missing(study, cells, given.retry)
+    driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
+    driver.run()
+    if driver.error is not None:
+        print(f"error: {clipped(f'{type(driver.error).__name__}: {driver.error}')}; go on: {again(args)}")
+        return 1
+    if driver.caught is not None:
+        print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
+        return 128 + driver.caught
+    return finish(suite, cells, results_of(study, cells), output)
+
+
+def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
+    """The cells that are asked for.
+
+    Raises:
+        UsageError: an argument is out of its range, or a file cannot be read.
+    """
+    require(given.seeds is None or given.seeds >= 1, "--seeds", given.seeds, "give 1 or more")
+    require(0 < given.scale <= 1, "--scale", given.scale, "give a share of the work above 0, up to 1")
+    extra: list[Fragment] = [part for path in given.config for part in fragments_of(read_yaml(path), path)]
+    more = (seed for seed in itertools.count() if seed not in suite.seeds)
+    seeds = itertools.islice(itertools.chain(suite.seeds, more), given.seeds or len(suite.seeds))
+    return select(suite.cells(given.scale, extra, list(seeds)), given.only)
+
+
+def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> int:
+    """Print the tables, write them into the output folder, and say which cells failed; returns the exit status."""
+    print(status_of(suite, cells, results))
+    write_tables(suite, cells, results, output)
+    failed = sum(result.state == "failed" for result in results.values())
+    if failed:
+        some = f"{failed} of {len(results)} cells failed"
+        print(f"error: {some}; the table says why, and --retry runs them again", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def status_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
+    """The tables as Markdown."""
+    try:
+        render = import_module("fl_lightning.bench.table").render
+    except ModuleNotFoundError:
+        return plain_list(suite, cells, results)
+    return render(suite, cells, results, "md")
+
+
+def plain_list(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
+    """A line for each cell."""
+    lines = [f"{suite.title} ({suite.metric})"]
+    for cell in cells:
+        result = results[cell.digest]
+        value = f"{result.values[max(result.values)]:.6g}" if result.values else ""
+        lines.append(" ".join(filter(None, [cell.name, result.state, value, result.reason])))
+    return "\n".join(lines)
+
+
+def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> None:
+    """Write the tables as Markdown, LaTeX and CSV, and the cells as CSV."""
+    try:
+        table = import_module("fl_lightning.bench.table")
+    except ModuleNotFoundError:
+        return
+    for form in FORMS:
+        (output / f"table.{form}").write_text(table.render(suite, cells, results, form))
+    (output / "cells.csv").write_text(table.cells_csv(suite, cells, results))
+
+
+def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], jobs: int) -> str:
+    """How many cells there are, and how long they will take; measures a round of each kind."""
+    total, failed = 0.0, 0
+    for one in estimates(cells, results, suite.metric):
+        total += one.total
+        failed += bool(one.reason)
+        how = f"{one.rounds} rounds of {as_time(one.seconds)}" if one.seconds is not None else one.reason
+        print(f"{one.kind}: {one.left} to run, {how or 'done'}", flush=True)
+    states = [result.state for result in results.values()]
+    done = f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"
+    left = f"the others take about {as_time(total / jobs)} with --jobs {jobs}"
+    return f"{done}; {left}" + (f", without {failed} kinds that cannot be run" if failed else "")
+
+
+def make_folder(output: Path) -> None:
+    """Make the output folder.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output={str(output)!r}: {error.strerror}; give a folder that can be written to") from error
+    require(os.access(output, os.W_OK), "--output", str(output), "cannot be written to; give another folder")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+def program() -> str:
+    """The beginning of the command line, such as ``python cli.py``."""
+    return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
+
+
+def again(args: Sequence[str]) -> str:
+    """The command that goes on."""
+    return f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"

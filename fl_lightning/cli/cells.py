@@ -1,0 +1,171 @@
+"""``python -m fl_lightning.cli.cells`` runs the cells of a suite: each is a fit of several ``--config``."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fl_lightning.bench.runner import Report, serve
+from fl_lightning.callbacks import Callback
+from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
+from fl_lightning.engine.launch import restored_environment
+from fl_lightning.errors import ClientError, require
+from fl_lightning.trainer import FederatedTrainer
+
+
+class MetricReport(Callback):
+    """Reports the metric of each round that has it, and ends the run where that is the answer."""
+
+    def __init__(self, metric: str, report: Report) -> None:
+        self.metric, self.report = metric, report
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        value = trainer.metrics.get(self.metric)
+        if value is not None and trainer.global_rank == 0:
+            trainer.should_stop |= self.report(trainer.server.round, value)
+
+
+class CellCLI(FederatedCLI):
+    """A fit with one more callback, whose parser is built once in a process.
+
+    Args:
+        args: command line.
+        callback: the callback.
+    """
+
+    _built: tuple[Any, Any, Any] | None = None
+
+    def __init__(self, args: list[str], callback: Callback) -> None:
+        self.callback = callback
+        super().__init__(args)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": {"model", "datamodule"}}
+
+    def setup_parser(self, *args: Any) -> None:
+        if CellCLI._built is None:
+            super().setup_parser(*args)
+            CellCLI._built = self.parser, self._subcommand_parsers, self._subcommand_method_arguments
+        self.parser, self._subcommand_parsers, self._subcommand_method_arguments = CellCLI._built
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.callbacks.append(self.callback)
+        return trainer
+
+
+def run_cell(cell: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Run a cell, or what is left of it.
+
+    Returns:
+        The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine and
+        folder of the run.
+
+    Raises:
+        UsageError: the cell's config is not valid, or the run does not log the metric.
+        ClientError: the run failed, or its metric is not finite.
+    """
+    root = Path(cell["output"]) / cell["folder"]
+    where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}
+    configs = write_configs(root / "configs", [*cell["fragments"], where])
+    callback = MetricReport(cell["metric"], report)
+    try:
+        with plain_warnings(), as_before():
+            given = [f"--config={path}" for path in configs]
+            trainer: Any = CellCLI(["fit", *given, "--ckpt_path=last"], callback).trainer
+            return told_of(trainer, cell["metric"])
+    except Exception as error:
+        usage = usage_error(error)
+        if usage is None or usage is error:
+            raise
+        raise usage from error
+
+
+def write_configs(folder: Path, fragments: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Write each fragment as a file; ``fit`` takes them in this order."""
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{number}.yaml" for number in range(len(fragments))]
+    for path, fragment in zip(paths, fragments, strict=True):
+        path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
+    return paths
+
+
+def told_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
+    """What a run that is done tells of itself.
+
+    Raises:
+        UsageError: it has no such metric.
+        ClientError: the metric of a round is not finite.
+    """
+    values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
+    known = ", ".join(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
+    require(bool(values), "metric", metric, f"the run does not log it; among others it logs {known}")
+    for round_, value in values.items():
+        if not math.isfinite(value):
+            raise ClientError(f"round {round_}: {metric} is {value}")
+    seconds = [row["time/round"] for row in trainer.history[1:] if "time/round" in row]
+    return {
+        "values": values,
+        "seconds": statistics.median(seconds) if seconds else None,
+        "plan": trainer.data.plan.hash,
+        "metrics": dict(trainer.metrics),
+        "machine": machine(),
+        "run_dir": str(trainer.run_dir),
+    }
+
+
+def machine() -> str:
+    """The processor or GPU of this process, and the cores."""
+    cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    return f"{device}, {cores}, torch {torch.__version__}"
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Leave what is the process's, and what user code may change, as it was before the block."""
+    dtype, folder, path = torch.get_default_dtype(), os.getcwd(), list(sys.path)
+    with restored_environment():
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            os.chdir(folder)
+            sys.path[:] = path
+
+
+def free_memory() -> None:
+    """Free what the last cell has left; a GPU that a failed run has left unusable ends the process here."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
+    try:
+        serve(run_cell, free_memory)
+    finally:
+        gc.unfreeze()  # else libraries complain of leaks
