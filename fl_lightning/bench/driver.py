@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial
 
@@ -20,6 +22,7 @@ from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     QueueEmpty,
     enqueue_missing,
+    fail_dead,
     is_running,
     open_study,
     repeats,
@@ -75,7 +78,7 @@ class Driver:
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop, self._lock, self._waits = threading.Event(), threading.Lock(), False
 
     def run(self) -> None:
         """Run all cells that are not done."""
@@ -140,16 +143,24 @@ class Driver:
     def _waits_for_work(self, study: Study) -> bool:
         """Wait until a cell is in the queue; false where all are done or failed."""
         while not self._stop.is_set():
-            fail_stale_trials(study)
+            fail_dead(study)
             with self._lock:
                 enqueue_missing(study, self.cells)
-            states = {result.state for result in self.results(study).values()}
+            states = [result.state for result in self.results(study).values()]
             if "waiting" in states:
                 return True
             if "running" not in states:
                 return False
+            self._say_once(f"the queue is empty; {states.count('running')} cells still run, here or in other processes")
             self._stop.wait(POLL)
         return False
+
+    def _say_once(self, line: str) -> None:
+        """Say that this process waits; once, although others begin to wait later."""
+        with self._lock:
+            if not self._waits:
+                self._waits = True
+                self.say(line)
 
     def _next(self, study: Study, runner: Any) -> None:
         """Run the next cell of the queue.
@@ -180,6 +191,7 @@ class Driver:
     def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
         cell = self.by_digest[trial.user_attrs["digest"]]
         self._drop_repetition(study, trial, cell)
+        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
         began, report = time.monotonic(), Reporter(trial)
         answer = runner.run(self._message(cell), report)
         if not is_running(study, trial.number):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
-from optuna.storages import RDBStorage, _CachedStorage
+from optuna.storages import RDBStorage, _CachedStorage, fail_stale_trials
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
@@ -221,6 +222,16 @@ def repeats(study: Study, number: int, digest: str) -> int | None:
         if one.number != number and (one.state == TrialState.COMPLETE or earlier):
             return one.number
     return None
+
+
+def fail_dead(study: Study) -> None:
+    """Fail the running trials whose process has died, so that their cells are queued again."""
+    fail_stale_trials(study)
+    # Optuna knows nothing of one that died before its first sign of life; what runs has the attribute `process`
+    late = datetime.now() - timedelta(seconds=2 * GRACE)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if "process" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < late:
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def is_running(study: Study, number: int) -> bool:

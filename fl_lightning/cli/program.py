@@ -37,6 +37,11 @@ from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
 from fl_lightning.trainer import FederatedTrainer
 
+OF_SUITES = (
+    "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
+    "split; `bench --help` and `tune --help` list their arguments."
+)
+
 
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
@@ -101,6 +106,7 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={
                 **strict,
                 "description": about,
+                "epilog": OF_SUITES,
                 **{command: dict(strict) for command in self.subcommands()},
             },
             subclass_mode_model=True,
