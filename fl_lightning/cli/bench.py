@@ -28,13 +28,13 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import select
+from fl_lightning.bench.table import render, write_tables
 from fl_lightning.errors import UsageError, clipped, require
 
 ABOUT = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
     "tune": "Tune what a suite says under its key `tune`, on a validation split.",
 }
-FORMS = ("md", "tex", "csv")
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +61,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--retry", action="store_true", help="run the cells again that failed")
         parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
         parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
+        parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
     return parser
@@ -96,9 +97,13 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if given.status or given.dry_run:
         study = find_study(suite, connect(url)) if exists(url) else None
         results = results_of(study, cells)
-        print(status_of(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+        print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+        if given.save is not None:
+            write_tables(suite, cells, results, make_folder(given.save, "--save"))
         return 0
-    make_folder(output)
+    make_folder(output, "--output")
+    if given.save is not None:
+        make_folder(given.save, "--save")
     backend = connect(url)
     study = open_study(suite, backend, cells)
     enqueue_missing(study, cells, given.retry)
@@ -110,7 +115,7 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if driver.caught is not None:
         print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
         return 128 + driver.caught
-    return finish(suite, cells, results_of(study, cells), output)
+    return finish(suite, cells, results_of(study, cells), [output, *([given.save] if given.save else [])])
 
 
 def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
@@ -127,45 +132,16 @@ def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
     return select(suite.cells(given.scale, extra, list(seeds)), given.only)
 
 
-def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> int:
-    """Print the tables, write them into the output folder, and say which cells failed; returns the exit status."""
-    print(status_of(suite, cells, results))
-    write_tables(suite, cells, results, output)
+def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folders: Sequence[Path]) -> int:
+    """Print the tables, write them into the folders, and say which cells failed; returns the exit status."""
+    print(render(suite, cells, results))
+    for folder in folders:
+        write_tables(suite, cells, results, folder)
     failed = sum(result.state == "failed" for result in results.values())
     if failed:
         some = f"{failed} of {len(results)} cells failed"
         print(f"error: {some}; the table says why, and --retry runs them again", file=sys.stderr)
     return 1 if failed else 0
-
-
-def status_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
-    """The tables as Markdown."""
-    try:
-        render = import_module("fl_lightning.bench.table").render
-    except ModuleNotFoundError:
-        return plain_list(suite, cells, results)
-    return render(suite, cells, results, "md")
-
-
-def plain_list(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
-    """A line for each cell."""
-    lines = [f"{suite.title} ({suite.metric})"]
-    for cell in cells:
-        result = results[cell.digest]
-        value = f"{result.values[max(result.values)]:.6g}" if result.values else ""
-        lines.append(" ".join(filter(None, [cell.name, result.state, value, result.reason])))
-    return "\n".join(lines)
-
-
-def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> None:
-    """Write the tables as Markdown, LaTeX and CSV, and the cells as CSV."""
-    try:
-        table = import_module("fl_lightning.bench.table")
-    except ModuleNotFoundError:
-        return
-    for form in FORMS:
-        (output / f"table.{form}").write_text(table.render(suite, cells, results, form))
-    (output / "cells.csv").write_text(table.cells_csv(suite, cells, results))
 
 
 def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], jobs: int) -> str:
@@ -182,17 +158,18 @@ def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], 
     return f"{done}; {left}" + (f", without {failed} kinds that cannot be run" if failed else "")
 
 
-def make_folder(output: Path) -> None:
-    """Make the output folder.
+def make_folder(folder: Path, key: str) -> Path:
+    """Make the folder that an argument names, and return it.
 
     Raises:
         UsageError: it cannot be made or written to.
     """
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--output={str(output)!r}: {error.strerror}; give a folder that can be written to") from error
-    require(os.access(output, os.W_OK), "--output", str(output), "cannot be written to; give another folder")
+        raise UsageError(f"{key}={str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
+    require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
+    return folder
 
 
 def say(line: str) -> None:
