@@ -263,7 +263,8 @@ def caption_of(comparison: Comparison) -> str:
     """What a table shows and how to read it."""
     entries = comparison.entries.values()
     seeds = max((one.cells for one in entries), default=0)
-    said = [f"{first_upper(shown(comparison))}: mean ± standard deviation over {seeds} seed{'s' * (seeds != 1)}."]
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
+    said = [f"{first_upper(shown(comparison))}: {over}."]
     said += ["In bold: the best of a column." if any(one.best for one in entries) else ""]
     said += ["Under “paper”: the published number." if any(one.published for one in entries) else ""]
     said += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
