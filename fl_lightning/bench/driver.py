@@ -21,12 +21,15 @@ from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     QueueEmpty,
+    digest_of,
     enqueue_missing,
     fail_dead,
+    is_queued,
     is_running,
     open_study,
     repeats,
     results_of,
+    running,
 )
 from fl_lightning.bench.suite import Cell, Suite
 
@@ -145,13 +148,12 @@ class Driver:
         while not self._stop.is_set():
             fail_dead(study)
             with self._lock:
-                enqueue_missing(study, self.cells)
-            states = [result.state for result in self.results(study).values()]
-            if "waiting" in states:
-                return True
-            if "running" not in states:
+                if is_queued(study) or enqueue_missing(study, self.cells):
+                    return True
+            elsewhere = sum(digest_of(trial) in self.by_digest for trial in running(study))
+            if not elsewhere:
                 return False
-            self._say_once(f"the queue is empty; {states.count('running')} cells still run, here or in other processes")
+            self._say_once(f"the queue is empty; still running, here or in other processes: {elsewhere}")
             self._stop.wait(POLL)
         return False
 
@@ -203,8 +205,7 @@ class Driver:
             lines.append(f"{cell.name}: failed: {answer['failed']}")
             raise Failed
         values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
-        for key, value in {**answer["done"], "values": values}.items():
-            trial.set_user_attr(key, value)
+        trial.set_user_attr("result", answer["done"])  # one value: each is a transaction
         last = max(values)
         report.tell(last, values[last])
         lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")

@@ -6,9 +6,10 @@ next finds the queue empty; one that failed has a reason, and is queued again wh
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from fl_lightning.errors import UsageError, require
 
 # seconds between two signs of life of a running cell, and those after which it counts as left by a dead process
 HEARTBEAT, GRACE = 20, 90
+# cells that are queued at once
+BATCH = 32
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
 SQLITE = "sqlite:///"
@@ -146,6 +149,18 @@ def find_study(suite: Suite, backend: RDBStorage) -> Study | None:
     return study
 
 
+def check_alone(suite: Suite, backend: RDBStorage, output: Path) -> None:
+    """Refuse an output folder of another suite.
+
+    Raises:
+        UsageError: its database has the study of another suite.
+    """
+    summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
+    others = {one.user_attrs.get("suite", suite.name) for one in summaries} - {suite.name}
+    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
+    require(not others, "--output", str(output), hint)
+
+
 def check_study(study: Study, suite: Suite) -> None:
     """Refuse the study of another suite.
 
@@ -185,18 +200,35 @@ def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     return trials[-1] if trials and "reason" in trials[-1].user_attrs else None
 
 
-def enqueue_missing(study: Study, cells: Sequence[Cell], retry: bool = False) -> int:
-    """Queue the cells that no trial of the study has, and where ``retry`` is set those that failed; returns how many.
+def enqueue_missing(study: Study, cells: Sequence[Cell]) -> int:
+    """Queue the next cells that are to be run and that no trial stands for; returns how many.
 
-    Two processes may queue a cell twice; the one who takes it second drops it, see :func:`repeats`.
+    A few at a time: each look at the study reads all that wait. Two processes may queue a cell twice; the one who takes
+    it second drops it, see :func:`repeats`.
     """
-    found, number = by_digest(study, cells), 0
+    missing = (cell for cell, trials in with_trials(study, cells) if decisive(trials) is None)
+    return enqueue(study, itertools.islice(missing, BATCH))
+
+
+def enqueue_failed(study: Study, cells: Sequence[Cell]) -> int:
+    """Queue the cells that failed; returns how many."""
+    last = ((cell, decisive(trials)) for cell, trials in with_trials(study, cells))
+    return enqueue(study, [cell for cell, trial in last if trial is not None and trial.state == TrialState.FAIL])
+
+
+def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
+    """Each cell with its trials; of several cells of the same config, one."""
+    found = by_digest(study, cells)
     for cell in {cell.digest: cell for cell in cells}.values():
-        last = decisive(found[cell.digest])
-        if last is None or (retry and last.state == TrialState.FAIL):
-            study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell))
-            number += 1
-    return number
+        yield cell, found[cell.digest]
+
+
+def enqueue(study: Study, cells: Iterable[Cell]) -> int:
+    """Queue cells; returns how many."""
+    queued = list(cells)
+    for cell in queued:
+        study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell))
+    return len(queued)
 
 
 def attributes(cell: Cell) -> dict[str, Any]:
@@ -229,15 +261,24 @@ def fail_dead(study: Study) -> None:
     fail_stale_trials(study)
     # Optuna knows nothing of one that died before its first sign of life; what runs has the attribute `process`
     late = datetime.now() - timedelta(seconds=2 * GRACE)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in running(study):
         if "process" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < late:
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
+def running(study: Study) -> list[FrozenTrial]:
+    """The trials that are running; not one whose process was silent, so that another took it for dead."""
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
 def is_running(study: Study, number: int) -> bool:
-    """Whether the trial is still running: not where another process took this one for dead."""
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return any(one.number == number for one in running)
+    """Whether a trial is running."""
+    return any(one.number == number for one in running(study))
+
+
+def is_queued(study: Study) -> bool:
+    """Whether a cell of ours is in the queue."""
+    return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, Result]:
@@ -252,18 +293,18 @@ def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:
         return Result(cell.name, cell.digest, "waiting", scale=cell.scale)
     states: Mapping[TrialState, Any] = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
     state = states.get(trial.state, "running" if trial.state == TrialState.RUNNING else "waiting")
-    given = trial.user_attrs
+    given: Mapping[str, Any] = trial.user_attrs.get("result", {})
     values = given.get("values") or trial.intermediate_values
     return Result(
         cell=cell.name,
         digest=cell.digest,
         state=state,
-        reason=given.get("reason", ""),
+        reason=trial.user_attrs.get("reason", ""),
         values={int(round_): float(value) for round_, value in values.items()},
         seconds=given.get("seconds"),
         plan=given.get("plan", ""),
         metrics=given.get("metrics", {}),
         machine=given.get("machine", ""),
         run_dir=given.get("run_dir", ""),
-        scale=given.get("scale", cell.scale),
+        scale=trial.user_attrs.get("scale", cell.scale),
     )

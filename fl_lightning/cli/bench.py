@@ -19,9 +19,10 @@ from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
+    check_alone,
     connect,
     default_url,
-    enqueue_missing,
+    enqueue_failed,
     exists,
     find_study,
     open_study,
@@ -105,8 +106,11 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if given.save is not None:
         make_folder(given.save, "--save")
     backend = connect(url)
+    if not given.storage:
+        check_alone(suite, backend, output)
     study = open_study(suite, backend, cells)
-    enqueue_missing(study, cells, given.retry)
+    if given.retry:
+        enqueue_failed(study, cells)
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
     driver.run()
     if driver.error is not None:
