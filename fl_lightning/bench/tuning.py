@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.fragments import Fragment, digest, in_classes, look_up, merged, nested
@@ -57,7 +56,9 @@ def tuning_of(suite: Suite) -> Tuning:
         UsageError: it says nothing, or what cannot be done.
     """
     raw, where = suite.tune, f"{suite.path}: tune"
-    require(bool(raw), where, None, "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}")
+    require(
+        bool(raw), where, None, "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
+    )
     check_keys(raw, [one.name for one in fields(Tuning)], where)
     tuning = Tuning(
         **{
@@ -90,12 +91,11 @@ def searches_of(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space
 def check_space(space: Any, where: str) -> None:
     """Refuse what is neither a list of values nor a range."""
     if isinstance(space, Mapping):
-        ends = [space.get(end) for end in ("low", "high")]
-        good = {*space} <= {"low", "high", "log"} and all(isinstance(end, (int, float)) for end in ends)
-        good = good and ends[0] < ends[1] and (not space.get("log") or ends[0] > 0)
+        low, high = (end if isinstance(end := space.get(name), (int, float)) else 0 for name in ("low", "high"))
+        good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
     else:
-        good = isinstance(space, list) and len(space) > 0
-        good = good and all(one is None or isinstance(one, (bool, int, float, str)) for one in space)
+        plain = (type(None), bool, int, float, str)
+        good = isinstance(space, list) and len(space) > 0 and all(isinstance(one, plain) for one in space)
     require(good, where, space, "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high")
 
 
@@ -191,8 +191,10 @@ class Search:
         found = place.isdigit() and int(place) < len(methods) and inner.startswith("init_args.")
         if not found:
             known = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
-            hint = known if methods else f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
-            raise UsageError(f"{self.suite.path}: tune.search.{self.label}: {key}: {hint}")
+            hint = (
+                known if methods else f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
+            )
+            raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{key}: {hint}")
         one = methods[int(place)]
         entry = {"class_path": one} if isinstance(one, str) else dict(one)
         methods[int(place)] = merged([{**entry, "init_args": entry.get("init_args") or {}}, nested(inner, value)])
@@ -207,10 +209,3 @@ class Search:
         points = itertools.product(*self.spaces.values())
         grid = [dict(zip(self.spaces, point, strict=True)) for point in points]
         return {digest({"point": point}): point for point in grid[:trials]}
-
-
-def fragment_file(output: Path, label: str) -> Path:
-    """The file of a tuned method."""
-    from fl_lightning.bench.suite import plain
-
-    return output / "tuned" / f"{plain(label)}.yaml"

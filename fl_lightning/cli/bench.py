@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
+from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     check_alone,
@@ -28,8 +29,10 @@ from fl_lightning.bench.study import (
     open_study,
     results_of,
 )
-from fl_lightning.bench.suite import select
+from fl_lightning.bench.suite import plain, select
 from fl_lightning.bench.table import render, write_tables
+from fl_lightning.bench.tune import Tuner, any_begun, check_metric, open_search, retry_failed, why_none, write_best
+from fl_lightning.bench.tuning import AXIS, Search, tuning_of
 from fl_lightning.errors import UsageError, clipped, require
 
 ABOUT = {
@@ -58,8 +61,8 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config", metavar="FILE", type=Path, action="append", default=[], help="config that comes last, in all cells"
     )
+    parser.add_argument("--retry", action="store_true", help="run again what failed")
     if command == "bench":
-        parser.add_argument("--retry", action="store_true", help="run the cells again that failed")
         parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
         parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
@@ -76,8 +79,7 @@ def main(args: Sequence[str]) -> None:
     command = args[0]
     try:
         given = parser_of(command).parse_args(args[1:])
-        work = bench if command == "bench" else import_module("fl_lightning.bench.tune").tune
-        status = work(given, args)
+        status = (bench if command == "bench" else tune)(given, args)
     except UsageError as error:
         print(f"error: {clipped(str(error))}", file=sys.stderr)
         status = 2
@@ -113,13 +115,55 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
         enqueue_failed(study, cells)
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
     driver.run()
+    return ended(driver, args) or finish(
+        suite, cells, results_of(study, cells), [output, *([given.save] if given.save else [])]
+    )
+
+
+def ended(driver: Driver, args: Sequence[str]) -> int:
+    """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
     if driver.error is not None:
         print(f"error: {clipped(f'{type(driver.error).__name__}: {driver.error}')}; go on: {again(args)}")
         return 1
     if driver.caught is not None:
         print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
         return 128 + driver.caught
-    return finish(suite, cells, results_of(study, cells), [output, *([given.save] if given.save else [])])
+    return 0
+
+
+def tune(given: argparse.Namespace, args: Sequence[str]) -> int:
+    """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
+    suite = load_suite(given.suite)
+    require(given.jobs >= 1, "--jobs", given.jobs, "give 1 or more")
+    require(given.trials is None or given.trials >= 1, "--trials", given.trials, "give 1 or more")
+    searches = searches_of(suite, given)
+    output = Path(given.output or Path("runs") / suite.name)
+    url = given.storage or default_url(output)
+    first = Runner()
+    if not (exists(url) and any_begun(searches, connect(url))):
+        check_metric(searches[0], first)
+    make_folder(output, "--output")
+    backend = connect(url)
+    if not given.storage:
+        check_alone(suite, backend, output)
+    studies = [open_search(search, backend) for search in searches]
+    for search, study in zip(searches, studies, strict=True):
+        if given.retry:
+            retry_failed(search, study)
+    runs = output.resolve() / "tune"
+    tuner = Tuner(suite, searches, backend, runs, given.jobs, say, lambda job: Runner(job) if job else first)
+    tuner.run()
+    if status := ended(tuner, args):
+        return status
+    for search, study in zip(searches, studies, strict=True):
+        path = write_best(search, study, output, url)
+        if path is not None:
+            say(f"{search.label}: {path}")
+            continue
+        why = clipped(f"{search.label}: no trial has succeeded: {why_none(search, study)}")
+        print(f"error: {why}; --retry runs them again", file=sys.stderr)
+        status = 1
+    return status
 
 
 def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
@@ -130,10 +174,34 @@ def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
     """
     require(given.seeds is None or given.seeds >= 1, "--seeds", given.seeds, "give 1 or more")
     require(0 < given.scale <= 1, "--scale", given.scale, "give a share of the work above 0, up to 1")
-    extra: list[Fragment] = [part for path in given.config for part in fragments_of(read_yaml(path), path)]
-    more = (seed for seed in itertools.count() if seed not in suite.seeds)
-    seeds = itertools.islice(itertools.chain(suite.seeds, more), given.seeds or len(suite.seeds))
-    return select(suite.cells(given.scale, extra, list(seeds)), given.only)
+    return select(suite.cells(given.scale, extra_of(given), seeds_of(suite.seeds, given.seeds)), given.only)
+
+
+def extra_of(given: argparse.Namespace) -> list[Fragment]:
+    """What the files of ``--config`` hold."""
+    return [part for path in given.config for part in fragments_of(read_yaml(path), path)]
+
+
+def seeds_of(seeds: Sequence[int], number: int | None) -> list[int]:
+    """The first few of some seeds, and the smallest others where there are not enough."""
+    more = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
+
+
+def searches_of(suite: Suite, given: argparse.Namespace) -> list[Search]:
+    """The searches that are asked for.
+
+    Raises:
+        UsageError: the suite says nothing of tuning, an argument is out of its range, or a pattern matches no method.
+    """
+    require(given.seeds is None or given.seeds >= 1, "--seeds", given.seeds, "give 1 or more")
+    tuning = tuning_of(suite)
+    tuning = replace(tuning, seeds=tuple(seeds_of(tuning.seeds, given.seeds)))
+    known = {f"{AXIS}={plain(label)}": label for label in tuning.search}
+    for pattern in given.only:
+        require(pattern in known, "--only", pattern, f"is no method that is tuned; those are {', '.join(known)}")
+    wanted = [label for name, label in known.items() if not given.only or name in given.only]
+    return [Search(suite, tuning, label, given.scale, extra_of(given), given.trials) for label in wanted]
 
 
 def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folders: Sequence[Path]) -> int:
