@@ -41,6 +41,7 @@ def load_suite(path: str | Path) -> Suite:
     suite = replace(suite, baseline=strings(raw.get("baseline", default_baseline(axes))))
     suite = replace(suite, tables=tuple(table_of(one, axes, path) for one in raw.get("tables", [{}])))
     check_labels(suite)
+    check_statistics(suite)
     return suite
 
 
@@ -129,6 +130,18 @@ def check_labels(suite: Suite) -> None:
             require(axis in suite.axes, where, axis, f"is no axis; the axes are {', '.join(suite.axes)}")
             known = suite.axes[axis]
             require(label in known, f"{where}.{axis}", label, f"is no label of it; they are {', '.join(known)}")
+
+
+def check_statistics(suite: Suite) -> None:
+    """Refuse what no table can be made of."""
+    require(suite.interval in ("t", "bootstrap"), f"{suite.path}: interval", suite.interval, "choose t or bootstrap")
+    level = isinstance(suite.confidence, float) and 0 < suite.confidence < 1
+    require(level, f"{suite.path}: confidence", suite.confidence, "give a level in (0, 1), such as 0.95")
+    for table in suite.tables:
+        last = isinstance(table.k, int) and table.k > 0
+        require(last, f"{suite.path}: tables.k", table.k, "give the number of the last rounds, 1 or more")
+        target = table.show != "rounds_to" or isinstance(table.target, (int, float))
+        require(target, f"{suite.path}: tables.target", table.target, "give the value to reach, as the run logs it")
 
 
 def strings(labels: Mapping[Any, Any]) -> Labels:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
+from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     check_alone,
@@ -28,14 +29,16 @@ from fl_lightning.bench.study import (
     open_study,
     results_of,
 )
-from fl_lightning.bench.suite import select
+from fl_lightning.bench.suite import plain, select
+from fl_lightning.bench.table import render, write_tables
+from fl_lightning.bench.tune import Tuner, any_begun, check_metric, open_search, retry_failed, why_none, write_best
+from fl_lightning.bench.tuning import AXIS, Search, tuning_of
 from fl_lightning.errors import UsageError, clipped, require
 
 ABOUT = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
     "tune": "Tune what a suite says under its key `tune`, on a validation split.",
 }
-FORMS = ("md", "tex", "csv")
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,10 +61,11 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config", metavar="FILE", type=Path, action="append", default=[], help="config that comes last, in all cells"
     )
+    parser.add_argument("--retry", action="store_true", help="run again what failed")
     if command == "bench":
-        parser.add_argument("--retry", action="store_true", help="run the cells again that failed")
         parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
         parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
+        parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
     return parser
@@ -75,8 +79,7 @@ def main(args: Sequence[str]) -> None:
     command = args[0]
     try:
         given = parser_of(command).parse_args(args[1:])
-        work = bench if command == "bench" else import_module("fl_lightning.bench.tune").tune
-        status = work(given, args)
+        status = (bench if command == "bench" else tune)(given, args)
     except UsageError as error:
         print(f"error: {clipped(str(error))}", file=sys.stderr)
         status = 2
@@ -97,9 +100,13 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if given.status or given.dry_run:
         study = find_study(suite, connect(url)) if exists(url) else None
         results = results_of(study, cells)
-        print(status_of(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+        print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+        if given.save is not None:
+            write_tables(suite, cells, results, make_folder(given.save, "--save"))
         return 0
-    make_folder(output)
+    make_folder(output, "--output")
+    if given.save is not None:
+        make_folder(given.save, "--save")
     backend = connect(url)
     if not given.storage:
         check_alone(suite, backend, output)
@@ -108,13 +115,55 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
         enqueue_failed(study, cells)
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
     driver.run()
+    return ended(driver, args) or finish(
+        suite, cells, results_of(study, cells), [output, *([given.save] if given.save else [])]
+    )
+
+
+def ended(driver: Driver, args: Sequence[str]) -> int:
+    """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
     if driver.error is not None:
         print(f"error: {clipped(f'{type(driver.error).__name__}: {driver.error}')}; go on: {again(args)}")
         return 1
     if driver.caught is not None:
         print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
         return 128 + driver.caught
-    return finish(suite, cells, results_of(study, cells), output)
+    return 0
+
+
+def tune(given: argparse.Namespace, args: Sequence[str]) -> int:
+    """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
+    suite = load_suite(given.suite)
+    require(given.jobs >= 1, "--jobs", given.jobs, "give 1 or more")
+    require(given.trials is None or given.trials >= 1, "--trials", given.trials, "give 1 or more")
+    searches = searches_of(suite, given)
+    output = Path(given.output or Path("runs") / suite.name)
+    url = given.storage or default_url(output)
+    first = Runner()
+    if not (exists(url) and any_begun(searches, connect(url))):
+        check_metric(searches[0], first)
+    make_folder(output, "--output")
+    backend = connect(url)
+    if not given.storage:
+        check_alone(suite, backend, output)
+    studies = [open_search(search, backend) for search in searches]
+    for search, study in zip(searches, studies, strict=True):
+        if given.retry:
+            retry_failed(search, study)
+    runs = output.resolve() / "tune"
+    tuner = Tuner(suite, searches, backend, runs, given.jobs, say, lambda job: Runner(job) if job else first)
+    tuner.run()
+    if status := ended(tuner, args):
+        return status
+    for search, study in zip(searches, studies, strict=True):
+        path = write_best(search, study, output, url)
+        if path is not None:
+            say(f"{search.label}: {path}")
+            continue
+        why = clipped(f"{search.label}: no trial has succeeded: {why_none(search, study)}")
+        print(f"error: {why}; --retry runs them again", file=sys.stderr)
+        status = 1
+    return status
 
 
 def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
@@ -125,51 +174,46 @@ def cells_of(suite: Suite, given: argparse.Namespace) -> list[Cell]:
     """
     require(given.seeds is None or given.seeds >= 1, "--seeds", given.seeds, "give 1 or more")
     require(0 < given.scale <= 1, "--scale", given.scale, "give a share of the work above 0, up to 1")
-    extra: list[Fragment] = [part for path in given.config for part in fragments_of(read_yaml(path), path)]
-    more = (seed for seed in itertools.count() if seed not in suite.seeds)
-    seeds = itertools.islice(itertools.chain(suite.seeds, more), given.seeds or len(suite.seeds))
-    return select(suite.cells(given.scale, extra, list(seeds)), given.only)
+    return select(suite.cells(given.scale, extra_of(given), seeds_of(suite.seeds, given.seeds)), given.only)
 
 
-def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> int:
-    """Print the tables, write them into the output folder, and say which cells failed; returns the exit status."""
-    print(status_of(suite, cells, results))
-    write_tables(suite, cells, results, output)
+def extra_of(given: argparse.Namespace) -> list[Fragment]:
+    """What the files of ``--config`` hold."""
+    return [part for path in given.config for part in fragments_of(read_yaml(path), path)]
+
+
+def seeds_of(seeds: Sequence[int], number: int | None) -> list[int]:
+    """The first few of some seeds, and the smallest others where there are not enough."""
+    more = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
+
+
+def searches_of(suite: Suite, given: argparse.Namespace) -> list[Search]:
+    """The searches that are asked for.
+
+    Raises:
+        UsageError: the suite says nothing of tuning, an argument is out of its range, or a pattern matches no method.
+    """
+    require(given.seeds is None or given.seeds >= 1, "--seeds", given.seeds, "give 1 or more")
+    tuning = tuning_of(suite)
+    tuning = replace(tuning, seeds=tuple(seeds_of(tuning.seeds, given.seeds)))
+    known = {f"{AXIS}={plain(label)}": label for label in tuning.search}
+    for pattern in given.only:
+        require(pattern in known, "--only", pattern, f"is no method that is tuned; those are {', '.join(known)}")
+    wanted = [label for name, label in known.items() if not given.only or name in given.only]
+    return [Search(suite, tuning, label, given.scale, extra_of(given), given.trials) for label in wanted]
+
+
+def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folders: Sequence[Path]) -> int:
+    """Print the tables, write them into the folders, and say which cells failed; returns the exit status."""
+    print(render(suite, cells, results))
+    for folder in folders:
+        write_tables(suite, cells, results, folder)
     failed = sum(result.state == "failed" for result in results.values())
     if failed:
         some = f"{failed} of {len(results)} cells failed"
         print(f"error: {some}; the table says why, and --retry runs them again", file=sys.stderr)
     return 1 if failed else 0
-
-
-def status_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
-    """The tables as Markdown."""
-    try:
-        render = import_module("fl_lightning.bench.table").render
-    except ModuleNotFoundError:
-        return plain_list(suite, cells, results)
-    return render(suite, cells, results, "md")
-
-
-def plain_list(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
-    """A line for each cell."""
-    lines = [f"{suite.title} ({suite.metric})"]
-    for cell in cells:
-        result = results[cell.digest]
-        value = f"{result.values[max(result.values)]:.6g}" if result.values else ""
-        lines.append(" ".join(filter(None, [cell.name, result.state, value, result.reason])))
-    return "\n".join(lines)
-
-
-def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], output: Path) -> None:
-    """Write the tables as Markdown, LaTeX and CSV, and the cells as CSV."""
-    try:
-        table = import_module("fl_lightning.bench.table")
-    except ModuleNotFoundError:
-        return
-    for form in FORMS:
-        (output / f"table.{form}").write_text(table.render(suite, cells, results, form))
-    (output / "cells.csv").write_text(table.cells_csv(suite, cells, results))
 
 
 def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], jobs: int) -> str:
@@ -186,17 +230,18 @@ def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], 
     return f"{done}; {left}" + (f", without {failed} kinds that cannot be run" if failed else "")
 
 
-def make_folder(output: Path) -> None:
-    """Make the output folder.
+def make_folder(folder: Path, key: str) -> Path:
+    """Make the folder that an argument names, and return it.
 
     Raises:
         UsageError: it cannot be made or written to.
     """
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--output={str(output)!r}: {error.strerror}; give a folder that can be written to") from error
-    require(os.access(output, os.W_OK), "--output", str(output), "cannot be written to; give another folder")
+        raise UsageError(f"{key}={str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
+    require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
+    return folder
 
 
 def say(line: str) -> None:

@@ -1,0 +1,101 @@
+"""Makes RESULTS.md from the stored cells of the suites: python experiments/papers/make_results.py
+
+``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
+from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
+from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.bench.fragments import of_result  # noqa: E402
+from fl_lightning.bench.results import Result  # noqa: E402
+from fl_lightning.bench.table import render  # noqa: E402
+from fl_lightning.errors import UsageError  # noqa: E402
+
+PAPERS = ROOT / "experiments" / "papers"
+ENDING = ".cells.csv"
+HEAD = """# Results
+
+Made by `python experiments/papers/make_results.py` from the cells in `results/`; the conclusions are written by hand.
+[The guide](../../docs/bench.md#reading-the-table) says how to read the tables.
+"""
+
+
+def make(papers: Path = PAPERS) -> str:
+    """The page, from the files of cells below a folder of suites."""
+    files = sorted((papers / "results").glob(f"*{ENDING}"))
+    return "\n".join([HEAD, *(line for file in files for line in part(file, papers))])
+
+
+def part(file: Path, papers: Path) -> Iterator[str]:
+    """What one file of cells says: what was run, the tables, and what we conclude."""
+    suite = suite_of(file, papers)
+    cells, results = stored_cells(file, suite), read_cells(file)
+    title, *rest = render(suite, cells, results).splitlines()
+    yield from (f"#{title}", "", f"Suite: [`{suite.path.relative_to(papers)}`]({suite.path.relative_to(papers)})", "")
+    yield from (*what_was_run(suite, cells, results), "")
+    yield from (f"#{line}" if line.startswith("## ") else line for line in rest[1:])
+    conclusions = file.with_name(file.name.removesuffix(ENDING) + ".md")
+    text = conclusions.read_text().strip() if conclusions.is_file() else "Not written yet."
+    yield from ("", "### What we conclude", "", text, "")
+
+
+def suite_of(file: Path, papers: Path) -> Suite:
+    """The suite that a file of cells is of.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name = file.name.removesuffix(ENDING).split("_scale")[0]
+    for path in sorted(papers.glob("*/*.yaml")):
+        if name == f"{path.parent.name}-{path.stem}":
+            return load_suite(path)
+    raise UsageError(f"{file}: there is no suite {name} below {papers}: give the file its suite's name")
+
+
+def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:
+    """Seeds, scale, seconds, and the keys of the configs in which the cells are not the suite's."""
+    seeds = sorted({cell.seed for cell in cells})
+    done = [result for cell in cells if (result := results[cell.digest]).state == "done"]
+    hours = sum((one.seconds or 0) * len(one.values) for one in done) / 3600
+    scale = cells[0].scale
+    share = f" at scale {scale:g} (rounds, local epochs and examples each times {scale ** (1 / 3):.2f})"
+    yield f"- Seeds {', '.join(map(str, seeds))} of the suite's {len(suite.seeds)}{share if scale != 1 else ''}"
+    yield f"- {hours:.1f} hours of training in the rounds of the {len(done)} finished cells"
+    for key, (theirs, ours) in sorted(changed(suite, cells).items()):
+        yield f"- `{key}`: `{ours}` instead of the suite's `{theirs}`"
+
+
+def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
+    """The keys in which any cell was run otherwise than the suite says today, with both values."""
+    found: dict[str, tuple[str, str]] = {}
+    for cell in cells:
+        theirs = dict(leaves(of_result(suite.cell(cell.labels, cell.seed, cell.scale).config)))
+        ours = dict(leaves(cell.config))
+        for key in theirs.keys() | ours.keys():
+            if theirs.get(key) != ours.get(key):
+                found[key] = theirs.get(key, "nothing"), ours.get(key, "nothing")
+    return found
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The values of nested mappings as JSON, by dotted key."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, json.dumps(value, default=str)
+
+
+if __name__ == "__main__":
+    (PAPERS / "RESULTS.md").write_text(make())

@@ -1,0 +1,103 @@
+"""The statistics of a table: a mean over seeds, a paired difference with its interval, a verdict, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+Verdict = Literal["reproduced", "reversed", "undecided"]
+# equal numbers, averaged in another order, differ by less than this many decimals show
+DECIMALS = 12
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Numbers of several seeds.
+
+    Args:
+        mean: their mean.
+        deviation: their standard deviation, with n - 1 in the denominator; None for one number.
+        n: how many there are.
+    """
+
+    mean: float
+    deviation: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences.
+
+    Args:
+        mean: the mean.
+        interval: its confidence interval; None for one pair.
+        n: number of pairs.
+    """
+
+    mean: float
+    interval: tuple[float, float] | None
+    n: int
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """The mean and the standard deviation of some numbers; None without a number."""
+    if not values:
+        return None
+    return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+
+
+def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: float) -> Difference | None:
+    """The mean of first minus second, with its confidence interval; None without a pair.
+
+    Args:
+        pairs: a number and the baseline's, seed by seed.
+        kind: how the interval is made, by Student's ``t`` or by ``bootstrap``.
+        confidence: its level, in (0, 1).
+    """
+    if not pairs:
+        return None
+    values = np.array([round(one - other, DECIMALS) for one, other in pairs])
+    interval = (student if kind == "t" else bootstrap)(values, confidence) if len(values) > 1 else None
+    return Difference(float(values.mean()), interval, len(values))
+
+
+def student(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The interval of the mean by Student's t; without width where all values are equal."""
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The percentile interval of the mean over 9,999 resamples, always the same ones for a number of values."""
+    made = stats.bootstrap(
+        (values,), np.mean, confidence_level=confidence, method="percentile", random_state=np.random.default_rng(0)
+    )
+    return float(made.confidence_interval.low), float(made.confidence_interval.high)
+
+
+def verdict(ours: Difference | None, published: float | None) -> Verdict | None:
+    """Whether a difference has the sign of the published one.
+
+    Args:
+        ours: difference to the baseline, with its interval.
+        published: the published difference to the baseline.
+
+    Returns:
+        ``undecided`` where the interval contains 0 or there is none; None where nothing is published, or the published
+        numbers are equal.
+    """
+    if not published:
+        return None
+    if ours is None or ours.interval is None or ours.interval[0] <= 0 <= ours.interval[1]:
+        return "undecided"
+    return "reproduced" if (ours.mean > 0) == (published > 0) else "reversed"
+
+
+def ranks(values: Sequence[float], minimize: bool) -> list[float]:
+    """The rank of each value, where 1 is best; equal values share the mean of their ranks."""
+    return [float(rank) for rank in stats.rankdata(values if minimize else [-one for one in values])]

@@ -1,0 +1,353 @@
+"""The tables of a suite from the results that are there: as Markdown, as LaTeX, as CSV, and as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fl_lightning.bench.cells_csv import cells_csv
+from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Entry, Part
+from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, latex, markdown
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.errors import require
+
+Form = Literal["md", "tex", "csv"]
+FORMS: tuple[Form, ...] = ("md", "tex", "csv")
+STATES = ("done", "nan", "failed", "running", "waiting")
+VERDICTS = ("reproduced", "reversed", "undecided", NOT_COMPARED)
+AT_THIS_SCALE = " at this scale"
+INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)"}
+
+
+def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], form: Form = "md") -> str:
+    """The tables of a suite.
+
+    Args:
+        suite: the suite.
+        cells: cells to show.
+        results: results by the digest of the cell; a cell without one waits.
+        form: ``md`` for Markdown, ``tex`` for LaTeX, ``csv`` for one line a number.
+
+    Raises:
+        UsageError: there is no such form.
+    """
+    require(form in FORMS, "form", form, "choose among md, tex, csv")
+    comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
+    if form == "csv":
+        return in_csv(comparisons)
+    if form == "tex":
+        lines = ["% \\usepackage{booktabs}", *(f"% {line}" for line in about(suite, cells, results) if line)]
+        return "\n".join([*lines, *(line for one in comparisons for sheet in sheets(one) for line in latex(sheet))])
+    return "\n".join([*about(suite, cells, results), *(line for one in comparisons for line in section(one))])
+
+
+def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folder: str | Path) -> list[Path]:
+    """Write the tables of a suite as ``<suite>.md``, ``.tex`` and ``.csv``, and its cells as ``<suite>.cells.csv``.
+
+    The names of scaled tables end in their scale, so that tables of two scales do not overwrite each other.
+
+    Returns:
+        The files.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    scale = cells[0].scale if cells else 1.0
+    stem = suite.name if scale == 1 else f"{suite.name}_scale{scale:g}"
+    texts = {f"{stem}.{form}": render(suite, cells, results, form) for form in FORMS}
+    texts[f"{stem}.cells.csv"] = cells_csv(suite, cells, results)
+    for name, text in texts.items():
+        partial = folder / f".{name}.{os.getpid()}"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / name)
+    return [folder / name for name in texts]
+
+
+def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:
+    """What comes above the tables: title, source, how far the cells are, machines, what the source leaves open."""
+    yield from (f"# {suite.title}", "")
+    if suite.source:
+        yield from (f"Source: {suite.source}", "")
+    states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
+    told = [f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state]]
+    yield from (f"{len(cells)} cells: {', '.join(told)}.", "")
+    machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
+    if machines:
+        yield from (f"Run on {'; '.join(machines)}.", "")
+    if suite.notes:
+        yield from (
+            "What the source leaves open, and how it is filled in:",
+            "",
+            *(f"- {one}" for one in suite.notes),
+            "",
+        )
+
+
+def section(comparison: Comparison) -> Iterator[str]:
+    """A table in Markdown, and what it says of the paper's ordering."""
+    table = comparison.table
+    caption = table.caption or first_upper(shown(comparison))
+    page = f"page {table.page}" if str(table.page).isdigit() else table.page
+    yield from (f"## {caption}{f' ({page} of the source)' if page is not None else ''}", "")
+    for sheet in sheets(comparison):
+        yield from markdown(sheet)
+    yield from summary_lines(comparison)
+
+
+def sheets(comparison: Comparison) -> Iterator[Sheet]:
+    """The table of our numbers beside the published ones, and that of the differences to the baseline."""
+    notes: dict[str, str] = {}
+    numbers = numbers_sheet(comparison, notes)
+    yield numbers
+    if comparison.suite.baseline and any(differs(one) for one in comparison.entries.values()):
+        yield differences_sheet(comparison, {note: number for number, note in notes.items()})
+
+
+def numbers_sheet(comparison: Comparison, notes: dict[str, str]) -> Sheet:
+    """Our numbers, one row for each row of the table, with the published ones at their right."""
+    published = any(one.published for one in comparison.entries.values())
+    groups = [(column_name(comparison, one), ["ours", "paper"] if published else []) for one in comparison.columns()]
+    lines = []
+    for row in comparison.rows():
+        line = [Text(label) for label in row]
+        for column in comparison.columns():
+            entry = comparison.entries.get((row, column))
+            line.append(ours(entry, comparison, numbered(entry, notes)) if entry else Text(NONE))
+            line += [paper(entry, comparison)] if published else []
+        lines.append(line)
+    mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
+    if mean:
+        groups.append(("mean of the columns", ["ours", ""] if published else []))
+        for row, line in zip(comparison.rows(), lines, strict=True):
+            line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
+    return Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
+
+
+def numbered(entry: Entry | None, notes: dict[str, str]) -> tuple[str, ...]:
+    """The numbers of an entry's footnotes; equal footnotes share one."""
+    numbers = []
+    for note in entry.notes if entry else ():
+        known = {text: number for number, text in notes.items()}
+        number = known.get(note, str(len(notes) + 1))
+        notes[number] = note
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def ours(entry: Entry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
+    """Our mean and deviation, with how many seeds it is of unless these are all; or what the cells are at."""
+    pending = [
+        f"{entry.states[state]} {state}" for state in ("nan", "failed", "running", "waiting") if entry.states[state]
+    ]
+    if entry.ours is None:
+        alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
+        return Text(alone or NONE, marks=marks)
+    text = number(entry.ours.mean, comparison, entry.bound)
+    if entry.ours.deviation is not None and not entry.bound:
+        text += f" ± {number(entry.ours.deviation, comparison)}"
+    if entry.ours.n < entry.cells:
+        inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
+        text += f" ({', '.join(inner)})"
+    return Text(text, entry.best, (*([DAGGER] if entry.scale != 1 else []), *marks))
+
+
+def number(value: float, comparison: Comparison, bound: bool = False) -> str:
+    """A number with the decimals of its table; rounds without decimals where they are whole."""
+    text = f"{value:.{comparison.decimals}f}"
+    if comparison.table.show == "rounds_to":
+        text = text.removesuffix(".0")
+    return f"> {text}" if bound else text
+
+
+def paper(entry: Entry | None, comparison: Comparison) -> Text:
+    """The published number."""
+    if entry is None or entry.published is None:
+        return Text(NONE)
+    mean, deviation = entry.published
+    text = number(mean, comparison)
+    return Text(text if deviation is None else f"{text} ± {number(deviation, comparison)}")
+
+
+def overall(comparison: Comparison) -> dict[Part, str]:
+    """The mean rank of each row over the columns, of the rows that have one in each column."""
+    made = {}
+    for row in comparison.rows():
+        found = [comparison.entries.get((row, column)) for column in comparison.columns()]
+        means = [one.ours.mean for one in found if one and one.ours]
+        if len(means) == len(found):
+            made[row] = number(sum(means) / len(means), comparison)
+    return made
+
+
+def differs(entry: Entry) -> bool:
+    """Whether there is something to say of an entry's difference to the baseline."""
+    return entry.difference is not None or entry.verdict == NOT_COMPARED
+
+
+def differences_sheet(comparison: Comparison, numbers: Mapping[str, str]) -> Sheet:
+    """The differences to the baseline, one row for each row and column of the table."""
+    suite, table = comparison.suite, comparison.table
+    level = f"{100 * suite.confidence:g} % interval"
+    heads = ["difference", level, "pairs", *(["paper's difference", "paper's ordering"] if table.published else [])]
+    lines = []
+    for row in comparison.rows():
+        for column in comparison.columns():
+            entry = comparison.entries.get((row, column))
+            if entry is None or not differs(entry):
+                continue
+            marks = tuple(numbers[note] for note in entry.notes if NOT_COMPARED in note)
+            line = [Text(label) for label in (*row, *column)] + difference_texts(entry, comparison, marks)
+            line += [Text(signed(entry.published_difference, comparison)), Text(said(entry))] if table.published else []
+            lines.append(line)
+    caption = (
+        f"Difference to {comparison.numbers.baseline} on equal seeds and equal partitions, mean over the pairs; "
+        f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
+    )
+    return Sheet(caption, (*table.rows, *table.columns), [(head, []) for head in heads], lines)
+
+
+def difference_texts(entry: Entry, comparison: Comparison, marks: tuple[str, ...]) -> list[Text]:
+    """Our difference, its interval and the number of pairs."""
+    if entry.difference is None:
+        return [Text(NONE, marks=marks), Text(NONE), Text("0")]
+    interval = entry.difference.interval
+    ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
+    daggers = (DAGGER, *marks) if entry.scale != 1 else marks
+    return [Text(signed(entry.difference.mean, comparison), marks=daggers), Text(ends), Text(str(entry.difference.n))]
+
+
+def signed(value: float | None, comparison: Comparison) -> str:
+    """A difference with its sign."""
+    return NONE if value is None else f"{value:+.{comparison.decimals}f}"
+
+
+def said(entry: Entry) -> str:
+    """The verdict in words; it holds at the scale of the run alone."""
+    if entry.published_difference == 0:
+        return "none: equal in the paper"
+    if entry.verdict in ("", NOT_COMPARED):
+        return entry.verdict or NONE
+    return entry.verdict + (AT_THIS_SCALE if entry.scale != 1 else "")
+
+
+def column_name(comparison: Comparison, column: Part) -> str:
+    """The name of a column, such as ``alpha=0.1``; what is shown, for a table of one column."""
+    axes = comparison.table.columns
+    return ", ".join(f"{axis}={label}" for axis, label in zip(axes, column, strict=True)) or shown(comparison)
+
+
+def shown(comparison: Comparison) -> str:
+    """What a number of the table is."""
+    suite, table = comparison.suite, comparison.table
+    unit = f"{suite.metric} in %" if suite.percent else suite.metric
+    if table.show == "rounds_to":
+        assert table.target is not None
+        target = f"{100 * table.target:g} %" if suite.percent else f"{table.target:g}"
+        return f"rounds until {suite.metric} is {target} or {'less' if suite.minimize else 'more'}"
+    return {
+        "final": f"final {unit}",
+        "best": f"best {unit} of all rounds",
+        "last": f"mean {unit} of the last {table.k} rounds",
+        "seconds": "seconds a round"
+        + (f", divided by those of {comparison.numbers.baseline}" if suite.baseline else ""),
+        "rank": f"rank by final {suite.metric} among the rows of a column",
+    }[table.show]
+
+
+def caption_of(comparison: Comparison) -> str:
+    """What a table shows and how to read it."""
+    entries = comparison.entries.values()
+    seeds = max((one.cells for one in entries), default=0)
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
+    said = [f"{first_upper(shown(comparison))}: {over}."]
+    said += ["In bold: the best of a column." if any(one.best for one in entries) else ""]
+    said += ["Under “paper”: the published number." if any(one.published for one in entries) else ""]
+    said += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
+    said += [*of_rounds(comparison), *of_seconds(comparison)]
+    said += ["1 is best; a run without a number has no rank." if comparison.table.show == "rank" else ""]
+    return " ".join(one for one in said if one)
+
+
+def scales(comparison: Comparison) -> list[float]:
+    """The scales of the entries that are scaled."""
+    return sorted({one.scale for one in comparison.entries.values()} - {1.0})
+
+
+def of_rounds(comparison: Comparison) -> Iterator[str]:
+    """How runs that do not reach the target are counted, if there are any."""
+    if any(one.bound for one in comparison.entries.values()):
+        yield "A run that does not reach it counts with all its rounds: a mean with > is a lower bound."
+        yield "A pair of which neither run reaches it is left out."
+
+
+def of_seconds(comparison: Comparison) -> Iterator[str]:
+    """The seconds of a round of the baseline, by column."""
+    numbers = comparison.numbers
+    if comparison.table.show != "seconds" or not comparison.suite.baseline:
+        return
+    found: dict[str, list[float]] = {}
+    for key in filter(numbers.is_baseline, numbers.seconds):
+        labels = numbers.cells[key].labels
+        column = tuple(labels[axis] for axis in comparison.table.columns)
+        found.setdefault(column_name(comparison, column), []).append(numbers.seconds[key])
+    told = [f"{sum(one) / len(one):.3g} s{f' ({name})' * (len(found) > 1)}" for name, one in found.items()]
+    if told:
+        yield f"A round of {numbers.baseline} takes {', '.join(told)}."
+
+
+def summary_lines(comparison: Comparison) -> Iterator[str]:
+    """By row, in how many columns the paper's ordering holds."""
+    lines = []
+    for row in comparison.rows():
+        found = [one.verdict for (labels, _), one in comparison.entries.items() if labels == row and one.verdict]
+        counts = [
+            f"{found.count(one)} {one}" for one in ("reproduced", "reversed", "undecided", NOT_COMPARED) if one in found
+        ]
+        if found:
+            lines.append(f"- {', '.join(row)}: {', '.join(counts)}")
+    if lines:
+        scaled = AT_THIS_SCALE if scales(comparison) else ""
+        yield f"The paper's ordering relative to {comparison.numbers.baseline}{scaled}, in number of columns:"
+        yield from ("", *lines, "")
+
+
+def in_csv(comparisons: Sequence[Comparison]) -> str:
+    """One line for each row and column of each table, with all numbers unrounded."""
+    lines = [line for at, one in enumerate(comparisons, 1) for line in csv_lines(at, one)]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
+def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """The lines of one table."""
+    suite = comparison.suite
+    for entry in comparison.entries.values():
+        apart, published = entry.difference, entry.published or (None, None)
+        low, high = apart.interval if apart and apart.interval else (None, None)
+        yield {
+            **{"table": at, "caption": comparison.table.caption, "shows": shown(comparison)},
+            **{axis: entry.labels[axis] for axis in suite.axes},
+            **{"seeds": entry.cells, **{state: entry.states[state] for state in STATES}},
+            "n": entry.ours.n if entry.ours else 0,
+            "mean": entry.ours.mean if entry.ours else None,
+            "deviation": entry.ours.deviation if entry.ours else None,
+            "lower_bound": entry.bound,
+            **{"pairs": apart.n if apart else 0, "difference": apart.mean if apart else None, "low": low, "high": high},
+            **{"interval": suite.interval, "confidence": suite.confidence},
+            **{"published": published[0], "published_deviation": published[1]},
+            "published_difference": entry.published_difference,
+            **{"verdict": said(entry) if entry.verdict else "", "scale": entry.scale, "notes": "; ".join(entry.notes)},
+        }
+
+
+def first_upper(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,326 @@
+"""Tunes the methods of a suite on a validation split, each in a study of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from fl_lightning.bench.driver import POLL, Driver, Dropped, Failed
+from fl_lightning.bench.estimate import measured
+from fl_lightning.bench.fragments import Fragment
+from fl_lightning.bench.process import Interrupt, Runner
+from fl_lightning.bench.study import (
+    CellStorage,
+    QueueEmpty,
+    decisive,
+    digest_of,
+    fail_dead,
+    hidden,
+    is_queued,
+    is_running,
+    repeats,
+    running,
+)
+from fl_lightning.bench.suite import Suite, plain
+from fl_lightning.bench.tuning import Search, Space
+from fl_lightning.errors import UsageError, require
+
+# share of the rounds before which no trial is pruned
+WARM_UP = 0.25
+
+
+class Tuner(Driver):
+    """Runs the trials of several searches, in several runner processes side by side.
+
+    Args:
+        suite: the suite.
+        searches: the searches.
+        backend: the connection to the database.
+        output: folder of all runs.
+        jobs: number of runner processes.
+        say: takes the lines that say what has been done.
+        runner: makes the runner of a job, by its number.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        searches: Sequence[Search],
+        backend: RDBStorage,
+        output: Path,
+        jobs: int = 1,
+        say: Callable[[str], object] = print,
+        runner: Callable[[int], Any] = Runner,
+    ) -> None:
+        super().__init__(suite, (), backend, output, jobs, say, runner)
+        self.searches = searches
+
+    def _job(self, runner: Any) -> None:
+        """Take trials from the queues of the searches until all are done."""
+        try:
+            studies = [(search, open_search(search, self.backend)) for search in self.searches]
+            while not self._stop.is_set():
+                found = next((pair for pair in studies if self._has_work(*pair)), None)
+                if found is not None:
+                    with suppress(QueueEmpty, Interrupt, Dropped):
+                        self._next_trial(*found, runner)
+                elif any(running(study) for _, study in studies):
+                    self._say_once("the queue is empty; trials still run, here or in other processes")
+                    self._stop.wait(POLL)
+                else:
+                    return
+        except Exception as error:
+            self.error = self.error or error
+            self.stop()
+        finally:
+            runner.close()
+
+    def _has_work(self, search: Search, study: Study) -> bool:
+        """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
+        fail_dead(study)
+        with self._lock:
+            if is_queued(study):
+                return True
+            missing = [slot for slot, trials in with_trials(search, study) if decisive(trials) is None]
+            for slot in missing:
+                study.enqueue_trial(parameters(search, study, slot), user_attrs={"digest": slot})
+            return bool(missing)
+
+    def _next_trial(self, search: Search, study: Study, runner: Any) -> None:
+        """Run the next trial of a search, with the exceptions of :meth:`Driver._next`."""
+        numbers: list[int] = []
+
+        def objective(trial: Trial) -> float:
+            numbers.append(trial.number)
+            return self._value(search, study, trial, runner)
+
+        try:
+            study.optimize(objective, n_trials=1, catch=(Failed,))
+        except (ValueError, UpdateFinishedTrialError) as error:
+            if not numbers or is_running(study, numbers[0]):
+                raise
+            raise Dropped from error
+        self.say(
+            f"{search.label}: {told(study.get_trials(deepcopy=False)[numbers[0]], search)}{self._count(search, study)}"
+        )
+
+    def _count(self, search: Search, study: Study) -> str:
+        over = sum(
+            (last := decisive(trials)) is not None and last.state.is_finished()
+            for _, trials in with_trials(search, study)
+        )
+        return f" ({over} of {len(search.slots)})"
+
+    def _value(self, search: Search, study: Study, trial: Trial, runner: Any) -> float:
+        """The metric of a trial: its last value, as the mean over the seeds."""
+        slot = trial.user_attrs["digest"]
+        self._drop_repeated(study, trial, slot)
+        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+        # a sampler that went on from trial to trial would draw the same points in each process
+        trial.study.sampler = TPESampler(seed=trial.number)
+        values = {key: suggested(trial, key, space) for key, space in search.spaces.items()}
+        finals = []
+        for number, cell in enumerate(search.cells(values)):
+            report = PruningReport(trial, number * search.rounds)
+            answer = runner.run({**self._message(cell), "metric": search.tuning.metric}, report)
+            if not is_running(study, trial.number):
+                raise Dropped
+            if "failed" in answer:
+                trial.set_user_attr("reason", answer["failed"])
+                raise Failed
+            if report.pruned is not None:
+                trial.set_user_attr("reason", f"pruned after round {report.pruned} with seed {cell.seed}")
+                raise optuna.TrialPruned
+            by_round = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
+            finals.append(by_round[max(by_round)])
+        return sum(finals) / len(finals)
+
+    def _drop_repeated(self, study: Study, trial: Trial, slot: str) -> None:
+        other = repeats(study, trial.number, slot)
+        if other is not None:
+            trial.set_user_attr("repeats", other)
+            raise Dropped
+
+
+class PruningReport:
+    """Tells a trial the metric of its rounds, and a run whether to end.
+
+    Args:
+        trial: the trial.
+        offset: rounds of the runs with its former seeds.
+
+    Attributes:
+        pruned: the round after which the run was to end; None if it may go on.
+    """
+
+    def __init__(self, trial: Trial, offset: int) -> None:
+        self.trial, self.offset = trial, offset
+        self.pruned: int | None = None
+
+    def __call__(self, round_: int, value: float) -> bool:
+        """Tell the trial of a round; returns whether the run is to end."""
+        with suppress(UpdateFinishedTrialError):
+            self.trial.report(value, self.offset + round_)
+        if self.pruned is None and self.trial.should_prune():
+            self.pruned = round_
+        return self.pruned is not None
+
+
+def open_search(search: Search, backend: RDBStorage) -> Study:
+    """The study of a search, created where there is none.
+
+    Raises:
+        UsageError: the study there is of another search.
+    """
+    study = optuna.create_study(
+        study_name=search.study,
+        direction="minimize" if search.tuning.minimize else "maximize",
+        storage=CellStorage(backend, search.slots),
+        pruner=pruner_of(search),
+        load_if_exists=True,
+    )
+    known = study.user_attrs.get("digest", search.digest)
+    hint = f"the study {search.study!r} there has another config, search or seeds; give another --output or --storage"
+    require(known == search.digest, "--storage", known, hint)
+    attributes = {"suite": search.suite.name, "metric": search.tuning.metric, "digest": search.digest}
+    for key, value in attributes.items():
+        study.set_user_attr(key, value)
+    return study
+
+
+def any_begun(searches: Sequence[Search], backend: RDBStorage) -> bool:
+    """Whether there is a study of any of the searches."""
+    return not {search.study for search in searches}.isdisjoint(optuna.get_all_study_names(backend))
+
+
+def pruner_of(search: Search) -> BasePruner:
+    """What ends trials that are worse than the median of the former ones, not in the first quarter of the rounds."""
+    if search.tuning.pruner == "none":
+        return NopPruner()
+    return MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
+
+
+def suggested(trial: Trial, key: str, space: Space) -> Any:
+    """The value of a key in a trial."""
+    if isinstance(space, list):
+        return trial.suggest_categorical(key, space)
+    low, high, log = space["low"], space["high"], bool(space.get("log"))
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(key, low, high, log=log)
+    return trial.suggest_float(key, low, high, log=log)
+
+
+def with_trials(search: Search, study: Study) -> Iterator[tuple[str, list[FrozenTrial]]]:
+    """The trials of each slot of a search."""
+    found: dict[str | None, list[FrozenTrial]] = {}
+    for trial in study.get_trials(deepcopy=False):
+        found.setdefault(digest_of(trial), []).append(trial)
+    for slot in search.slots:
+        yield slot, found.get(slot, [])
+
+
+def parameters(search: Search, study: Study, slot: str) -> dict[str, Any]:
+    """The parameters of a slot: of a grid its own, else those of the trial that was interrupted, if there is one."""
+    before = [trials for name, trials in with_trials(search, study) if name == slot and trials]
+    return search.slots[slot] or (dict(before[0][-1].params) if before else {})
+
+
+def retry_failed(search: Search, study: Study) -> None:
+    """Queue the trials that failed."""
+    for slot, trials in with_trials(search, study):
+        last = decisive(trials)
+        if last is not None and last.state == TrialState.FAIL:
+            study.enqueue_trial(dict(last.params), user_attrs={"digest": slot})
+
+
+def why_none(search: Search, study: Study) -> str:
+    """Why a search has no best trial."""
+    reasons = [last.user_attrs.get("reason") for _, found in with_trials(search, study) if (last := decisive(found))]
+    return next(filter(None, reasons), "none has ended")
+
+
+def check_metric(search: Search, runner: Any) -> None:
+    """Run one round of a method before it is tuned, in a temporary folder.
+
+    Raises:
+        UsageError: it fails, or has no such metric.
+    """
+    tuning, cell = search.tuning, search.cells({})[0]
+    reason = measured(search.label, [cell], 1, tuning.metric, runner).reason
+    where = f"{search.suite.path}: tune.metric"
+    hint = "the run does not log it; set tune.val_fraction above 0, or give the data module a val_dataloader"
+    require(not reason.startswith("metric="), where, tuning.metric, hint)
+    if reason:
+        raise UsageError(f"{search.suite.path}: tune.search.{search.label}: {reason}")
+
+
+def told(trial: FrozenTrial, search: Search) -> str:
+    """What became of a trial, in words."""
+    given = ", ".join(f"{key} {short(value)}" for key, value in trial.params.items())
+    if trial.state == TrialState.COMPLETE:
+        return f"{given}: {search.tuning.metric} {trial.value:.4g}"
+    why = trial.user_attrs.get("reason", "interrupted")
+    return f"{given}: {'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
+
+
+def short(value: Any) -> str:
+    """A parameter's value as a reader wants it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def best_of(study: Study) -> FrozenTrial | None:
+    """The best trial of a study; None where none is complete."""
+    with suppress(ValueError):
+        return study.best_trial
+    return None
+
+
+def write_best(search: Search, study: Study, output: Path, url: str) -> Path | None:
+    """Write the best values of a search as a config, with what they come from in its head; None without a trial.
+
+    Returns:
+        The file, which ``fit --config`` takes.
+    """
+    best = best_of(study)
+    if best is None:
+        return None
+    path = output / "tuned" / f"{plain(search.label)}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fragment: Fragment = search.fragment(best.params)
+    text = "".join(f"# {line}\n" for line in head(search, study, best, url)) + yaml.safe_dump(fragment, sort_keys=False)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    return partial.replace(path)
+
+
+def head(search: Search, study: Study, best: FrozenTrial, url: str) -> Iterator[str]:
+    """Where tuned values come from: the study, the number of trials, and the numbers of all that were not pruned."""
+    tuning = search.tuning
+    trials = [last for _, found in with_trials(search, study) if (last := decisive(found)) is not None]
+    states = Counter(trial.state for trial in trials)
+    names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+    counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
+    yield f"{search.label}, tuned: the best of {len(trials)} trials ({', '.join(counts)})"
+    yield f"study {search.study} in {hidden(url)}"
+    seeds = f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"
+    held_out = "" if tuning.val_fraction is None else f", {tuning.val_fraction:g} of the training examples held out"
+    setting = "".join(f"{axis}={label}, " for axis, label in tuning.at.items())
+    yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
+    yield f"{tuning.metric} after {search.rounds} rounds:"
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    for trial in sorted(complete, key=lambda one: one.value, reverse=not tuning.minimize):  # type: ignore[arg-type, return-value]
+        yield f"  {trial.value:.6g} with {', '.join(f'{key} {short(one)}' for key, one in trial.params.items())}"

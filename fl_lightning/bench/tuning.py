@@ -1,0 +1,211 @@
+"""What a suite says under its key ``tune``: which arguments of which methods to search, and on what runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fl_lightning.bench.fragments import Fragment, digest, in_classes, look_up, merged, nested
+from fl_lightning.bench.suite import Cell, Labels, Suite
+from fl_lightning.bench.suite_file import check_keys, seeds_of, strings
+from fl_lightning.errors import UsageError, require
+
+AXIS = "method"
+TRIALS = 20
+# the values of a key: a list of all of them, or where a range begins and ends
+Space = list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What to tune, and on what runs.
+
+    Args:
+        search: by label of the axis ``method``, the values of each key. A name without a dot is an argument of the
+            label's last method; others are keys of the config, such as ``model.init_args.optimizer.init_args.lr`` or
+            ``method.0.init_args.mu``. A list holds all values; ``{low: ..., high: ..., log: true}`` is a range, of
+            integers if both ends are.
+        at: the label on every other axis; may leave out axes with one label.
+        seeds: seeds of a trial, over which the metric is averaged; not those of the tables.
+        metric: tag of the metric, of the validation split.
+        minimize: whether smaller values of it are better.
+        val_fraction: share of the training examples that is held out, for ``data.init_args.val_fraction``; None where
+            the data module has a validation set of its own.
+        trials: number of trials of a method; by default 20, or all points of a grid.
+        pruner: ``median`` ends a trial whose metric is worse than the median of the former ones in the same round;
+            ``none`` ends none.
+    """
+
+    search: Mapping[str, Mapping[str, Space]]
+    at: Labels = field(default_factory=dict)
+    seeds: tuple[int, ...] = (100,)
+    metric: str = "val/accuracy"
+    minimize: bool = False
+    val_fraction: float | None = 0.1
+    trials: int | None = None
+    pruner: str = "median"
+
+
+def tuning_of(suite: Suite) -> Tuning:
+    """What a suite says of tuning.
+
+    Raises:
+        UsageError: it says nothing, or what cannot be done.
+    """
+    raw, where = suite.tune, f"{suite.path}: tune"
+    require(
+        bool(raw), where, None, "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
+    )
+    check_keys(raw, [one.name for one in fields(Tuning)], where)
+    tuning = Tuning(
+        **{
+            **raw,
+            "search": searches_of(suite, raw.get("search"), f"{where}.search"),
+            "at": labels_of(suite, strings(raw.get("at") or {}), f"{where}.at"),
+            "seeds": seeds_of(raw.get("seeds", [100])),
+        }
+    )
+    test = "name one of the validation split; the test images are not for tuning"
+    require(not tuning.metric.startswith("test/"), f"{where}.metric", tuning.metric, test)
+    require(tuning.pruner in ("median", "none"), f"{where}.pruner", tuning.pruner, "choose median or none")
+    require(tuning.trials is None or tuning.trials > 0, f"{where}.trials", tuning.trials, "give a number above 0")
+    return tuning
+
+
+def searches_of(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:
+    """The values of each key of each method, of the form that :class:`Tuning` says."""
+    require(isinstance(raw, Mapping) and bool(raw), where, raw, "give {METHOD: {ARGUMENT: [values]}}")
+    known = suite.axes.get(AXIS, {})
+    for label, keys in raw.items():
+        hint = f"is no label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
+        require(str(label) in known, where, label, hint)
+        require(isinstance(keys, Mapping) and bool(keys), f"{where}.{label}", keys, "give {ARGUMENT: [values]}")
+        for key, space in keys.items():
+            check_space(space, f"{where}.{label}.{key}")
+    return {str(label): {str(key): space for key, space in keys.items()} for label, keys in raw.items()}
+
+
+def check_space(space: Any, where: str) -> None:
+    """Refuse what is neither a list of values nor a range."""
+    if isinstance(space, Mapping):
+        low, high = (end if isinstance(end := space.get(name), (int, float)) else 0 for name in ("low", "high"))
+        good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
+    else:
+        plain = (type(None), bool, int, float, str)
+        good = isinstance(space, list) and len(space) > 0 and all(isinstance(one, plain) for one in space)
+    require(good, where, space, "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high")
+
+
+def labels_of(suite: Suite, given: Labels, where: str) -> Labels:
+    """The label on each axis beside that of the methods."""
+    taken = {}
+    for axis, labels in suite.axes.items():
+        if axis != AXIS:
+            label = given.get(axis, next(iter(labels)) if len(labels) == 1 else None)
+            require(label in labels, f"{where}.{axis}", label, f"choose the setting to tune in: {', '.join(labels)}")
+            taken[axis] = str(label)
+    for axis in given.keys() - taken.keys():
+        require(False, where, axis, f"is no axis to choose on; those are {', '.join(taken) or 'none'}")
+    return taken
+
+
+class Search:
+    """The search of one method.
+
+    Args:
+        suite: the suite.
+        tuning: what it says of tuning.
+        label: the method's label.
+        scale: share of the work to do.
+        extra: fragments that come after those of the suite.
+        trials: number of trials, in place of the suite's.
+
+    Attributes:
+        spaces: the values of each key.
+        base: the config of the method before it is tuned.
+        slots: parameters of each trial, by a digest; empty ones are for a sampler to choose.
+        digest: identifies the search.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        tuning: Tuning,
+        label: str,
+        scale: float = 1.0,
+        extra: Sequence[Fragment] = (),
+        trials: int | None = None,
+    ) -> None:
+        self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
+        held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
+        self.extra = [*extra, held_out] if tuning.val_fraction is not None else list(extra)
+        self.spaces = tuning.search[label]
+        self.base = self._cell(tuning.seeds[0]).config
+        self.slots = self._slots(trials or tuning.trials)
+        self.digest = digest({"config": self.base, "spaces": self.spaces, "seeds": tuning.seeds})
+
+    @property
+    def study(self) -> str:
+        """Name of its study."""
+        return f"{self.suite.name}/tune/{self.label}"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a run."""
+        return int(look_up(self.base, "trainer.max_rounds", 10))
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether all values are listed."""
+        return all(isinstance(space, list) for space in self.spaces.values())
+
+    def cells(self, values: Mapping[str, Any]) -> list[Cell]:
+        """The runs of a trial, one for each seed."""
+        return [self._cell(seed, self.fragment(values)) for seed in self.tuning.seeds]
+
+    def fragment(self, values: Mapping[str, Any]) -> Fragment:
+        """The config that gives keys their values.
+
+        Raises:
+            UsageError: the label has no method whose argument a key could be.
+        """
+        methods, rest = copy.deepcopy(self.base.get("method") or []), []
+        for key, value in values.items():
+            first, _, inner = key.partition(".")
+            if not inner:
+                first, inner = "method", f"{len(methods) - 1}.init_args.{key}"
+            if first == "method":
+                self._put(methods, inner, value)
+            else:
+                rest.append(nested(key, value))
+        classes = look_up(self.base, "model.init_args.num_classes")
+        changed = [{"method": methods}] if methods != self.base.get("method") else []
+        return in_classes(merged([*rest, *changed]), classes)
+
+    def _put(self, methods: list[Any], key: str, value: Any) -> None:
+        """Give an argument of one of the methods its value."""
+        place, _, inner = key.partition(".")
+        found = place.isdigit() and int(place) < len(methods) and inner.startswith("init_args.")
+        if not found:
+            known = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
+            hint = (
+                known if methods else f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
+            )
+            raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{key}: {hint}")
+        one = methods[int(place)]
+        entry = {"class_path": one} if isinstance(one, str) else dict(one)
+        methods[int(place)] = merged([{**entry, "init_args": entry.get("init_args") or {}}, nested(inner, value)])
+
+    def _cell(self, seed: int, tuned: Fragment | None = None) -> Cell:
+        labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
+        return self.suite.cell(labels, seed, self.scale, [*self.extra, *([tuned] if tuned else [])])
+
+    def _slots(self, trials: int | None) -> dict[str, dict[str, Any]]:
+        if not self.is_grid:
+            return {f"trial {number}": {} for number in range(trials or TRIALS)}
+        points = itertools.product(*self.spaces.values())
+        grid = [dict(zip(self.spaces, point, strict=True)) for point in points]
+        return {digest({"point": point}): point for point in grid[:trials]}

@@ -1,0 +1,69 @@
+"""The statistics of tables agree with formulas by hand."""
+
+import math
+
+import pytest
+
+from fl_lightning.bench.statistics import Difference, difference, ranks, summary, verdict
+
+
+def test_a_summary_of_none_one_and_many():
+    assert summary([]) is None
+    assert (summary([3.0]).mean, summary([3.0]).deviation, summary([3.0]).n) == (3.0, None, 1)
+    assert summary([1.0, 2.0, 6.0]).deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+
+
+def test_an_interval_of_two_pairs_by_t_is_known_in_closed_form():
+    """With one degree of freedom, Student's t is Cauchy's distribution, whose quantile is a tangent."""
+    for level in (0.5, 0.8, 0.95):
+        low, high = difference([(3.0, 1.0), (5.0, 2.0)], "t", level).interval
+        half = math.tan(math.pi * level / 2) * 0.5
+        assert (low, high) == pytest.approx((2.5 - half, 2.5 + half))
+
+
+def test_pairs_are_subtracted_before_the_spread_is_taken():
+    """Seeds differ much, the differences do not."""
+    low, high = difference([(1.0, 0.0), (100.0, 99.0), (51.0, 50.0)], "t", 0.95).interval
+    assert low == high == 1.0
+
+
+@pytest.mark.parametrize("kind", ["t", "bootstrap"])
+def test_equal_numbers_in_another_order_of_addition_differ_by_0(kind):
+    """0.1 + 0.2 + 0.3 depends on the order in floating-point arithmetic; a tie is no win."""
+    found = difference([((0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))] * 3, kind, 0.95)
+    assert found == Difference(0.0, (0.0, 0.0), 3)
+    assert verdict(found, 1.0) == "undecided"
+
+
+@pytest.mark.parametrize("kind", ["t", "bootstrap"])
+def test_one_pair_has_no_interval(kind):
+    assert difference([], kind, 0.95) is None
+    assert difference([(3.0, 1.0)], kind, 0.95) == Difference(2.0, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("interval", "published", "expected"),
+    [
+        ((0.5, 1.5), 2.0, "reproduced"),
+        ((0.5, 1.5), -2.0, "reversed"),
+        ((-1.5, -0.5), -2.0, "reproduced"),
+        ((-1.5, -0.5), 2.0, "reversed"),
+        ((-0.5, 2.5), 2.0, "undecided"),
+        ((0.0, 2.0), 2.0, "undecided"),
+        (None, 2.0, "undecided"),
+        ((0.5, 1.5), None, None),
+        ((0.5, 1.5), 0.0, None),
+    ],
+)
+def test_a_verdict(interval, published, expected):
+    mean = 1.0 if interval is None else sum(interval) / 2
+    assert verdict(Difference(mean, interval, 3), published) == expected
+
+
+def test_a_verdict_without_a_pair_is_undecided():
+    assert verdict(None, 2.0) == "undecided"
+
+
+def test_ranks_share_their_mean_where_values_are_equal():
+    assert ranks([0.3, 0.9, 0.3, 0.1], minimize=False) == [2.5, 1.0, 2.5, 4.0]
+    assert ranks([0.3, 0.9, 0.3, 0.1], minimize=True) == [2.5, 4.0, 2.5, 1.0]

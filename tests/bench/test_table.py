@@ -1,0 +1,483 @@
+"""The tables of a suite say what its results are, and nothing that they are not."""
+
+import csv
+import io
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from fl_lightning.bench import load_suite
+from fl_lightning.bench.cells_csv import read_cells, stored_cells
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.table import render, write_tables
+from fl_lightning.errors import UsageError
+
+# the 97.5 % quantiles of Student's t for 1 and 2 degrees of freedom, from a printed table
+T = {2: 12.7062, 3: 4.30265}
+BASE = {
+    "title": "A suite",
+    "base": {"model": {"class_path": "X"}},
+    "axes": {
+        "alpha": {"key": "data.init_args.alpha", "values": [0.1, 1]},
+        "method": {"FedAvg": {}, "FedProx": {"method": ["prox"]}, "MOON": {"method": ["moon"]}},
+    },
+    "seeds": 3,
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A suite from the common parts and some keys."""
+
+    def load(**keys):
+        path = tmp_path / "paper" / "table.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump({**BASE, **keys}))
+        return load_suite(path)
+
+    return load
+
+
+def results_of(cells, finals, **changes):
+    """Results whose last value is ``finals[alpha, method][seed]`` after one of 0; None waits."""
+    made = {}
+    for cell in cells:
+        value = finals[cell.labels["alpha"], cell.labels["method"]][cell.seed]
+        if value is None:
+            continue
+        given = {"values": {0: 0.0, 1: value}, "plan": f"plan{cell.seed}", "seconds": 1.0, "machine": "cpu"}
+        result = Result(cell.name, cell.digest, "done", scale=cell.scale, **given)
+        name = cell.labels["alpha"], cell.labels["method"], cell.seed
+        made[cell.digest] = replace(result, **changes.get("of", {}).get(name, {}))
+    return made
+
+
+FINALS = {
+    ("0.1", "FedAvg"): [0.60, 0.62, 0.64],
+    ("0.1", "FedProx"): [0.63, 0.66, 0.67],
+    ("0.1", "MOON"): [0.55, 0.60, 0.66],
+    ("1", "FedAvg"): [0.70, 0.71, None],
+    ("1", "FedProx"): [0.73, None, None],
+    ("1", "MOON"): [0.75, 0.77, 0.70],
+}
+
+
+def lines(text):
+    """The lines of CSV by table, alpha and method."""
+    return {(one["table"], one["alpha"], one["method"]): one for one in csv.DictReader(io.StringIO(text))}
+
+
+def csv_of(suite, finals=FINALS, **changes):
+    cells = suite.cells()
+    return lines(render(suite, cells, results_of(cells, finals, **changes), "csv"))
+
+
+def md_of(suite, finals=FINALS, scale=1.0, **changes):
+    cells = suite.cells(scale)
+    return render(suite, cells, results_of(cells, finals, **changes), "md")
+
+
+def row_of(text, *labels):
+    """The cells of the first row of a Markdown table that begins with some labels."""
+    start = f"| {' | '.join(labels)} | "
+    (line,) = [one for one in text.splitlines() if one.startswith(start)][:1]
+    return line[len(start) : -2].split(" | ")
+
+
+def test_means_and_deviations_are_over_the_seeds(make):
+    line = csv_of(make())["1", "0.1", "FedProx"]
+    assert float(line["mean"]) == pytest.approx((63 + 66 + 67) / 3)
+    spread = math.sqrt(sum((x - 196 / 3) ** 2 for x in (63, 66, 67)) / 2)
+    assert float(line["deviation"]) == pytest.approx(spread)
+    assert (line["n"], line["seeds"]) == ("3", "3")
+
+
+def test_a_difference_is_over_the_pairs_of_equal_seeds_by_t(make):
+    line = csv_of(make())["1", "0.1", "MOON"]
+    differences = [-5, -2, 2]
+    mean = sum(differences) / 3
+    half = T[3] * math.sqrt(sum((one - mean) ** 2 for one in differences) / 2 / 3)
+    assert float(line["difference"]) == pytest.approx(mean)
+    assert float(line["low"]) == pytest.approx(mean - half, rel=1e-4)
+    assert float(line["high"]) == pytest.approx(mean + half, rel=1e-4)
+    two = csv_of(make())["1", "1", "MOON"]
+    assert two["pairs"] == "2"
+    assert two["n"] == "3"
+    assert float(two["high"]) - float(two["difference"]) == pytest.approx(T[2] * 0.5, rel=1e-4)  # of 5 and 6
+
+
+def test_the_level_of_the_interval_is_the_suite_s(make):
+    line = csv_of(make(confidence=0.5))["1", "1", "MOON"]
+    assert float(line["high"]) - float(line["difference"]) == pytest.approx(0.5)  # tan(pi / 4) times the error
+    assert "50 % interval" in md_of(make(confidence=0.5))
+
+
+def test_a_bootstrap_of_three_pairs_spans_them(make):
+    """A resample of three equal numbers has probability 1/27, more than 2.5 %."""
+    suite = make(interval="bootstrap")
+    line = csv_of(suite)["1", "0.1", "MOON"]
+    assert (float(line["low"]), float(line["high"])) == pytest.approx((-5, 2))
+    assert "by bootstrap" in md_of(suite)
+    assert "by Student's t" in md_of(make())
+
+
+def test_a_bootstrap_agrees_with_one_by_hand_and_is_always_the_same(make):
+    numbers = [0.0, 1.0, 1.5, 4.0, 2.0, 3.0, 2.5, 0.5]
+    finals = {**FINALS, ("0.1", "FedAvg"): [0.5] * 8, ("0.1", "MOON"): [0.5 + one / 100 for one in numbers]}
+    suite = replace(make(interval="bootstrap"), seeds=tuple(range(8)))
+    cells = [cell for cell in suite.cells() if cell.labels["alpha"] == "0.1" and cell.labels["method"] != "FedProx"]
+    results = results_of(cells, finals)
+    text = render(suite, cells, results, "csv")
+    assert text == render(suite, cells, results, "csv")
+    draws = random.Random(1)
+    means = sorted(sum(draws.choices(numbers, k=8)) / 8 for _ in range(20000))
+    line = lines(text)["1", "0.1", "MOON"]
+    assert float(line["low"]) == pytest.approx(means[500], abs=0.08)
+    assert float(line["high"]) == pytest.approx(means[19500], abs=0.08)
+
+
+def test_one_pair_has_no_interval_and_no_verdict(make):
+    suite = make(tables=[{"published": {"FedAvg": {1: 70}, "FedProx": {1: 75}}}])
+    line = csv_of(suite)["1", "1", "FedProx"]
+    assert (line["pairs"], line["low"], line["high"]) == ("1", "", "")
+    assert float(line["difference"]) == pytest.approx(3)
+    assert line["verdict"] == "undecided"
+    assert row_of(md_of(suite), "FedProx", "1") == ["+3.00", "-", "1", "+5.00", "undecided"]
+
+
+@pytest.mark.parametrize(
+    ("published", "verdict"),
+    [((70, 71), "reproduced"), ((71, 70), "reversed"), ((70, 70), ""), ((70, None), ""), ((None, 70), "")],
+)
+def test_a_verdict_compares_the_signs_of_the_differences(make, published, verdict):
+    numbers = dict(zip(("FedAvg", "FedProx"), published, strict=True))
+    table = {"published": {method: {0.1: number} for method, number in numbers.items() if number is not None}}
+    line = csv_of(make(tables=[table]))["1", "0.1", "FedProx"]
+    assert float(line["low"]) > 0
+    assert line["verdict"] == verdict
+
+
+def test_an_interval_that_contains_0_decides_nothing(make):
+    table = {"published": {"FedAvg": {0.1: 60}, "MOON": {0.1: 70}}}
+    line = csv_of(make(tables=[table]))["1", "0.1", "MOON"]
+    assert float(line["low"]) < 0 < float(line["high"])
+    assert line["verdict"] == "undecided"
+
+
+def test_published_numbers_stand_beside_ours(make):
+    table = {"page": 7, "caption": "Table 9", "published": {"FedAvg": {0.1: [60.5, 0.25], 1: 70}, "MOON": {0.1: 59.5}}}
+    text = md_of(make(source="Someone et al.", tables=[table]))
+    assert "Source: Someone et al." in text
+    assert "## Table 9 (page 7 of the source)" in text
+    assert row_of(text, "FedAvg") == ["62.00 ± 2.00", "60.50 ± 0.25", "70.50 ± 0.71 (2 of 3 seeds, 1 waiting)", "70.00"]
+    assert row_of(text, "MOON", "0.1")[3:] == ["-1.00", "undecided"]
+    line = lines(render(make(tables=[table]), make().cells(), {}, "csv"))["1", "0.1", "FedAvg"]
+    assert (line["published"], line["published_deviation"], line["published_difference"]) == ("60.5", "0.25", "")
+
+
+def test_the_best_row_of_a_column_is_bold(make):
+    text = md_of(make())
+    assert row_of(text, "FedProx")[0] == "**65.33 ± 2.08**"
+    assert row_of(text, "MOON")[1] == "**74.00 ± 3.61**"
+    assert text.count("**") == 4
+    least = md_of(make(minimize=True))
+    assert row_of(least, "MOON")[0].startswith("**60.33")
+
+
+def test_rows_that_show_the_same_number_are_both_best(make):
+    finals = {**FINALS, ("0.1", "MOON"): [0.630004, 0.66, 0.67]}
+    text = md_of(make(), finals)
+    assert row_of(text, "FedProx")[0].startswith("**")
+    assert row_of(text, "MOON")[0].startswith("**")
+
+
+def test_cells_with_different_partitions_are_not_compared(make):
+    table = {"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}
+    other = {("0.1", "FedProx", seed): {"plan": "other"} for seed in range(3)}
+    line = csv_of(make(tables=[table]), of=other)["1", "0.1", "FedProx"]
+    assert (line["difference"], line["pairs"], line["verdict"]) == ("", "0", "not compared")
+    assert float(line["mean"]) == pytest.approx(196 / 3)
+    text = md_of(make(tables=[table]), of=other)
+    assert "- [1] seed 0: not compared with FedAvg: the hashes of the partitions differ (other, plan0)" in text
+    assert row_of(text, "FedProx")[0] == "65.33 ± 2.08 [1] [2] [3]"  # none of the column is marked as best
+    assert row_of(text, "FedProx", "0.1") == ["- [1] [2] [3]", "-", "0", "+1.00", "not compared"]
+
+
+def test_a_pair_counts_where_its_own_partitions_are_equal(make):
+    line = csv_of(make(), of={("0.1", "FedProx", 1): {"plan": "other"}})["1", "0.1", "FedProx"]
+    assert line["pairs"] == "2"
+    assert float(line["difference"]) == pytest.approx(3)
+    assert line["n"] == "3"
+
+
+def test_an_unknown_partition_is_equal_to_none(make):
+    line = csv_of(make(), of={("0.1", one, 1): {"plan": ""} for one in ("FedAvg", "FedProx")})["1", "0.1", "FedProx"]
+    assert line["pairs"] == "2"
+    assert "seed 1: not compared with FedAvg: the hash of the partition is not known" in line["notes"]
+
+
+def test_a_failed_cell_and_one_of_nan_show_as_such_with_the_reason(make):
+    of = {("0.1", "MOON", seed): {"state": "failed", "reason": "no such\nfile", "values": {}} for seed in (0, 1)}
+    of |= {("0.1", "MOON", 2): {"values": {0: 0.5, 1: math.nan, 2: 0.5}}}
+    text = md_of(make(), of=of)
+    assert row_of(text, "MOON")[0] == "1 nan, 2 failed [1] [2]"
+    assert "- [1] seeds 0, 1: failed: no such file" in text
+    assert "- [2] seed 2: test/accuracy went to nan in round 1" in text
+    assert "18 cells: 13 done, 3 waiting, 2 failed." in text
+    line = csv_of(make(), of=of)["1", "0.1", "MOON"]
+    assert (line["mean"], line["difference"], line["nan"], line["failed"]) == ("", "", "1", "2")
+
+
+def test_a_column_of_one_failure_says_failed(make):
+    of = {("0.1", "MOON", seed): {"state": "failed", "reason": "no data"} for seed in range(3)}
+    text = md_of(make(), of=of)
+    assert row_of(text, "MOON")[0] == "failed [1]"
+    assert "- [1] seeds 0, 1, 2: failed: no data" in text
+
+
+def test_cells_to_come_are_counted(make):
+    text = md_of(make(), of={("0.1", "MOON", seed): {"state": "running"} for seed in range(3)})
+    assert row_of(text, "MOON")[0] == "running"
+    assert row_of(text, "FedProx")[1] == "73.00 (1 of 3 seeds, 2 waiting)"
+    assert "18 cells: 12 done, 3 running, 3 waiting." in text
+
+
+def test_a_suite_without_results_waits(make):
+    suite = make()
+    text = render(suite, suite.cells(), {}, "md")
+    assert row_of(text, "FedAvg") == ["waiting", "waiting"]
+    assert "pairs" not in text
+
+
+def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
+    table = {"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}
+    text = md_of(make(tables=[table]), scale=0.25)
+    assert row_of(text, "FedAvg")[0] == "62.00 ± 2.00†"
+    assert "† scaled: a run does about 0.25 of the work of the suite." in text
+    assert row_of(text, "FedProx", "0.1")[-1] == "reproduced at this scale"
+    assert row_of(text, "FedProx", "0.1")[0] == "+3.33†"
+    assert "relative to FedAvg at this scale" in text
+    assert "†" not in md_of(make(tables=[table]))
+
+
+def test_a_row_ends_with_how_often_its_ordering_is_reproduced(make):
+    table = {"published": {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 61, 1: 71}, "MOON": {0.1: 50, 1: 60}}}
+    text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.81, 0.1]})
+    end = text[text.index("The paper's ordering relative to FedAvg, in number of columns:") :]
+    assert end.splitlines()[2:4] == ["- FedProx: 1 reproduced, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
+
+
+def values(*series):
+    """Values by round for each seed, of all three methods alike but for MOON."""
+    return {
+        ("0.1", method, seed): {"values": dict(enumerate(one))}
+        for method in ("FedAvg", "FedProx", "MOON")
+        for seed, one in enumerate(series)
+    }
+
+
+CURVES = values([0.2, 0.6, 0.5, 0.4], [0.3, 0.3, 0.5, 0.6], [0.1, 0.9, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("table", "numbers"),
+    [
+        ({"show": "final"}, [40, 60, 30]),
+        ({"show": "best"}, [60, 60, 90]),
+        ({"show": "last", "k": 3}, [50, 140 / 3, 140 / 3]),
+        ({"show": "last", "k": 9}, [42.5, 42.5, 37.5]),
+        ({"show": "rounds_to", "target": 0.5}, [2, 3, 2]),
+    ],
+)
+def test_a_table_shows_what_it_says_of_the_rounds(make, table, numbers):
+    line = csv_of(make(tables=[table]), of=CURVES)["1", "0.1", "MOON"]
+    assert float(line["mean"]) == pytest.approx(sum(numbers) / 3)
+    mean = sum(numbers) / 3
+    assert float(line["deviation"]) == pytest.approx(math.sqrt(sum((one - mean) ** 2 for one in numbers) / 2))
+
+
+def test_the_best_of_a_loss_is_its_least(make):
+    suite = make(tables=[{"show": "best"}], minimize=True, percent=False)
+    assert float(csv_of(suite, of=CURVES)["1", "0.1", "MOON"]["mean"]) == pytest.approx((0.2 + 0.3 + 0.1) / 3)
+    to = make(tables=[{"show": "rounds_to", "target": 0.2}], minimize=True)
+    assert float(csv_of(to, of=CURVES)["1", "0.1", "MOON"]["mean"]) == pytest.approx((1 + 4 + 1) / 3)
+    assert row_of(md_of(suite, of=CURVES), "MOON")[0].startswith("**0.2000 ± 0.1000")
+
+
+def test_a_target_that_is_not_reached_makes_a_bound(make):
+    suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
+    of = {**CURVES, ("0.1", "FedAvg", 2): {"values": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}}}
+    of |= {("0.1", "MOON", seed): {"values": {0: 0.5, 3: 0.1}} for seed in range(3)}
+    text = md_of(suite, of=of)
+    assert row_of(text, "FedProx")[0] == "**2.7 ± 1.2**"
+    assert row_of(text, "FedAvg")[0] == "> 3.3 [1]"  # of 2, 4 and at least 4
+    assert row_of(text, "MOON")[0] == "> 4 [2]"
+    assert "- [1] seed 2: did not reach the target in 4 rounds" in text
+    assert "counts with all its rounds: a mean with > is a lower bound" in text
+    assert row_of(text, "MOON", "0.1")[0::2] == ["+1.0", "2"]  # 4 - 2 and 4 - 4; neither reaches it with seed 2
+
+
+SECONDS = {
+    (alpha, method, seed): {"seconds": base * factor}
+    for alpha, base in (("0.1", 2.0), ("1", 8.0))
+    for method, factors in {"FedAvg": (1, 1, 1), "FedProx": (1.1, 1.3, 1.2), "MOON": (2, 2, 2)}.items()
+    for seed, factor in enumerate(factors)
+}
+
+
+def test_seconds_are_ratios_to_the_baseline_of_the_column(make):
+    table = {"show": "seconds", "published": {"FedAvg": {0.1: 20}, "FedProx": {0.1: [25, 1]}, "MOON": {1: 30}}}
+    text = md_of(make(tables=[table]), of=SECONDS)
+    assert row_of(text, "FedAvg")[:2] == ["**1.00 ± 0.00**", "1.00"]
+    assert row_of(text, "FedProx")[:2] == ["1.20 ± 0.10", "1.25 ± 0.05"]
+    assert row_of(text, "MOON")[2:] == [
+        "2.00 ± 0.00 (2 of 3 seeds)",
+        "-",
+    ]  # the baseline of that column is not published
+    assert "A round of FedAvg takes 2 s (alpha=0.1), 8 s (alpha=1)." in text
+    assert row_of(text, "FedProx", "0.1") == ["+0.20", "[-0.05, +0.45]", "3", "+0.25", "undecided"]
+
+
+def test_seconds_of_different_machines_are_not_compared(make):
+    of = {**SECONDS, ("0.1", "MOON", 0): {"seconds": 9.0, "machine": "gpu"}}
+    line = csv_of(make(tables=[{"show": "seconds"}]), of=of)["1", "0.1", "MOON"]
+    assert (line["n"], line["pairs"], line["mean"], line["difference"]) == ("2", "2", "2.0", "1.0")
+    assert "seed 0: not compared with FedAvg: they ran on different machines" in line["notes"]
+
+
+def test_seconds_stay_seconds_without_a_baseline(make):
+    line = csv_of(make(tables=[{"show": "seconds"}], baseline={}), of=SECONDS)["1", "0.1", "FedProx"]
+    assert float(line["mean"]) == pytest.approx(2.4)
+    assert line["shows"] == "seconds a round"
+
+
+def test_ranks_are_among_the_rows_of_a_column_and_seed(make):
+    finals = {**FINALS, ("0.1", "MOON"): [0.60, 0.60, 0.69]}
+    text = md_of(make(tables=[{"show": "rank"}]), finals)
+    assert row_of(text, "FedProx")[0] == "**1.33 ± 0.58**"  # 1, 1, 2
+    assert row_of(text, "FedAvg")[0] == "2.50 ± 0.50"  # 2.5, 2, 3
+    assert row_of(text, "MOON")[0] == "2.17 ± 1.04"  # 2.5, 3, 1
+    assert row_of(text, "MOON")[1:] == ["**1.00 (1 of 3 seeds)**", "1.58"]  # seeds 1 and 2 are not complete
+
+
+def test_a_failed_row_has_no_rank_and_different_partitions_none_at_all(make):
+    of = {("0.1", "FedProx", seed): {"state": "failed", "reason": "x"} for seed in range(3)}
+    of |= {("0.1", "MOON", 1): {"plan": "other"}}
+    table = csv_of(make(tables=[{"show": "rank"}]), of=of)
+    assert table["1", "0.1", "FedProx"]["n"] == "0"
+    assert (table["1", "0.1", "MOON"]["n"], float(table["1", "0.1", "MOON"]["mean"])) == ("2", 1.5)
+    assert "not ranked: the hashes of the partitions of this column differ" in table["1", "0.1", "MOON"]["notes"]
+
+
+def test_excluded_cells_are_left_blank_and_empty_rows_left_out(make):
+    suite = make(exclude=[{"method": "MOON", "alpha": 1}])
+    assert row_of(md_of(suite), "MOON")[1] == "-"
+    cells = [cell for cell in suite.cells() if cell.labels["method"] != "MOON"]
+    assert "MOON" not in render(suite, cells, results_of(cells, FINALS), "md")
+
+
+def test_a_suite_without_a_baseline_compares_nothing(make):
+    text = md_of(make(baseline={}))
+    assert "Difference" not in text
+    assert row_of(text, "FedAvg")[0] == "62.00 ± 2.00"
+
+
+def test_the_baseline_may_be_a_column(make):
+    suite = make(baseline={"alpha": 1})
+    line = csv_of(suite)["1", "0.1", "MOON"]
+    assert float(line["difference"]) == pytest.approx((-20 - 17 - 4) / 3)
+
+
+def test_latex_is_balanced_and_says_the_same(make):
+    axes = {**BASE["axes"], "method": {"FedAvg": {}, "A_&_B%": {"method": ["moon"]}}}
+    suite = make(axes=axes, tables=[{"caption": "Table 9", "published": {"FedAvg": {0.1: 60}, "A_&_B%": {0.1: 61}}}])
+    cells = suite.cells(0.5)
+    finals = {**FINALS, ("0.1", "A_&_B%"): [0.5, 0.5, None], ("1", "A_&_B%"): [0.9] * 3}
+    text = render(suite, cells, results_of(cells, finals), "tex")
+    assert "\\caption{Table 9. Final test/accuracy in \\%: " in text
+    assert text.count("{") == text.count("}")
+    for name in ("table", "tabular"):
+        assert text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") == 2
+    assert "\\multicolumn{2}{c}{alpha=0.1} & \\multicolumn{2}{c}{alpha=1} \\\\" in text
+    assert "\\cmidrule(lr){2-3}\n\\cmidrule(lr){4-5}" in text
+    assert "A\\_\\&\\_B\\% & 50.00 $\\pm$ 0.00 (2 of 3 seeds, 1 waiting)$^{\\dagger}$ & 61.00 & " in text
+    assert "\\textbf{90.00 $\\pm$ 0.00}$^{\\dagger}$ & - \\\\" in text
+    for line in text.splitlines():
+        if line.endswith(" \\\\") and "&" in line and "multicolumn" not in line:
+            assert len(line.replace("\\&", "").split("&")) in (5, 7)
+
+
+def test_an_unknown_form_is_refused(make):
+    with pytest.raises(UsageError, match="form='html': choose among md, tex, csv"):
+        render(make(), make().cells(), {}, "html")
+
+
+def test_the_tables_can_be_made_again_from_the_files(make, tmp_path):
+    suite = make(tables=[{"published": {"FedAvg": {0.1: 60}, "MOON": {1: 70}}}, {"show": "seconds"}])
+    cells = suite.cells(0.5, extra=[{"trainer": {"precision": "bf16-mixed"}, "data": {"init_args": {"root": "/x"}}}])
+    of = {
+        ("0.1", "MOON", 0): {"values": {0: math.nan, 1: math.inf}, "run_dir": "/a/b/c", "metrics": {"test/loss": 0.3}}
+    }
+    of |= {("0.1", "FedAvg", 0): {"state": "failed", "reason": 'no "file",\nhere', "values": {}, "seconds": None}}
+    results = results_of(cells, FINALS, of=of)
+    files = write_tables(suite, cells, results, tmp_path / "out")
+    assert [one.name for one in files] == [f"paper-table_scale0.5.{end}" for end in ("md", "tex", "csv", "cells.csv")]
+    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == sorted(one.name for one in files)
+    again, back = stored_cells(files[-1], suite), read_cells(files[-1])
+    assert [cell.digest for cell in again] == [cell.digest for cell in cells]
+    assert [cell.name for cell in again] == [cell.name for cell in cells]
+    for form, file in zip(("md", "tex", "csv"), files, strict=False):
+        assert render(suite, again, back, form) == file.read_text()
+    one = cells[0].digest
+    assert back[one].values == results[one].values
+    assert "/x" not in files[-1].read_text()
+    assert "/a/b" not in files[-1].read_text()
+
+
+def test_a_file_of_cells_is_one_line_a_cell(make, tmp_path):
+    axes = {"seconds": {"key": "trainer.x", "values": [1]}, **BASE["axes"]}
+    suite = make(axes=axes)
+    cells = suite.cells()
+    file = write_tables(suite, cells, results_of(cells, FINALS), tmp_path)[-1]
+    rows = list(csv.DictReader(file.open()))
+    assert len(rows) == len(cells) == 18
+    assert rows[0]["axis seconds"] == "1"  # the seconds of a round are another column
+    assert (rows[0]["method"], rows[0]["seed"], float(rows[0]["value"])) == ("FedAvg", "0", 0.6)
+    assert json.loads(rows[0]["values"]) == {"0": 0.0, "1": 0.6}
+    assert [cell.labels for cell in stored_cells(file, suite)] == [cell.labels for cell in cells]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", None])
+def test_what_is_no_file_of_cells_is_refused_in_one_line(tmp_path, text):
+    file = tmp_path / "x.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=r"x.csv: is no file of cells") as caught:
+        read_cells(file)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_cells_of_another_suite_are_refused(make, tmp_path):
+    suite = make()
+    file = write_tables(suite, suite.cells(), {}, tmp_path)[-1]
+    other = make(axes={"method": {"FedAvg": {}}, "alpha": {"key": "x", "values": [5]}})
+    with pytest.raises(UsageError, match=r"has no label"):
+        stored_cells(file, other)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"interval": "normal"}, "interval='normal'"),
+        ({"confidence": 95}, "confidence=95"),
+        ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
+        ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
+    ],
+)
+def test_what_no_table_can_be_made_of_is_refused(make, keys, named):
+    with pytest.raises(UsageError, match=named):
+        make(**keys)
