@@ -56,7 +56,14 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--storage", metavar="URL", help="database of the study; default: study.db in the output")
     parser.add_argument("--output", metavar="DIR", type=Path, help="folder of all runs; default: runs/<suite>")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run cells side by side")
-    parser.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help="cells, as method=FedCKA,alpha=0.1")
+    parser.add_argument(
+        "--only",
+        metavar="PATTERN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="cells that match one of these, such as method=FedCKA,alpha=0.1",
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds of each cell")
     parser.add_argument(
         "--config", metavar="FILE", type=Path, action="append", default=[], help="config that comes last, in all cells"
