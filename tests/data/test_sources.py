@@ -14,11 +14,10 @@ import pytest
 import torch
 from conftest import small_trainer
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
 from fl_lightning.cli import main
-from torch.utils.data import DataLoader, TensorDataset
-
 from fl_lightning.data import (
     CIFAR10,
     CIFAR100,
