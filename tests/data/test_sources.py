@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import small_trainer
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
 from fl_lightning.cli import main
@@ -700,6 +701,15 @@ def test_synthetic_trains_and_one_seed_gives_one_data_set(tmp_path, monkeypatch)
     first, second = (ready(Synthetic(num_clients=3, largest=99)) for _ in range(2))
     assert torch.equal(first._train[0][0], second._train[0][0])
     assert len(first.test_dataloader(1).dataset) == len(first._test[1][1])
+
+
+def test_synthetic_batches_are_those_that_torch_collates():
+    data = ready(Synthetic(num_clients=2, largest=99, batch_size=16))
+    loader, plain = data.train_dataloader(1), TensorDataset(*data._train[1])
+    reference = DataLoader(plain, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    loader.generator.manual_seed(3)
+    for batch, expected in zip(loader, reference, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(batch, expected, strict=True))
 
 
 # ---------------------------------------------------------------- validation, clients' tests, noise
