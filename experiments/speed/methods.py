@@ -167,8 +167,8 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} thread")
     print(
         f"{args.model}, {args.precision}, {args.clients} clients of {args.images} images, batch {args.batch_size}, "
-        f"local epochs {args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; FedAvg's fastest round "
-        f"{min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
+        f"local epochs {args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; "
+        f"FedAvg's fastest round {min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
     )
     print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}{'peak MiB':>10}")
     for name, values in seconds.items():
@@ -189,7 +189,8 @@ def main() -> None:
     parser.add_argument("--local_epochs", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache_references", choices=["auto", "true", "false"], nargs="?", default="auto", const="true")
+    cached = {"choices": ["auto", "true", "false"], "default": "auto"}
+    parser.add_argument("--cache_references", nargs="?", const="true", **cached)
     parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")

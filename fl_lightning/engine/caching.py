@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 
@@ -41,7 +40,7 @@ def cache_limit(
     return min(SHARE * free, trainer.client_memory * 2**30)
 
 
-def gives_same_taps(model: nn.Module, data: Any) -> bool:
+def gives_same_taps(model: LightningModule, data: Any) -> bool:
     """Whether it is known that the model, frozen, gives the same taps for the same examples in every pass.
 
     User code on the way, as a transfer hook, a module's step or a part of its network, could change them.

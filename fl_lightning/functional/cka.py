@@ -232,7 +232,7 @@ class _HalfCKAs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, products, k, values, *ls = ctx.saved_tensors
-        slope = sum(g * l for g, l in zip(gradient, ls, strict=True)) - (gradient * values).sum() * k
+        slope = (gradient.view(-1, 1, 1) * torch.stack(ls)).sum(0) - (gradient * values).sum() * k
         # the products' norm is their inner product with k, and 0 where the slope has no meaning
         norm = (products * k).sum()
         slope = slope * torch.where(norm > 0, 2 / norm, 0)

@@ -30,6 +30,10 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
     that are not 0. The value does not depend on the scale of z, so that gradients that flow through the median too are
     orthogonal to z. A pair of equal rows counts as 1 in the mean and is left out of the median.
 
+    On a CPU, distances of float32 rows are computed by matrix products in float64, where no two rows are nearly equal.
+    Value and gradient have the precision of float32, as they have by distances one by one: compared with float64, the
+    value has an error below 1e-6, the gradient one below 1e-5 of its norm.
+
     Args:
         z: representations ``(B, ...)``, flattened to ``(B, d)``.
         bandwidth_factor: f > 0; 1 in the authors' code, 2 in the paper's text.
