@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial
@@ -46,7 +46,11 @@ class Failed(Exception):
 
 
 class Dropped(Exception):
-    """A trial repeats another one, or another process has taken it over."""
+    """Another process has taken a trial over."""
+
+
+class Repetition(TrialPruned):
+    """A trial repeats another one."""
 
 
 class Driver:
@@ -187,6 +191,8 @@ class Driver:
             if not numbers or is_running(study, numbers[0]):
                 raise
             raise Dropped from error
+        if not lines:
+            return
         done = sum(result.state == "done" for result in self.results(study).values())
         self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
 
@@ -215,12 +221,12 @@ class Driver:
         """Give up a trial whose cell is done, or is run by another one.
 
         Raises:
-            Dropped: it is.
+            Repetition: it is.
         """
         other = repeats(study, trial.number, cell.digest)
         if other is not None:
             trial.set_user_attr("repeats", other)
-            raise Dropped
+            raise Repetition
 
     def _message(self, cell: Cell) -> dict[str, Any]:
         """A cell as a runner takes it."""

@@ -1,7 +1,7 @@
 """A runner process, as the process sees it that drives it.
 
 They talk in lines of JSON: down go a cell and, while it runs, the wish that it stops; up come what it reports of each
-round, and at last what became of it. Each line has one key that says what it is.
+round, and at last what became of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ Message = dict[str, Any]
 ATTEMPTS = 3
 # seconds that an interrupted runner has to end
 LEAVE = 30.0
+# what torchrun tells a worker
+WORKERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 PACKAGE = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "fl_lightning.cli.cells")
 
@@ -40,7 +42,7 @@ class Runner:
     def __init__(self, job: int = 0, command: Sequence[str] = COMMAND) -> None:
         self.command = list(command)
         self.environment = environment(job)
-        self.interrupted = False
+        self.interrupted = self._begun = False
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, cell: Mapping[str, Any], on_round: Callable[[int, float], bool | None]) -> Message:
@@ -56,18 +58,18 @@ class Runner:
         ends = []
         for _ in range(ATTEMPTS):
             answer = self._once(cell, on_round)
-            if self.interrupted and (answer is None or "stopped" in answer):
-                raise Interrupt
-            if answer is not None:
+            if answer is not None and "stopped" not in answer:
                 return answer
+            if self.interrupted:
+                raise Interrupt
             ends.append(self._ending())
         times = f"{len(ends)} times" if len(set(ends)) == 1 else "each time"
         return {"failed": f"the process that ran it {ends[-1]}, {times}; see {cell['log']}"}
 
     def interrupt(self) -> None:
-        """Let the process end, as a fit ends on a signal; without effect on a later cell."""
+        """Let the process end: as a fit ends on a signal, or at once where it has not begun the cell."""
         self.interrupted = True
-        self._signal(signal.SIGINT)
+        self._signal(signal.SIGINT if self._begun else signal.SIGTERM)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -93,13 +95,14 @@ class Runner:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
+        self._begun = False
         self._send({"run": cell})
-        if self.interrupted:
-            self._signal(signal.SIGINT)
-        while (message := self._receive()) is not None:
-            if "round" not in message:
+        while not self.interrupted or self._begun:
+            message = self._receive()
+            if message is None or not {"begun", "round"} & set(message):
                 return message
-            if on_round(message["round"], message["value"]):
+            self._begun = True
+            if "round" in message and on_round(message["round"], message["value"]):
                 self._send({"stop": True})
         return None
 
@@ -133,7 +136,8 @@ class Runner:
 
 def environment(job: int) -> dict[str, str]:
     """The environment of a runner, in which it sees one of the GPUs where there are several to choose from."""
-    own = dict(os.environ)
+    # it is no worker of a cluster's, even where SLURM or torchrun has started several drivers
+    own = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_") and key not in WORKERS}
     # it runs this package, wherever it lies; -m adds the working folder, which has the user's own classes
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE), own.get("PYTHONPATH", "")]))
     gpus = [one for one in own.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]

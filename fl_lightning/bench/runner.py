@@ -46,11 +46,22 @@ def serve(run: Run, clean: Callable[[], object] = gc.collect) -> None:
     line = Line()
     with suppress(KeyboardInterrupt):
         while True:
-            answer = outcome(run, line.cells.get(), line)
+            cell = line.cells.get()
+            line.send({"begun": cell["name"]})
+            answer = outcome(run, cell, line)
             line.send(answer)
-            if "stopped" in answer:
+            if "stopped" in answer or not cleaned(clean):
                 return
-            clean()
+
+
+def cleaned(clean: Callable[[], object]) -> bool:
+    """Free what a cell has left; false where that fails, as on a GPU that a failed run has left unusable."""
+    try:
+        clean()
+    except Exception as error:
+        print(f"the process that runs cells ends, and the next begins another: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 class Line:

@@ -32,8 +32,8 @@ class MetricReport(Callback):
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         value = trainer.metrics.get(self.metric)
-        if value is not None and trainer.global_rank == 0:
-            trainer.should_stop |= self.report(trainer.server.round, value)
+        if value is not None and trainer.global_rank == 0 and self.report(trainer.server.round, value):
+            trainer.should_stop = True
 
 
 class CellCLI(FederatedCLI):

@@ -1,0 +1,150 @@
+"""A runner process and its driver: what they tell each other, and what becomes of a cell whose process dies."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from fl_lightning.bench.process import Interrupt, Runner, environment
+
+# a runner without torch, which does what the name of the cell says
+PROGRAM = """
+import os, signal, sys, time
+from fl_lightning.bench.runner import serve
+from fl_lightning.errors import ClientError, UsageError
+
+def run(cell, report):
+    name, died = cell["name"], os.path.join(cell["output"], "died")
+    print("in", name, "torch" in sys.modules, flush=True)
+    os.system("echo from another program")
+    if name == "killed" or (name == "killed once" and not os.path.exists(died)):
+        open(died, "a").write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "exits":
+        sys.exit(3)
+    if name == "refused":
+        raise UsageError("trainer.max_rounds=-1: give 0 or more")
+    if name == "client":
+        raise ClientError("round 2, client 1: its loss is nan")
+    if name == "breaks":
+        raise KeyError("width")
+    for round_ in range(1000 if name in ("long", "endless") else 2):
+        if report(round_, round_ / 2) and name == "long":
+            break
+        time.sleep(0.01 if name in ("long", "endless") else 0)
+    return {"values": {round_: 0.5}, "pid": os.getpid()}
+
+serve(run)
+"""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """One runner for most of the tests: it lives on after a cell that failed."""
+    one = Runner(command=[sys.executable, "-c", PROGRAM])
+    yield one
+    one.close()
+
+
+def cell(name, folder):
+    return {"name": name, "folder": name, "output": str(folder), "log": str(folder / "logs" / name)}
+
+
+def test_a_cell_reports_its_rounds_and_then_its_outcome(runner, tmp_path):
+    rounds = []
+    answer = runner.run(cell("good", tmp_path), lambda *told: rounds.append(told))
+    assert rounds == [(0, 0.0), (1, 0.5)]
+    assert answer["done"]["values"] == {"1": 0.5}
+    assert (tmp_path / "logs" / "good").read_text() == "in good False\nfrom another program\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("refused", "trainer.max_rounds=-1: give 0 or more"),
+        ("client", "round 2, client 1: its loss is nan"),
+        ("breaks", "KeyError: 'width'"),
+        ("exits", "the run ended the program with status 3"),
+    ],
+)
+def test_a_cell_that_fails_says_why_and_the_runner_lives_on(runner, tmp_path, name, reason):
+    before = runner.run(cell("good", tmp_path), lambda *_: None)["done"]["pid"]
+    assert runner.run(cell(name, tmp_path), lambda *_: None) == {"failed": reason}
+    assert ("Traceback" in (tmp_path / "logs" / name).read_text()) == (name in ("client", "breaks"))
+    assert runner.run(cell("good", tmp_path), lambda *_: None)["done"]["pid"] == before
+
+
+def test_a_cell_whose_process_dies_is_begun_again(runner, tmp_path):
+    assert "done" in runner.run(cell("killed once", tmp_path), lambda *_: None)
+    assert (tmp_path / "died").read_text() == "x"
+
+
+def test_a_cell_whose_process_always_dies_fails_with_the_signal(runner, tmp_path):
+    answer = runner.run(cell("killed", tmp_path), lambda *_: None)
+    assert (tmp_path / "died").read_text() == "xxx"
+    assert "was killed by SIGKILL (often for lack of memory), 3 times; see " in answer["failed"]
+    assert "done" in runner.run(cell("good", tmp_path), lambda *_: None)
+
+
+def test_the_driver_may_end_a_run_early(runner, tmp_path):
+    rounds = []
+
+    def on_round(round_, value):
+        rounds.append(round_)
+        return round_ == 1
+
+    assert "done" in runner.run(cell("long", tmp_path), on_round)
+    assert len(rounds) < 1000
+    rounds.clear()
+    assert "done" in runner.run(cell("good", tmp_path), on_round)
+    assert rounds == [0, 1]
+
+
+def test_a_folder_that_another_process_has_is_waited_for(runner, tmp_path):
+    """A process that was paused comes back: it is still in its run, which is not to be run twice at a time."""
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "good").mkdir()
+    ends = []
+    with (tmp_path / "good" / "lock").open("w") as file:
+        file.write("process 7 on there\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: ends.append(runner.run(cell("good", tmp_path), lambda *_: None)))
+        thread.start()
+        log = tmp_path / "logs" / "good"
+        while not (log.is_file() and "process 7 on there" in log.read_text()):
+            time.sleep(0.02)
+        assert not ends
+    thread.join()
+    assert "done" in ends[0]
+
+
+def test_an_interrupted_runner_ends(tmp_path):
+    one = Runner(command=[sys.executable, "-c", PROGRAM])
+    with pytest.raises(Interrupt):
+        one.run(cell("endless", tmp_path), lambda round_, value: one.interrupt() if round_ == 1 else None)
+    assert one._process.wait(20) == 0
+    one.close()
+
+
+def test_a_runner_without_a_driver_ends(tmp_path):
+    one = Runner(command=[sys.executable, "-c", PROGRAM])
+
+    def on_round(round_, value):
+        if round_ == 1:
+            one._process.stdin.close()
+
+    assert one._once(cell("endless", tmp_path), on_round) is None
+    assert one._process.wait(20) == 0
+    one.close()
+
+
+def test_a_runner_is_no_worker_of_a_cluster_and_sees_its_own_gpu(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert [environment(job)["CUDA_VISIBLE_DEVICES"] for job in range(3)] == ["2", "5", "2"]
+    assert not {"SLURM_NTASKS", "LOCAL_RANK"} & set(environment(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert environment(1)["CUDA_VISIBLE_DEVICES"] == "3"

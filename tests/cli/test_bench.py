@@ -1,0 +1,208 @@
+"""``bench``: what it runs, prints and refuses."""
+
+import sys
+from functools import partial
+
+import pytest
+import yaml
+from helpers.benches import TOY, FakeRunner, outcome, toy_suite
+from test_cells import BASE
+
+from fl_lightning.bench import estimate, load_suite
+from fl_lightning.cli import bench as command
+from fl_lightning.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return str(toy_suite(tmp_path).path)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """``fake(answer)`` lets runners answer without training; it is the list of the runners."""
+    runners = []
+
+    def use(answer=lambda cell, on_round: outcome()):
+        def made(job=0):
+            runners.append(FakeRunner(job, answer))
+            return runners[-1]
+
+        monkeypatch.setattr(command, "Driver", partial(command.Driver, runner=made))
+        monkeypatch.setattr(estimate, "Runner", made)
+        return runners
+
+    return use
+
+
+def status(*args):
+    try:
+        main(["bench", *map(str, args)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def test_a_suite_is_run_and_its_table_is_printed(toy, fake, tmp_path, capsys):
+    runners = fake()
+    assert status(toy, "--jobs", 2) == 0
+    said = capsys.readouterr().out
+    assert "(4 of 4 done)" in said and "Toy" in said
+    assert len(runners) == 2 and sum(len(one.ran) for one in runners) == 4
+    assert (tmp_path / "runs" / load_suite(toy).name / "study.db").is_file()
+
+
+def test_half_of_the_cells_without_data_fail_and_the_rest_runs(toy, fake, capsys):
+    def answer(cell, on_round):
+        return {"failed": "data.root='nowhere': not found"} if "lr=0.2" in cell["name"] else outcome()
+
+    runners = fake(answer)
+    assert status(toy) == 1
+    said = capsys.readouterr()
+    assert said.out.count("failed: data.root='nowhere': not found") == 2
+    assert said.err.strip() == "error: 2 of 4 cells failed; the table says why, and --retry runs them again"
+    assert status(toy) == 1 and not runners[1].ran
+    fake()
+    assert status(toy, "--retry") == 0 and len(runners[2].ran) == 2
+
+
+def test_the_status_says_how_far_it_is_and_runs_nothing(toy, fake, tmp_path, capsys):
+    runners = fake()
+    before = list(tmp_path.iterdir())
+    assert status(toy, "--status") == 0
+    assert list(tmp_path.iterdir()) == before
+    status(toy, "--only", "lr=0.1")
+    capsys.readouterr()
+    assert status(toy, "--status") == 0
+    assert len(runners) == 1 and "Toy" in capsys.readouterr().out
+
+
+def test_only_some_cells_and_seeds_are_run(toy, fake):
+    runners = fake()
+    assert status(toy, "--seeds", 3, "--only", "method=FedProx,lr=0.1", "seed=2") == 0
+    wanted = {"method=FedProx,lr=0.1"} | {f"method={m},lr={lr}" for m in ("FedAvg", "FedProx") for lr in (0.1, 0.2)}
+    expected = [f"method=FedProx,lr=0.1,seed={seed}" for seed in (0, 1)]
+    expected += [f"{one},seed=2" for one in wanted]
+    assert sorted(runners[0].ran) == sorted(expected)
+
+
+def test_a_config_comes_after_the_suite_in_all_cells(toy, fake, tmp_path):
+    told = []
+    fake(lambda cell, on_round: told.append(cell) or outcome())
+    (tmp_path / "mine.yaml").write_text("data: {init_args: {root: here}}")
+    assert status(toy, "--config", tmp_path / "mine.yaml", "--only", "lr=0.1,method=FedAvg") == 0
+    assert told[0]["fragments"][-2:] == ({"data": {"init_args": {"root": "here"}}}, {"seed_everything": 0})
+
+
+def test_a_dry_run_measures_a_round_of_each_kind_and_queues_nothing(toy, fake, tmp_path, capsys):
+    one = outcome([0.5], metrics={"time/round": 4.0})
+    runners = fake(lambda cell, on_round: one)
+    before = list(tmp_path.iterdir())
+    assert status(toy, "--dry-run", "--seeds", 5, "--jobs", 2) == 0
+    said = capsys.readouterr().out
+    assert "method=FedProx,lr=0.2: 5 to run, 3 rounds of 4 s" in said
+    assert "20 cells, 0 done, 0 failed; the others take about 2 min with --jobs 2" in said
+    assert runners[0].ran == [f"method={m},lr={lr}" for m in ("FedAvg", "FedProx") for lr in (0.1, 0.2)]
+    assert runners[0].closed and list(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_takes_the_seconds_of_finished_cells(toy, fake, capsys):
+    runners = fake()
+    status(toy)
+    assert status(toy, "--dry-run", "--seeds", 2) == 0
+    assert not runners[1].ran
+    assert "8 cells, 4 done, 0 failed; the others take about 6 s" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
+    fake(lambda cell, on_round: {"failed": "data.root: nothing there"})
+    assert status(toy, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "lr=0.2: 1 to run, data.root: nothing there" in said and "without 4 kinds that cannot be run" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["{toy}", "--jobs", "0"], "--jobs=0: give 1 or more"),
+        (["{toy}", "--jobs", "two"], "--jobs: invalid int value: 'two'"),
+        (["{toy}", "--seeds", "0"], "--seeds=0: give 1 or more"),
+        (["{toy}", "--scale", "2"], "--scale=2.0: give a share"),
+        (["{toy}", "--only", "method=MOON"], "--only='method=MOON': no cell matches"),
+        (["{toy}", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (
+            ["{toy}", "--storage", "sqlite:////nowhere/study.db"],
+            "--storage='sqlite:////nowhere/study.db': cannot be used",
+        ),
+        (["{toy}", "--output", "/proc/here"], "--output='/proc/here'"),
+        (["{toy}", "--bogus"], "--bogus"),
+        ([], "SUITE"),
+    ],
+)
+def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
+    before = list(tmp_path.iterdir())
+    assert status(*(arg.format(toy=toy) for arg in args)) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and said in line and line.count("\n") == 1 and len(line) < 300
+    assert [path for path in tmp_path.iterdir() if path.name != "runs"] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("tables: [{rows: [metod]}]", "axis 'metod'"),
+        ("baseline: {method: FedNothing}", "FedNothing"),
+        ("bases: 1", "bases"),
+    ],
+)
+def test_a_suite_with_an_unknown_name_is_refused(change, said, tmp_path, capsys):
+    (tmp_path / "toy.yaml").write_text(f"{TOY}{change}\n")
+    assert status("toy.yaml") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
+    fake()
+    status(toy)
+    (tmp_path / "other").mkdir()
+    other = toy_suite(tmp_path / "other").path
+    assert status(other, "--output", tmp_path / "runs" / load_suite(toy).name) == 2
+    assert "it has the study of the suite" in capsys.readouterr().err
+
+
+def test_a_signal_ends_it_with_the_command_that_goes_on(toy, fake, capsys, monkeypatch):
+    def answer(cell, on_round):
+        drivers[0]._catch(15, None)
+        raise command_interrupt
+
+    from fl_lightning.bench.process import Interrupt
+
+    command_interrupt, drivers, made = Interrupt(), [], command.Driver
+    runners = fake(answer)
+    faked = command.Driver
+    monkeypatch.setattr(command, "Driver", lambda *args: drivers.append(faked(*args)) or drivers[0])
+    assert made is not faked and status(toy, "--jobs", "1") == 143
+    assert "SIGTERM stopped it; go on: " in (said := capsys.readouterr().err) and f"bench {toy} --jobs 1" in said
+    assert len(runners[0].ran) == 1
+
+
+def test_a_whole_bench_with_a_runner_process(tmp_path, capsys):
+    """The real thing, in a process of its own: one cell trains, one lacks its data."""
+    data = {"data": {"class_path": "NpyImages", "init_args": {"root": "nowhere"}}}
+    axes = {"method": {"FedAvg": {}}, "data": {"Digits": {}, "Mine": data}}
+    base = {**BASE, "trainer": {**BASE["trainer"], "max_rounds": 2}}
+    (tmp_path / "real.yaml").write_text(yaml.safe_dump({"base": base, "axes": axes}, sort_keys=False))
+    assert status("real.yaml", "--output", "out") == 1
+    said = capsys.readouterr().out
+    assert "method=FedAvg,data=Digits,seed=0: test/accuracy 0." in said
+    assert "method=FedAvg,data=Mine,seed=0: failed: data.root='nowhere'" in said
+    runs = [path for path in (tmp_path / "out").iterdir() if path.name.startswith("method=FedAvg,data=Digits")]
+    assert (runs[0] / "version_0" / "checkpoints" / "last.ckpt").is_file()

@@ -1,0 +1,132 @@
+"""A cell is an ordinary fit; many of them run in one process, and none leaves anything to the next."""
+
+import os
+import sys
+
+import pytest
+import torch
+import yaml
+
+from fl_lightning.cli.cells import free_memory, machine, run_cell
+from fl_lightning.data.plan import Plan
+from fl_lightning.errors import ClientError, UsageError
+
+BASE = {
+    "seed_everything": 1,
+    "model": {
+        "class_path": "ImageClassifier",
+        "init_args": {
+            "encoder": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}},
+            "projector": {"class_path": "Projector", "init_args": {"width": 8}},
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+        },
+    },
+    "data": {"class_path": "Digits", "init_args": {"num_clients": 3, "train_size": 90, "test_size": 60}},
+    "trainer": {"max_rounds": 3, "devices": 1, "threads_per_worker": 1, "logger": False, "enable_progress_bar": False},
+}
+RUDE = """
+import os, torch
+from fl_lightning.callbacks import Callback
+
+class Rude(Callback):
+    def on_fit_start(self, trainer):
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(5)
+        os.environ["PL_GLOBAL_SEED"] = "77"
+        os.chdir("/")
+        raise OSError("rude")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["cells"])
+    monkeypatch.chdir(tmp_path)
+
+
+def cell(folder, name="cell", *fragments, metric="test/accuracy"):
+    (folder / name).mkdir(exist_ok=True)
+    return {"name": name, "folder": name, "output": str(folder), "fragments": [BASE, *fragments], "metric": metric}
+
+
+def nothing(round_, value):
+    return False
+
+
+def test_a_cell_tells_its_rounds_and_what_it_was(tmp_path):
+    rounds = []
+    told = run_cell(cell(tmp_path), lambda *given: rounds.append(given))
+    assert [round_ for round_, _ in rounds] == [0, 1, 2] and dict(rounds) == told["values"]
+    folder = tmp_path / "cell" / "version_0"
+    assert told["run_dir"] == str(folder) and told["plan"] == Plan.load(folder / "plan.npz").hash
+    assert told["metrics"]["test/accuracy"] == told["values"][2] and told["seconds"] > 0
+    assert told["machine"] == machine() and "cores" in machine()
+
+
+def test_a_cell_that_is_done_returns_at_once_with_its_history(tmp_path):
+    told, rounds = run_cell(cell(tmp_path), nothing), []
+    again = run_cell(cell(tmp_path), lambda *given: rounds.append(given))
+    assert not rounds and {**again, "metrics": 0} == {**told, "metrics": 0}
+
+
+def test_a_cell_goes_on_where_it_was(tmp_path):
+    whole = run_cell(cell(tmp_path, "whole"), nothing)["values"]
+    rounds = []
+    half = run_cell(cell(tmp_path), lambda round_, value: round_ == 1)
+    assert half["values"] == {0: whole[0], 1: whole[1]}
+    assert run_cell(cell(tmp_path), lambda *given: rounds.append(given))["values"] == whole
+    assert rounds == [(2, whole[2])]
+
+
+def test_no_cell_leaves_anything_to_the_next(tmp_path, monkeypatch):
+    alone = run_cell(cell(tmp_path, "alone"), nothing)
+    (tmp_path / "rude.py").write_text(RUDE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(os.environ), os.getcwd(), list(sys.path)
+    with pytest.raises(OSError, match="rude"):
+        run_cell(cell(tmp_path, "rude", {"trainer": {"callbacks": [{"class_path": "rude.Rude"}]}}), nothing)
+    assert (dict(os.environ), os.getcwd(), list(sys.path)) == before
+    assert torch.get_default_dtype() == torch.float32
+    other = {"method": [{"class_path": "FedProx"}], "seed_everything": 2, "trainer": {"max_rounds": 1}}
+    run_cell(cell(tmp_path, "other", other), nothing)
+    free_memory()
+    after = run_cell(cell(tmp_path, "after"), nothing)
+    assert (after["values"], after["plan"]) == (alone["values"], alone["plan"])
+    written = yaml.safe_load((tmp_path / "after" / "version_0" / "config.yaml").read_text())
+    expected = yaml.safe_load((tmp_path / "alone" / "version_0" / "config.yaml").read_text())
+    assert written == {**expected, "trainer": {**expected["trainer"], "name": "after"}}
+
+
+def test_the_fragments_are_files_that_fit_takes(tmp_path):
+    run_cell(cell(tmp_path, "cell", {"trainer": {"max_rounds": 1}}), nothing)
+    paths = sorted((tmp_path / "cell" / "configs").iterdir())
+    written = [yaml.safe_load(path.read_text()) for path in paths]
+    where = {"trainer": {"default_root_dir": str(tmp_path), "name": "cell"}}
+    assert written == [BASE, {"trainer": {"max_rounds": 1}}, where]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "said"),
+    [
+        ({"trainer": {"max_rounds": -1}}, "trainer.max_rounds=-1"),
+        ({"trainer": {"max_round": 1}}, "max_round"),
+        ({"method": [{"class_path": "FedNothing"}]}, "FedNothing"),
+        ({"data": {"class_path": "NpyImages", "init_args": {"root": "nowhere"}}}, "nowhere"),
+    ],
+)
+def test_a_config_that_is_not_valid_is_refused_in_one_line(tmp_path, fragment, said):
+    with pytest.raises(UsageError, match=said) as refused:
+        run_cell(cell(tmp_path, "cell", fragment), nothing)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "cell" / "version_0").exists()
+
+
+def test_a_metric_that_is_not_logged_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"metric='test/f1': the run does not log it; .*test/accuracy"):
+        run_cell(cell(tmp_path, metric="test/f1"), nothing)
+
+
+def test_a_metric_that_is_not_finite_fails_the_cell(tmp_path):
+    fast = {"model": {"init_args": {"optimizer": {"init_args": {"lr": 1e30}}}}}
+    with pytest.raises(ClientError, match=r"round 0.*(nan|inf)"):
+        run_cell(cell(tmp_path, "cell", fast, metric="test/loss"), nothing)

@@ -1,0 +1,60 @@
+"""Suites of tiny cells, and runners that run them without training."""
+
+from fl_lightning.bench import load_suite
+from fl_lightning.bench.driver import Driver
+from fl_lightning.bench.study import connect, open_study
+
+TOY = """
+title: Toy
+base: {model: {class_path: Toy}, trainer: {max_rounds: 3}}
+axes:
+  method: {FedAvg: {}, FedProx: {method: [{class_path: FedProx}]}}
+  lr: {key: model.init_args.lr, values: [0.1, 0.2]}
+seeds: 1
+"""
+
+
+def toy_suite(folder, text=TOY):
+    """A suite of 4 cells, in a file of its own."""
+    path = folder / "toy.yaml"
+    path.write_text(text)
+    return load_suite(path)
+
+
+def outcome(values=(0.25, 0.5), **other):
+    """What a cell that is done tells of itself."""
+    told = {"seconds": 0.5, "plan": "abc", "metrics": {"test/accuracy": values[-1]}, "machine": "toy", "run_dir": "run"}
+    return {"done": {"values": dict(enumerate(values)), **told, **other}}
+
+
+class FakeRunner:
+    """Runs cells without training.
+
+    Args:
+        job: number of the runner.
+        answer: gives the outcome of a cell; it takes the cell and what it may report to.
+    """
+
+    def __init__(self, job=0, answer=lambda cell, on_round: outcome()):
+        self.answer, self.ran, self.closed = answer, [], False
+
+    def run(self, cell, on_round):
+        self.ran.append(cell["name"])
+        return self.answer(cell, on_round)
+
+    def interrupt(self):
+        pass
+
+    kill = interrupt
+
+    def close(self):
+        self.closed = True
+
+
+def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner, heartbeat=20, grace=90):
+    """A driver of a suite's cells, its study, and the lines that it says."""
+    said = []
+    backend = connect(f"sqlite:///{folder / 'study.db'}", heartbeat, grace)
+    cells = suite.cells() if cells is None else cells
+    study = open_study(suite, backend, cells)
+    return Driver(suite, cells, backend, folder, jobs, said.append, runner), study, said
