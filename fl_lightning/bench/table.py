@@ -48,7 +48,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], f
 
 
 def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folder: str | Path) -> list[Path]:
-    """Write the tables of a suite as ``<suite>.md``, ``.tex`` and ``.csv``, and its cells as ``<suite>.cells.csv``.
+    """Write the tables of a suite as ``<suite>.table.md``, ``.tex`` and ``.csv``, its cells as ``<suite>.cells.csv``.
 
     The names of scaled tables end in their scale, so that tables of two scales do not overwrite each other.
 
@@ -59,7 +59,7 @@ def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Resu
     folder.mkdir(parents=True, exist_ok=True)
     scale = cells[0].scale if cells else 1.0
     stem = suite.name if scale == 1 else f"{suite.name}_scale{scale:g}"
-    texts = {f"{stem}.{form}": render(suite, cells, results, form) for form in FORMS}
+    texts = {f"{stem}.table.{form}": render(suite, cells, results, form) for form in FORMS}
     texts[f"{stem}.cells.csv"] = cells_csv(suite, cells, results)
     for name, text in texts.items():
         partial = folder / f".{name}.{os.getpid()}"

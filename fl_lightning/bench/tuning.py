@@ -167,7 +167,7 @@ class Search:
         return [self._cell(seed, self.fragment(values)) for seed in self.tuning.seeds]
 
     def fragment(self, values: Mapping[str, Any]) -> Fragment:
-        """The config that gives keys their values.
+        """The config that gives keys their values, with all methods of the label.
 
         Raises:
             UsageError: the label has no method whose argument a key could be.
@@ -182,8 +182,7 @@ class Search:
             else:
                 rest.append(nested(key, value))
         classes = look_up(self.base, "model.init_args.num_classes")
-        changed = [{"method": methods}] if methods != self.base.get("method") else []
-        return in_classes(merged([*rest, *changed]), classes)
+        return in_classes(merged([*rest, *([{"method": methods}] if methods else [])]), classes)
 
     def _put(self, methods: list[Any], key: str, value: Any) -> None:
         """Give an argument of one of the methods its value."""

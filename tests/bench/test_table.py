@@ -425,7 +425,9 @@ def test_the_tables_can_be_made_again_from_the_files(make, tmp_path):
     of |= {("0.1", "FedAvg", 0): {"state": "failed", "reason": 'no "file",\nhere', "values": {}, "seconds": None}}
     results = results_of(cells, FINALS, of=of)
     files = write_tables(suite, cells, results, tmp_path / "out")
-    assert [one.name for one in files] == [f"paper-table_scale0.5.{end}" for end in ("md", "tex", "csv", "cells.csv")]
+    assert [one.name for one in files] == [
+        f"paper-table_scale0.5.{end}" for end in ("table.md", "table.tex", "table.csv", "cells.csv")
+    ]
     assert sorted(one.name for one in (tmp_path / "out").iterdir()) == sorted(one.name for one in files)
     again, back = stored_cells(files[-1], suite), read_cells(files[-1])
     assert [cell.digest for cell in again] == [cell.digest for cell in cells]

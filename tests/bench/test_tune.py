@@ -271,6 +271,8 @@ def test_a_study_of_another_search_is_refused(make, tmp_path):
     ("label", "values", "fragment"),
     [
         ("FedProx", {"mu": 2}, {"method": [{"class_path": "FedProx", "init_args": {"mu": 2}}]}),
+        ("FedProx", {"mu": 0.3}, SUITE["axes"]["method"]["FedProx"]),  # as it was
+        ("FedProx", {"data.x": 1}, {"data": {"x": 1}, **SUITE["axes"]["method"]["FedProx"]}),
         (
             "Both",
             {"lambda_": "C/2", "method.0.init_args.mu": 0.1},

@@ -65,7 +65,8 @@ def test_half_of_the_cells_without_data_fail_and_the_rest_runs(toy, fake, capsys
     runners = fake(answer)
     assert status(toy) == 1
     said = capsys.readouterr()
-    assert said.out.count("failed: data.root='nowhere': not found") == 2
+    # a line for each cell, and a footnote of the table
+    assert said.out.count("failed: data.root='nowhere': not found") == 2 + 1
     assert said.err.strip() == "error: 2 of 4 cells failed; the table says why, and --retry runs them again"
     assert status(toy) == 1 and not runners[1].ran
     fake()

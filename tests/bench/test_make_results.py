@@ -1,0 +1,69 @@
+"""The page of results is made of the stored cells."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_lightning.bench import load_suite
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.table import write_tables
+from fl_lightning.errors import UsageError
+
+PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
+sys.path.insert(0, str(PAPERS))
+
+from make_results import make  # noqa: E402, found through the path above
+
+SUITE = {
+    "title": "A paper, Table 3",
+    "base": {"model": {"lr": 0.1}, "trainer": {"max_rounds": 8}},
+    "axes": {"method": {"FedAvg": {}, "FedProx": {"method": ["prox"]}}},
+    "seeds": 3,
+    "tables": [{"published": {"FedAvg": 60, "FedProx": 61}}],
+}
+
+
+@pytest.fixture
+def papers(tmp_path):
+    """A folder with a suite, of which two seeds were run on other terms than it says."""
+    path = tmp_path / "paper" / "table3.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(SUITE))
+    suite = load_suite(path)
+    cells = suite.cells(0.125, [{"model": {"lr": 0.2}}], [0, 1])
+    done = Result("", "", "done", values={0: 0.5, 1: 0.6}, seconds=1800.0, plan="p", machine="a CPU", scale=0.125)
+    results = {cell.digest: replace(done, cell=cell.name, digest=cell.digest) for cell in cells}
+    write_tables(suite, cells, results, tmp_path / "results")
+    return tmp_path
+
+
+def test_a_part_says_what_was_run_and_what_we_conclude(papers):
+    (papers / "results" / "paper-table3_scale0.125.md").write_text("The ordering\nremains open.\n")
+    text = make(papers)
+    assert "## A paper, Table 3" in text
+    assert "[`paper/table3.yaml`](paper/table3.yaml)" in text
+    assert "- Seeds 0, 1 of the suite's 3 at scale 0.125 (rounds, local epochs and examples each times 0.50)" in text
+    assert "- 4.0 hours of training in the rounds of the 4 finished cells" in text
+    assert "- `model.lr`: `0.2` instead of the suite's `0.1`" in text
+    assert text.count("instead of the suite's") == 1
+    assert "4 cells: 4 done." in text
+    assert "Run on a CPU." in text
+    assert "| FedProx | **60.00 ± 0.00**† | 61.00 |" in text
+    assert text.rstrip().endswith("### What we conclude\n\nThe ordering\nremains open.")
+
+
+def test_conclusions_that_are_missing_are_missed(papers):
+    assert make(papers).rstrip().endswith("Not written yet.")
+
+
+def test_cells_without_a_suite_are_refused(papers):
+    (papers / "paper" / "table3.yaml").unlink()
+    with pytest.raises(UsageError, match="there is no suite paper-table3"):
+        make(papers)
+
+
+def test_the_page_is_up_to_date():
+    assert (PAPERS / "RESULTS.md").read_text() == make(), "run python experiments/papers/make_results.py"
