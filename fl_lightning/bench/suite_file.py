@@ -15,7 +15,6 @@ from fl_lightning.errors import UsageError, require
 KINDS: dict[str, tuple[type, str]] = {
     "axes": (Mapping, "give a mapping of axes to their labels"),
     "baseline": (Mapping, "give a mapping of axes to labels"),
-    "tune": (Mapping, "give a mapping"),
     "metric": (str, "give the tag of a metric, such as test/accuracy"),
     "minimize": (bool, "give true or false"),
     "percent": (bool, "give true or false"),
@@ -128,7 +127,7 @@ def check_kinds(raw: Mapping[str, Any], path: Path) -> None:
     """Refuse values of another kind than that of their key."""
     for key, value in raw.items():
         kind, hint = KINDS.get(key, (object, ""))
-        require(isinstance(value, kind) and (kind is not Mapping or bool(value)), f"{path}: {key}", value, hint)
+        require(isinstance(value, kind) and (key != "axes" or bool(value)), f"{path}: {key}", value, hint)
     for key in ("overrides", "exclude", "tables"):
         for one in raw.get(key, ()):
             require(isinstance(one, Mapping), f"{path}: {key}", one, "give a list of mappings")
