@@ -201,14 +201,16 @@ def differences_sheet(comparison: Comparison, numbers: Mapping[str, str]) -> She
             if entry is None or not differs(entry):
                 continue
             marks = tuple(numbers[note] for note in entry.notes if NOT_COMPARED in note)
-            line = [Text(label) for label in (*row, *column)] + difference_texts(entry, comparison, marks)
+            labels = [*row, *(label for _, label in of_columns(comparison, column))]
+            line = [Text(label) for label in labels] + difference_texts(entry, comparison, marks)
             line += [Text(signed(entry.published_difference, comparison)), Text(said(entry))] if table.published else []
             lines.append(line)
     caption = (
         f"Difference to {comparison.numbers.baseline} on equal seeds and equal partitions, mean over the pairs; "
         f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
     )
-    return Sheet(caption, (*table.rows, *table.columns), [(head, []) for head in heads], lines)
+    axes = [axis for axis, _ in of_columns(comparison, comparison.columns()[0])]
+    return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines)
 
 
 def difference_texts(entry: Entry, comparison: Comparison, marks: tuple[str, ...]) -> list[Text]:
@@ -237,8 +239,15 @@ def said(entry: Entry) -> str:
 
 def column_name(comparison: Comparison, column: Part) -> str:
     """The name of a column, such as ``alpha=0.1``; what is shown, for a table of one column."""
-    axes = comparison.table.columns
-    return ", ".join(f"{axis}={label}" for axis, label in zip(axes, column, strict=True)) or shown(comparison)
+    named = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
+    return ", ".join(named) or first_upper(shown(comparison))
+
+
+def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
+    """The axes of the columns with the labels of one of them; without the axes on which all are alike."""
+    pairs = list(zip(comparison.table.columns, column, strict=True))
+    labels = list(zip(*comparison.columns(), strict=True))
+    return [pair for pair, found in zip(pairs, labels, strict=True) if len(set(found)) > 1] or pairs
 
 
 def shown(comparison: Comparison) -> str:
@@ -268,7 +277,7 @@ def caption_of(comparison: Comparison) -> str:
     said += ["In bold: the best of a column." if any(one.best for one in entries) else ""]
     said += ["Under “paper”: the published number." if any(one.published for one in entries) else ""]
     said += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
-    said += [*of_rounds(comparison), *of_seconds(comparison)]
+    said += [*of_all(comparison), *of_rounds(comparison), *of_seconds(comparison)]
     said += ["1 is best; a run without a number has no rank." if comparison.table.show == "rank" else ""]
     return " ".join(one for one in said if one)
 
@@ -276,6 +285,15 @@ def caption_of(comparison: Comparison) -> str:
 def scales(comparison: Comparison) -> list[float]:
     """The scales of the entries that are scaled."""
     return sorted({one.scale for one in comparison.entries.values()} - {1.0})
+
+
+def of_all(comparison: Comparison) -> Iterator[str]:
+    """The labels that all columns have, and that are not in their names."""
+    for column in comparison.columns()[:1]:
+        named = of_columns(comparison, column)
+        pairs = zip(comparison.table.columns, column, strict=True)
+        alike = [f"{axis}={label}" for axis, label in pairs if (axis, label) not in named]
+        yield f"All with {', '.join(alike)}." if alike else ""
 
 
 def of_rounds(comparison: Comparison) -> Iterator[str]:

@@ -380,6 +380,30 @@ def test_excluded_cells_are_left_blank_and_empty_rows_left_out(make):
     assert "MOON" not in render(suite, cells, results_of(cells, FINALS), "md")
 
 
+def test_an_axis_on_which_all_columns_are_alike_is_in_the_caption_alone(make):
+    axes = {**BASE["axes"], "data": {"Digits": {}}}
+    text = render(make(axes=axes), make(axes=axes).cells(), {}, "md")
+    assert "| method | alpha=0.1 | alpha=1 |" in text
+    assert "All with data=Digits." in text
+    suite = make(axes={"data": {"Digits": {}}, "method": {"FedAvg": {}}})
+    assert "| method | data=Digits |" in render(suite, suite.cells(), {}, "md")
+
+
+def test_a_suite_of_one_axis_has_one_column(make):
+    suite = make(axes={"method": BASE["axes"]["method"]}, tables=[{"published": {"FedAvg": 60, "MOON": 61}}])
+    cells = suite.cells()
+    finals = {cell.labels["method"]: 0.5 + 0.1 * (cell.labels["method"] == "MOON") for cell in cells}
+    done = {"state": "done", "plan": "p"}
+    results = {
+        cell.digest: Result(cell.name, cell.digest, values={0: finals[cell.labels["method"]] + cell.seed}, **done)
+        for cell in cells
+    }
+    text = render(suite, cells, results, "md")
+    assert "| method | Final test/accuracy in % | paper |" in text
+    assert row_of(text, "FedProx") == ["150.00 ± 100.00", "-"]
+    assert "| MOON | +10.00 | [+10.00, +10.00] | 3 | +1.00 | reproduced |" in text
+
+
 def test_a_suite_without_a_baseline_compares_nothing(make):
     text = md_of(make(baseline={}))
     assert "Difference" not in text
