@@ -60,7 +60,7 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of the folder of its run: its address and its digest."""
-        return f"{self.name}-{self.digest}"
+        return f"{self.name[:200]}-{self.digest}"  # file systems take 255 characters
 
     @cached_property
     def config(self) -> Fragment:

@@ -11,6 +11,16 @@ from fl_lightning.bench.fragments import Fragment, fragments_of, nested, read_ya
 from fl_lightning.bench.suite import SHOWN, Choice, Labels, Suite, Table, plain
 from fl_lightning.errors import UsageError, require
 
+# the kinds of the values of a suite's keys, as YAML gives them
+KINDS: dict[str, tuple[type, str]] = {
+    "axes": (Mapping, "give a mapping of axes to their labels"),
+    "baseline": (Mapping, "give a mapping of axes to labels"),
+    "metric": (str, "give the tag of a metric, such as test/accuracy"),
+    "minimize": (bool, "give true or false"),
+    "percent": (bool, "give true or false"),
+    **dict.fromkeys(("notes", "overrides", "exclude", "tables"), (list, "give a list")),
+}
+
 
 def load_suite(path: str | Path) -> Suite:
     """Read a suite from a YAML file; paths in it are relative to the file that has them.
@@ -24,6 +34,7 @@ def load_suite(path: str | Path) -> Suite:
     check_keys(raw, keys, str(path))
     for key in ("base", "axes"):
         require(key in raw, f"{path}: {key}", None, "a suite needs this key")
+    check_kinds(raw, path)
     axes = {str(axis): labels_of(axis, value, path) for axis, value in raw["axes"].items()}
     suite = Suite(
         **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
@@ -111,6 +122,22 @@ def check_keys(raw: Any, known: Sequence[str], where: str) -> None:
     require(isinstance(raw, Mapping), where, raw, "give a mapping")
     for key in raw:
         require(key in known, f"{where}: {key}", raw[key], f"is no key here; the keys are {', '.join(known)}")
+
+
+def check_kinds(raw: Mapping[str, Any], path: Path) -> None:
+    """Refuse values of another kind than that of their key."""
+    for key, value in raw.items():
+        kind, hint = KINDS.get(key, (object, ""))
+        require(isinstance(value, kind) and (key != "axes" or bool(value)), f"{path}: {key}", value, hint)
+    for key in ("overrides", "exclude", "tables"):
+        for one in raw.get(key, ()):
+            require(isinstance(one, Mapping), f"{path}: {key}", one, "give a list of mappings")
+    for one in raw.get("overrides", ()):
+        whole = set(one) == {"when", "config"} and isinstance(one["when"], Mapping)
+        require(whole, f"{path}: overrides", one, "give `when`, a mapping of labels, and `config`")
+    for axis, value in raw["axes"].items():
+        listed = not isinstance(value, Mapping) or set(value) != {"key", "values"} or isinstance(value["values"], list)
+        require(listed, f"{path}: axes.{axis}", value, "give a list of values")
 
 
 def check_labels(suite: Suite) -> None:

@@ -207,3 +207,29 @@ def test_a_whole_bench_with_a_runner_process(tmp_path, capsys):
     assert "method=FedAvg,data=Mine,seed=0: failed: data.root='nowhere'" in said
     runs = [path for path in (tmp_path / "out").iterdir() if path.name.startswith("method=FedAvg,data=Digits")]
     assert (runs[0] / "version_0" / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"axes": [1]},
+        {"axes": {}},
+        {"axes": {"lr": {"key": "model.init_args.lr", "values": 3}}},
+        {"tables": 3},
+        {"tables": [3]},
+        {"overrides": [{"when": {"method": "FedAvg"}}]},
+        {"overrides": [{"when": 3, "config": {}}]},
+        {"exclude": 3},
+        {"notes": 3},
+        {"baseline": "FedAvg"},
+        {"minimize": "yes"},
+        {"metric": 3},
+        {"seeds": "a"},
+    ],
+    ids=str,
+)
+def test_a_suite_with_a_value_of_another_kind_is_refused(change, tmp_path, capsys):
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **change}))
+    assert status("toy.yaml") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and next(iter(change)) in line and line.count("\n") == 1
