@@ -60,7 +60,8 @@ def tuning_of(suite: Suite) -> Tuning:
         bool(raw), where, None, "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
     )
     check_keys(raw, [one.name for one in fields(Tuning)], where)
-    tuning = Tuning(
+    check_values(raw, where)
+    return Tuning(
         **{
             **raw,
             "search": searches_of(suite, raw.get("search"), f"{where}.search"),
@@ -68,11 +69,25 @@ def tuning_of(suite: Suite) -> Tuning:
             "seeds": seeds_of(raw.get("seeds", [100])),
         }
     )
-    test = "name one of the validation split; the test images are not for tuning"
-    require(not tuning.metric.startswith("test/"), f"{where}.metric", tuning.metric, test)
-    require(tuning.pruner in ("median", "none"), f"{where}.pruner", tuning.pruner, "choose median or none")
-    require(tuning.trials is None or tuning.trials > 0, f"{where}.trials", tuning.trials, "give a number above 0")
-    return tuning
+
+
+def check_values(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse values that a key cannot have."""
+    share, trials, metric = raw.get("val_fraction"), raw.get("trials"), raw.get("metric", "")
+    validation = "name one of the validation split, such as val/accuracy; the test images are not for tuning"
+    for key, good, hint in (
+        ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
+        ("metric", isinstance(metric, str) and not metric.startswith("test/"), validation),
+        ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
+        (
+            "val_fraction",
+            share is None or (isinstance(share, float) and 0 < share < 1),
+            "give a share in (0, 1), or null",
+        ),
+        ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),
+        ("pruner", raw.get("pruner", "none") in ("median", "none"), "choose median or none"),
+    ):
+        require(good, f"{where}.{key}", raw.get(key), hint)
 
 
 def searches_of(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:

@@ -320,6 +320,13 @@ def test_a_key_of_a_method_that_is_not_there_is_refused(make, label, key):
         ({**GRID, "pruner": "mean"}, "tune.pruner='mean'"),
         ({**GRID, "trials": 0}, "tune.trials=0"),
         ({**GRID, "seeds": "a"}, "seeds='a'"),
+        ({**GRID, "at": ["alpha"]}, "tune.at=['alpha']"),
+        ({**GRID, "trials": "many"}, "tune.trials='many'"),
+        ({**GRID, "val_fraction": 2}, "tune.val_fraction=2"),
+        ({**GRID, "val_fraction": "a"}, "tune.val_fraction='a'"),
+        ({**GRID, "metric": 5}, "tune.metric=5"),
+        ({**GRID, "minimize": "yes"}, "tune.minimize='yes'"),
+        (5, "tune=5"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(make, tune, named):
