@@ -51,7 +51,8 @@ class Numbers:
     @property
     def baseline(self) -> str:
         """What the others are compared with, in words."""
-        return ", ".join(self.suite.baseline.values())
+        named = self.suite.baseline.items()
+        return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in named)
 
     def is_baseline(self, key: Key) -> bool:
         """Whether a cell is one that the others are compared with."""

@@ -83,7 +83,7 @@ class Table:
         columns: axes whose labels are the columns.
         k: how many of the last rounds count, for ``last``.
         target: value to reach, for ``rounds_to``, in the metric's own unit.
-        page: page of the paper that has the published numbers.
+        page: page or section of the paper that has the published numbers.
         caption: which table of the paper it is.
         published: published mean and, where given, deviation, by the labels of rows and columns in this order.
     """

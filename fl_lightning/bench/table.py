@@ -92,8 +92,8 @@ def section(comparison: Comparison) -> Iterator[str]:
     """A table in Markdown, and what it says of the paper's ordering."""
     table = comparison.table
     caption = table.caption or first_upper(shown(comparison))
-    page = f"page {table.page}" if str(table.page).isdigit() else table.page
-    yield from (f"## {caption}{f' ({page} of the source)' if page is not None else ''}", "")
+    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+    yield from (f"## {caption}{f' ({page})' if page is not None else ''}", "")
     for sheet in sheets(comparison):
         yield from markdown(sheet)
     yield from summary_lines(comparison)

@@ -179,6 +179,13 @@ def test_published_numbers_stand_beside_ours(make):
     assert (line["published"], line["published_deviation"], line["published_difference"]) == ("60.5", "0.25", "")
 
 
+@pytest.mark.parametrize(
+    ("page", "said"), [(7, "page 7 of the source"), ("7", "page 7 of the source"), ("Section 5.3", "Section 5.3")]
+)
+def test_a_published_table_is_found_by_its_page_or_section(make, page, said):
+    assert f"## Table 9 ({said})" in md_of(make(tables=[{"page": page, "caption": "Table 9"}])).splitlines()
+
+
 def test_the_best_row_of_a_column_is_bold(make):
     text = md_of(make())
     assert row_of(text, "FedProx")[0] == "**65.33 ± 2.08**"
@@ -414,6 +421,18 @@ def test_the_baseline_may_be_a_column(make):
     suite = make(baseline={"alpha": 1})
     line = csv_of(suite)["1", "0.1", "MOON"]
     assert float(line["difference"]) == pytest.approx((-20 - 17 - 4) / 3)
+
+
+def test_each_method_may_be_compared_with_itself(make):
+    """Such as with a term and without it, which is an axis of its own."""
+    published = {"FedAvg": {0.1: {"A": 60}, 1: {"A": 70}}, "MOON": {0.1: {"A": 75}, 1: {"A": 72}}}
+    table = {"rows": ["method", "alpha"], "columns": ["data"], "published": published}
+    suite = make(axes={**BASE["axes"], "data": {"A": {}}}, baseline={"alpha": 1}, tables=[table])
+    text = md_of(suite)
+    assert "Difference to alpha=1 on equal seeds" in text
+    assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "-10.00", "reproduced"]
+    assert row_of(text, "MOON", "0.1", "A")[2:] == ["3", "+3.00", "undecided"]
+    assert "- FedAvg, 0.1: 1 reproduced" in text.splitlines()
 
 
 def test_latex_is_balanced_and_says_the_same(make):
