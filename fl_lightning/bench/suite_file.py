@@ -63,6 +63,7 @@ def labels_of(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ..
         return labels_of(axis, read_yaml(inner), inner)
     hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
     require(isinstance(value, Mapping) and len(value) > 0, f"{path}: axes.{axis}", value, hint)
+    given: list[tuple[str, tuple[Fragment, ...]]]
     if set(value) == {"key", "values"}:
         given = [(str(one), (nested(value["key"], one),)) for one in value["values"]]
     else:
