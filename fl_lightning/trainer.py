@@ -86,13 +86,14 @@ class FederatedTrainer(RunAccess):
             convolutions; a module without this attribute counts as false.
         checkpoint_every_n_rounds: rounds from one checkpoint to the next; the last round always has one.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
-            local epoch. The result has the same bits, at the cost of memory: for each reference model, the compared
-            taps of all examples of a client (1 MB an image for ResNet18's first two layers at 32 px). True needs
-            training batches without augmentation. ``auto`` does it where it is known to change no bit and saves work:
-            for a model whose classes, down to each submodule, are torch's and this package's, without transfer hooks;
-            for clients whose loader says that it is deterministic, in visits of more than one epoch; and as far as the
-            taps take at most ``client_memory`` and at most a quarter of the memory that is available on the device when
-            the run begins, divided among its workers. On a CPU this memory is known on Linux only.
+            local epoch. The result has the same bits (on a CPU, with one thread), at the cost of memory: for each
+            reference model, the compared taps of all examples of a client (1 MB an image for ResNet18's first two
+            layers at 32 px). True needs training batches without augmentation. ``auto`` does it where it is known to
+            change no bit and saves work: with ``threads_per_worker`` 1 on a CPU; for a model whose classes, down to
+            each submodule, are torch's and this package's, without transfer hooks; for clients whose loader says that
+            it is deterministic, in visits of more than one epoch; and as far as the taps take at most ``client_memory``
+            and at most a quarter of the memory that is available on the device when the run begins, divided among its
+            workers. On a CPU this memory is known on Linux only.
         compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
             ``reduce-overhead``, which uses CUDA graphs on a GPU. Batches smaller than the usual one run uncompiled, and
             so does a module that cannot be compiled, after a warning. Rounding differs from the uncompiled module.

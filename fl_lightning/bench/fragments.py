@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import yaml
 from fl_lightning.errors import UsageError, require
 
 Fragment = dict[str, Any]
-# what says where a run finds and leaves files, and how it is carried out: no bit of a result depends on it
-FREE = {
-    *("root", "path", "paths", "dir", "dirs", "folder", "file", "files", "cache_dir", "download", "default_root_dir"),
-    *("name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory", "cache_references"),
-    *("checkpoint_every_n_rounds", "enable_progress_bar"),
-}
+# no bit of a result depends on these: arguments of any class that say where files are, ...
+FREE = ("root", "cache_dir", "download")
+# ... and those of the trainer that say where files go and how a run is carried out
+FREE_OF_TRAINER = (
+    *("default_root_dir", "name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory"),
+    *("cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
+)
 IN_CLASSES = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?C(?:/(\d+(?:\.\d+)?))?")
 
 
@@ -73,6 +74,22 @@ def merged(fragments: Iterable[Fragment]) -> Fragment:
     return result
 
 
+def emptied(before: Fragment, fragment: Fragment) -> Fragment:
+    """The lists of classes of ``before`` that ``fragment`` replaces, as empty lists.
+
+    A parser merges two lists of the same length item by item: in place of FedProx, MOON would have the mu of FedProx.
+    """
+    result: Fragment = {}
+    for key, value in fragment.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = emptied(dict(old), dict(value))
+            result |= {key: inner} if inner else {}
+        elif isinstance(value, list) and isinstance(old, list) and any(isinstance(one, Mapping) for one in old):
+            result[key] = []
+    return result
+
+
 def look_up(config: Fragment, key: str, default: Any = None) -> Any:
     """The value of a dotted key."""
     value: Any = config
@@ -110,10 +127,17 @@ def digest(config: Fragment) -> str:
     return hashlib.sha256(json.dumps(of_result(config), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def of_result(value: Any) -> Any:
-    """A value without the keys that change no bit of a result."""
+def of_result(config: Fragment) -> Fragment:
+    """A config without the keys that change no bit of a result."""
+    trainer = config.get("trainer")
+    if isinstance(trainer, Mapping):
+        config = {**config, "trainer": without(trainer, FREE_OF_TRAINER)}
+    return without(config, FREE, deep=True)
+
+
+def without(value: Any, keys: Container[str], deep: bool = False) -> Any:
+    """A mapping without some keys; ``deep`` removes them from all that is in it, too."""
     if isinstance(value, Mapping):
-        return {str(key): of_result(one) for key, one in value.items() if key not in FREE}
-    if isinstance(value, list):
-        return [of_result(one) for one in value]
-    return value
+        kept = {str(key): one for key, one in value.items() if key not in keys}
+        return {key: without(one, keys, deep) for key, one in kept.items()} if deep else kept
+    return [without(one, keys, deep) for one in value] if deep and isinstance(value, list) else value

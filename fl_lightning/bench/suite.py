@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fl_lightning.bench.fragments import (
     Fragment,
     digest,
+    emptied,
     in_classes,
     look_up,
     merged,
@@ -161,9 +162,19 @@ class Suite:
             scale: share of the work to do, see :func:`scaled`.
             extra: fragments that come after those of the suite, such as where the data lie.
             seeds: seeds to take instead of the suite's.
+
+        Raises:
+            UsageError: two cells differ only in keys that change no bit of a result.
         """
         taken = self.seeds if seeds is None else seeds
-        return [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
+        cells = [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
+        first: dict[str, Cell] = {}
+        for cell in cells:
+            other = first.setdefault(cell.digest, cell)
+            hint = "these cells differ only in where their files are or in how they are run, so that the result of one "
+            hint += "would stand for the other; use a suite for each"
+            require(cell.config == other.config, f"{self.path}: axes", f"{other.name} and {cell.name}", hint)
+        return cells
 
     def cell(self, labels: Labels, seed: int, scale: float = 1.0, extra: Sequence[Fragment] = ()) -> Cell:
         """The cell of some labels and a seed."""
@@ -173,7 +184,10 @@ class Suite:
         parts += [scaled(merged(parts), scale)] if scale != 1 else []
         parts += [*extra, {"seed_everything": seed}]
         classes = look_up(merged(parts), "model.init_args.num_classes")
-        return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts), scale)
+        fragments: list[Fragment] = []
+        for part in parts:
+            fragments += [one for one in (emptied(merged(fragments), part), in_classes(part, classes)) if one]
+        return Cell(labels, seed, tuple(fragments), scale)
 
 
 def scaled(config: Fragment, scale: float) -> Fragment:
@@ -202,7 +216,8 @@ def scaled(config: Fragment, scale: float) -> Fragment:
     if "train_size" not in data:
         return {"trainer": fewer}
     size = data["train_size"]
-    examples = round(share, 4) if size is None else share * size if isinstance(size, float) else round(share * size)
+    whole = isinstance(size, int)
+    examples = max(1, round(share * size)) if whole else share * size if size else round(share, 4)
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
 
 

@@ -63,13 +63,15 @@ def labels_of(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ..
         return labels_of(axis, read_yaml(inner), inner)
     hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
     require(isinstance(value, Mapping) and len(value) > 0, f"{path}: axes.{axis}", value, hint)
+    given: list[tuple[str, tuple[Fragment, ...]]]
     if set(value) == {"key", "values"}:
-        return {str(one): (nested(value["key"], one),) for one in value["values"]}
-    labels = {str(label): tuple(fragments_of(one, path)) for label, one in value.items()}
-    require(
-        len({plain(one) for one in labels}) == len(labels), f"{path}: axes.{axis}", list(labels), "give distinct labels"
-    )
-    return labels
+        given = [(str(one), (nested(value["key"], one),)) for one in value["values"]]
+    else:
+        given = [(str(label), tuple(fragments_of(one, path))) for label, one in value.items()]
+    labels = [label for label, _ in given]
+    distinct = len({plain(label) for label in labels}) == len(labels) > 0
+    require(distinct, f"{path}: axes.{axis}", labels, "give one or more labels whose letters and digits differ")
+    return dict(given)
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
@@ -168,7 +170,9 @@ def check_statistics(suite: Suite) -> None:
         last = isinstance(table.k, int) and table.k > 0
         require(last, f"{suite.path}: tables.k", table.k, "give the number of the last rounds, 1 or more")
         target = table.show != "rounds_to" or isinstance(table.target, (int, float))
-        require(target, f"{suite.path}: tables.target", table.target, "give the value to reach, as the run logs it")
+        hint = "give the value to reach, as the run logs it" + ", such as 0.6 for 60 %" * suite.percent
+        reachable = target and not (suite.percent and (table.target or 0) > 1)
+        require(reachable, f"{suite.path}: tables.target", table.target, hint)
 
 
 def strings(labels: Mapping[Any, Any]) -> Labels:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fl_lightning.bench.fragments import Fragment, digest, in_classes, look_up, merged, nested
+from fl_lightning.bench.fragments import Fragment, digest, in_classes, look_up, merged, nested, of_result
 from fl_lightning.bench.suite import Cell, Labels, Suite
 from fl_lightning.bench.suite_file import check_keys, seeds_of, strings
 from fl_lightning.errors import UsageError, require
@@ -160,7 +160,7 @@ class Search:
         self.spaces = tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
         self.slots = self._slots(trials or tuning.trials)
-        self.digest = digest({"config": self.base, "spaces": self.spaces, "seeds": tuning.seeds})
+        self.digest = digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
 
     @property
     def study(self) -> str:

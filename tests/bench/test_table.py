@@ -521,6 +521,7 @@ def test_cells_of_another_suite_are_refused(make, tmp_path):
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
+        ({"tables": [{"show": "rounds_to", "target": 60}]}, r"tables.target=60.*such as 0.6 for 60 %"),
     ],
 )
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):

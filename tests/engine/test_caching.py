@@ -72,6 +72,16 @@ def test_auto_caches_nothing_where_user_code_might_change_the_taps(tmp_path):
     assert limit(tmp_path, model=within) == 0
 
 
+def test_auto_caches_nothing_on_several_threads_of_a_cpu(tmp_path):
+    """With two threads, a linear layer rounds the rows of a batch of 5 by their place in it."""
+    try:
+        torch.set_num_threads(2)
+        assert limit(tmp_path) == 0
+    finally:
+        torch.set_num_threads(1)
+    assert limit(tmp_path) > 0
+
+
 @pytest.mark.parametrize("hook", TRANSFER_HOOKS)
 def test_auto_caches_nothing_beside_a_transfer_hook(tmp_path, hook):
     data = type("Hooked", (Digits,), {hook: lambda self, batch, *args: batch})()
