@@ -92,7 +92,10 @@ def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStor
             # two processes that create the tables at the same time meet here, too
             if pause is None:
                 why = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-                raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; give another URL") from error
+                hint = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
+                driver = hint if isinstance(error, ImportError) else ""
+                text = f"--storage={hidden(url)!r}: cannot be used: {why}; {driver}give another URL"
+                raise UsageError(text) from error
         time.sleep(pause)
     raise AssertionError
 

@@ -31,6 +31,8 @@ def load_suite(path: str | Path) -> Suite:
     path = Path(path)
     raw = read_yaml(path)
     keys = [one.name for one in fields(Suite) if one.name != "path"]
+    if isinstance(raw, Mapping) and "axes" not in raw and {"data", "model", "method", "trainer"} & set(raw):
+        raise UsageError(f"{path}: is a config, not a suite; run it with fit --config {path}")
     check_keys(raw, keys, str(path))
     for key in ("base", "axes"):
         require(key in raw, f"{path}: {key}", None, "a suite needs this key")
@@ -44,12 +46,14 @@ def load_suite(path: str | Path) -> Suite:
         notes=tuple(map(str, raw.get("notes", ()))),
         base=tuple(fragments_of(raw["base"], path)),
         axes=axes,
-        seeds=seeds_of(raw.get("seeds", 1)),
+        seeds=seeds_of(raw.get("seeds", 1), f"{path}: seeds"),
         tables=(),
     )
-    overrides = [(choice(one["when"]), tuple(fragments_of(one["config"], path))) for one in raw.get("overrides", ())]
-    suite = replace(suite, overrides=tuple(overrides), exclude=tuple(map(choice, raw.get("exclude", ()))))
-    suite = replace(suite, baseline=strings(raw.get("baseline", default_baseline(axes))))
+    overrides = tuple(override(one, path) for one in raw.get("overrides", ()))
+    exclude = tuple(choice(one, f"{path}: exclude") for one in raw.get("exclude", ()))
+    baseline = raw.get("baseline", default_baseline(axes))
+    require(isinstance(baseline, Mapping), f"{path}: baseline", baseline, "give a mapping of axes to labels")
+    suite = replace(suite, overrides=overrides, exclude=exclude, baseline=strings(baseline))
     suite = replace(suite, tables=tuple(table_of(one, axes, path) for one in raw.get("tables", [{}])))
     check_labels(suite)
     check_statistics(suite)
@@ -64,21 +68,26 @@ def labels_of(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ..
     hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
     require(isinstance(value, Mapping) and len(value) > 0, f"{path}: axes.{axis}", value, hint)
     given: list[tuple[str, tuple[Fragment, ...]]]
-    if set(value) == {"key", "values"}:
-        given = [(str(one), (nested(value["key"], one),)) for one in value["values"]]
+    if "key" in value:
+        check_keys(value, ["key", "values"], f"{path}: axes.{axis}")
+        key, values = value["key"], value.get("values")
+        require(isinstance(key, str), f"{path}: axes.{axis}.key", key, "give the key of the config that has the values")
+        hint = "give a list of one or more values"
+        require(isinstance(values, list) and len(values) > 0, f"{path}: axes.{axis}.values", values, hint)
+        given = [(str(one), (nested(key, one),)) for one in values]
     else:
         given = [(str(label), tuple(fragments_of(one, path))) for label, one in value.items()]
     labels = [label for label, _ in given]
-    distinct = len({plain(label) for label in labels}) == len(labels) > 0
-    require(distinct, f"{path}: axes.{axis}", labels, "give one or more labels whose letters and digits differ")
+    distinct = len({plain(label) for label in labels}) == len(labels)
+    require(distinct, f"{path}: axes.{axis}", labels, "give labels whose letters and digits differ")
     return dict(given)
 
 
-def seeds_of(value: Any) -> tuple[int, ...]:
+def seeds_of(value: Any, where: str) -> tuple[int, ...]:
     """Seeds from a list, or the first few from their number."""
-    seeds = range(value) if isinstance(value, int) else value
-    good = isinstance(seeds, (range, list)) and len(seeds) > 0 and all(isinstance(one, int) for one in seeds)
-    require(good, "seeds", value, "give their number, or a list of integers")
+    seeds = range(value) if type(value) is int else value
+    good = isinstance(seeds, (range, list)) and len(seeds) > 0 and all(type(one) is int for one in seeds)
+    require(good and len(set(seeds)) == len(seeds), where, value, "give their number, or a list of distinct integers")
     return tuple(seeds)
 
 
@@ -93,6 +102,8 @@ def table_of(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Tab
     require(
         raw.get("show", "final") in SHOWN, f"{path}: tables.show", raw.get("show"), f"choose among {', '.join(SHOWN)}"
     )
+    for key in ("rows", "columns"):
+        require(isinstance(raw.get(key, []), list), f"{path}: tables.{key}", raw.get(key), "give a list of axes")
     rows = tuple(raw.get("rows", ["method"] if "method" in axes else [next(iter(axes))]))
     columns = tuple(raw.get("columns", [axis for axis in axes if axis not in rows]))
     for axis in {*rows, *columns} ^ set(axes):
@@ -108,14 +119,15 @@ def published_of(
     """Published numbers by labels, from mappings nested in the order of rows and columns."""
     if raw is None:
         return
+    where = f"{path}: {'.'.join(('published', *labels))}"
     if len(labels) < depth:
-        require(isinstance(raw, Mapping), f"{path}: published {'/'.join(labels)}", raw, "give a mapping of labels")
+        require(isinstance(raw, Mapping), where, raw, "give a mapping of labels, by rows, then columns")
         for label, inner in raw.items():
             yield from published_of(inner, depth, path, (*labels, str(label)))
         return
     numbers = list(raw) if isinstance(raw, Sequence) and not isinstance(raw, str) else [raw]
     good = len(numbers) in (1, 2) and all(isinstance(one, (int, float)) for one in numbers)
-    require(good, f"{path}: published {'/'.join(labels)}", raw, "give a number, or [mean, deviation]")
+    require(good, where, raw, "give a number, or [mean, deviation]")
     yield labels, (float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
 
 
@@ -131,15 +143,6 @@ def check_kinds(raw: Mapping[str, Any], path: Path) -> None:
     for key, value in raw.items():
         kind, hint = KINDS.get(key, (object, ""))
         require(isinstance(value, kind) and (key != "axes" or bool(value)), f"{path}: {key}", value, hint)
-    for key in ("overrides", "exclude", "tables"):
-        for one in raw.get(key, ()):
-            require(isinstance(one, Mapping), f"{path}: {key}", one, "give a list of mappings")
-    for one in raw.get("overrides", ()):
-        whole = set(one) == {"when", "config"} and isinstance(one["when"], Mapping)
-        require(whole, f"{path}: overrides", one, "give `when`, a mapping of labels, and `config`")
-    for axis, value in raw["axes"].items():
-        listed = not isinstance(value, Mapping) or set(value) != {"key", "values"} or isinstance(value["values"], list)
-        require(listed, f"{path}: axes.{axis}", value, "give a list of values")
 
 
 def check_labels(suite: Suite) -> None:
@@ -158,7 +161,9 @@ def check_labels(suite: Suite) -> None:
             where = f"{suite.path}: {key}"
             require(axis in suite.axes, where, axis, f"is no axis; the axes are {', '.join(suite.axes)}")
             known = suite.axes[axis]
-            require(label in known, f"{where}.{axis}", label, f"is no label of it; they are {', '.join(known)}")
+            order = "; published nests by rows, then columns" if key == "published" else ""
+            hint = f"is no label of it; they are {', '.join(known)}{order}"
+            require(label in known, f"{where}.{axis}", label, hint)
 
 
 def check_statistics(suite: Suite) -> None:
@@ -180,6 +185,16 @@ def strings(labels: Mapping[Any, Any]) -> Labels:
     return {str(axis): str(label) for axis, label in labels.items()}
 
 
-def choice(when: Mapping[Any, Any]) -> Choice:
+def override(raw: Any, path: Path) -> tuple[Choice, tuple[Fragment, ...]]:
+    """More config for some cells: their labels, and the config."""
+    where = f"{path}: overrides"
+    check_keys(raw, ["when", "config"], where)
+    for key in ("when", "config"):
+        require(key in raw, f"{where}.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
+    return choice(raw["when"], f"{where}.when"), tuple(fragments_of(raw["config"], path))
+
+
+def choice(when: Any, where: str) -> Choice:
     """The labels on each axis, given as one label or a list."""
+    require(isinstance(when, Mapping), where, when, "give a mapping of axes to labels")
     return {str(axis): tuple(map(str, one if isinstance(one, list) else [one])) for axis, one in when.items()}

@@ -66,7 +66,7 @@ def tuning_of(suite: Suite) -> Tuning:
             **raw,
             "search": searches_of(suite, raw.get("search"), f"{where}.search"),
             "at": labels_of(suite, strings(raw.get("at") or {}), f"{where}.at"),
-            "seeds": seeds_of(raw.get("seeds", [100])),
+            "seeds": seeds_of(raw.get("seeds", [100]), f"{suite.path}: tune.seeds"),
         }
     )
 

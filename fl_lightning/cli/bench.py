@@ -81,15 +81,20 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Run ``bench`` or ``tune``. Bad input ends it with one line and exit status 2, cells that failed with status 1.
 
-    A signal ends it with the command that goes on, and status 128 + its number.
+    A signal ends it with the command that goes on, and status 128 + its number. It ends without a word where nobody
+    reads its output any more.
     """
     command = args[0]
     try:
         given = parser_of(command).parse_args(args[1:])
         status = (bench if command == "bench" else tune)(given, args)
+        sys.stdout.flush()
     except UsageError as error:
         print(f"error: {clipped(str(error))}", file=sys.stderr)
         status = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
+        status = 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         status = 128 + signal.SIGINT
@@ -107,9 +112,9 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if given.status or given.dry_run:
         study = find_study(suite, connect(url)) if exists(url) else None
         results = results_of(study, cells)
-        print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
         if given.save is not None:
             write_tables(suite, cells, results, make_folder(given.save, "--save"))
+        print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
         return 0
     make_folder(output, "--output")
     if given.save is not None:
@@ -213,9 +218,9 @@ def searches_of(suite: Suite, given: argparse.Namespace) -> list[Search]:
 
 def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folders: Sequence[Path]) -> int:
     """Print the tables, write them into the folders, and say which cells failed; returns the exit status."""
-    print(render(suite, cells, results))
-    for folder in folders:
+    for folder in folders:  # before they are printed: who reads them may close the pipe, as `head` does
         write_tables(suite, cells, results, folder)
+    print(render(suite, cells, results))
     failed = sum(result.state == "failed" for result in results.values())
     if failed:
         some = f"{failed} of {len(results)} cells failed"
@@ -234,7 +239,7 @@ def plan_of(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], 
     states = [result.state for result in results.values()]
     done = f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"
     left = f"the others take about {as_time(total / jobs)} with --jobs {jobs}"
-    return f"{done}; {left}" + (f", without {failed} kinds that cannot be run" if failed else "")
+    return f"{done}; {left}" + (f", without {failed} of these lines, which cannot be run" if failed else "")
 
 
 def make_folder(folder: Path, key: str) -> Path:

@@ -108,6 +108,8 @@ def of_unknown_key(text: str) -> str | None:
     if match is None:
         return None
     key = match[1] or match[2]
+    if key.partition(".")[0] == "axes":
+        return "axes: no such key; a file with axes is a suite: run it with bench SUITE"
     if text.startswith("unrecognized"):
         return f"no such key (--help lists them): {text.partition(': ')[2]}{near(key, keys_of_trainer())}"
     return f"{key}: no such key (--help lists them){near(key, keys_of_trainer()) or '; remove it'}"

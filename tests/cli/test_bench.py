@@ -1,5 +1,7 @@
 """``bench``: what it runs, prints and refuses."""
 
+import os
+import signal
 import sys
 from functools import partial
 
@@ -125,7 +127,8 @@ def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
     fake(lambda cell, on_round: {"failed": "data.root: nothing there"})
     assert status(toy, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "lr=0.2: 1 to run, data.root: nothing there" in said and "without 4 kinds that cannot be run" in said
+    assert "lr=0.2: 1 to run, data.root: nothing there" in said
+    assert "without 4 of these lines, which cannot be run" in said
 
 
 @pytest.mark.parametrize(
@@ -162,12 +165,46 @@ def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
         ("tables: [{rows: [metod]}]", "axis 'metod'"),
         ("baseline: {method: FedNothing}", "FedNothing"),
         ("bases: 1", "bases"),
+        ("axes: {}", "axes={}: give a mapping of axes"),
+        ("axes: [lr]", "axes=['lr']: give a mapping of axes"),
+        ("axes: {lr: {key: lr, values: []}}", "axes.lr.values=[]: give a list of one or more"),
+        ("axes: {lr: {key: lr, values: 0.1}}", "axes.lr.values=0.1: give a list of one or more"),
+        ("axes: {lr: {key: lr, values: [1, 1]}}", "axes.lr=['1', '1']: give labels whose letters and digits differ"),
+        ("axes: {lr: {key: lr}}", "axes.lr.values=None: give a list"),
+        ("seeds: [1, 1]", "toy.yaml: seeds=[1, 1]: give their number"),
+        ("seeds: true", "toy.yaml: seeds=True: give their number"),
+        ("notes: a sentence", "notes='a sentence': give a list"),
+        ("tables: {show: final}", "tables={'show': 'final'}: give a list"),
+        ("tables: [{rows: method}]", "tables.rows='method': give a list of axes"),
+        ("tables: [{published: {0.1: {FedAvg: 60}}}]", "published nests by rows, then columns"),
+        ("exclude: {lr: 0.1}", "exclude={'lr': 0.1}: give a list"),
+        ("exclude: [lr]", "exclude='lr': give a mapping"),
+        ("baseline: FedAvg", "baseline='FedAvg': give a mapping"),
+        ("overrides: [{config: {}}]", "overrides.when=None"),
+        ("overrides: [{when: {method: FedAvg}, confg: {}}]", "overrides: confg={}: is no key here"),
     ],
 )
 def test_a_suite_with_an_unknown_name_is_refused(change, said, tmp_path, capsys):
     (tmp_path / "toy.yaml").write_text(f"{TOY}{change}\n")
     assert status("toy.yaml") == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_config_is_no_suite(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("seed_everything: 0\ntrainer: {max_rounds: 1}\n")
+    assert status("run.yaml") == 2
+    assert "run.yaml: is a config, not a suite; run it with fit --config run.yaml" in capsys.readouterr().err
+
+
+def test_the_tables_are_written_although_nobody_reads_them(toy, fake, tmp_path, monkeypatch):
+    fake()
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(command, "say", lambda line: None)
+        assert status(toy, "--save", tmp_path / "saved") == 128 + signal.SIGPIPE
+    assert list((tmp_path / "saved").glob("*.tex"))
 
 
 def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
