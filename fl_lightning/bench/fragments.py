@@ -74,22 +74,6 @@ def merged(fragments: Iterable[Fragment]) -> Fragment:
     return result
 
 
-def emptied(before: Fragment, fragment: Fragment) -> Fragment:
-    """The lists of classes of ``before`` that ``fragment`` replaces, as empty lists.
-
-    A parser merges two lists of the same length item by item: in place of FedProx, MOON would have the mu of FedProx.
-    """
-    result: Fragment = {}
-    for key, value in fragment.items():
-        old = before.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            inner = emptied(dict(old), dict(value))
-            result |= {key: inner} if inner else {}
-        elif isinstance(value, list) and isinstance(old, list) and any(isinstance(one, Mapping) for one in old):
-            result[key] = []
-    return result
-
-
 def look_up(config: Fragment, key: str, default: Any = None) -> Any:
     """The value of a dotted key."""
     value: Any = config

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from fl_lightning.bench.fragments import (
     Fragment,
     digest,
-    emptied,
     in_classes,
     look_up,
     merged,
@@ -184,10 +183,7 @@ class Suite:
         parts += [scaled(merged(parts), scale)] if scale != 1 else []
         parts += [*extra, {"seed_everything": seed}]
         classes = look_up(merged(parts), "model.init_args.num_classes")
-        fragments: list[Fragment] = []
-        for part in parts:
-            fragments += [one for one in (emptied(merged(fragments), part), in_classes(part, classes)) if one]
-        return Cell(labels, seed, tuple(fragments), scale)
+        return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts if part), scale)
 
 
 def scaled(config: Fragment, scale: float) -> Fragment:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from optuna.study import Study
+
 from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
@@ -113,7 +115,7 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
         study = find_study(suite, connect(url)) if exists(url) else None
         results = results_of(study, cells)
         if given.save is not None:
-            write_tables(suite, cells, results, make_folder(given.save, "--save"))
+            write_all(suite, study, given, [make_folder(given.save, "--save")])
         print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
         return 0
     make_folder(output, "--output")
@@ -127,15 +129,18 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
         enqueue_failed(study, cells)
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
     driver.run()
-    return ended(driver, args) or finish(
-        suite, cells, results_of(study, cells), [output, *([given.save] if given.save else [])]
-    )
+    if status := ended(driver, args):
+        return status
+    # before they are printed: who reads them may close the pipe, as `head` does
+    write_all(suite, study, given, [output, *([given.save] if given.save else [])])
+    return finish(suite, cells, results_of(study, cells))
 
 
 def ended(driver: Driver, args: Sequence[str]) -> int:
     """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
     if driver.error is not None:
-        print(f"error: {clipped(f'{type(driver.error).__name__}: {driver.error}')}; go on: {again(args)}")
+        why = clipped(f"{type(driver.error).__name__}: {driver.error}")
+        print(f"error: {why}; go on: {again(args)}", file=sys.stderr)
         return 1
     if driver.caught is not None:
         print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
@@ -216,10 +221,16 @@ def searches_of(suite: Suite, given: argparse.Namespace) -> list[Search]:
     return [Search(suite, tuning, label, given.scale, extra_of(given), given.trials) for label in wanted]
 
 
-def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folders: Sequence[Path]) -> int:
-    """Print the tables, write them into the folders, and say which cells failed; returns the exit status."""
-    for folder in folders:  # before they are printed: who reads them may close the pipe, as `head` does
-        write_tables(suite, cells, results, folder)
+def write_all(suite: Suite, study: Study | None, given: argparse.Namespace, folders: Sequence[Path]) -> None:
+    """Write the tables of the whole suite into the folders, whatever part of it was asked for."""
+    seeds = seeds_of(suite.seeds, max(len(suite.seeds), given.seeds or 0))
+    cells = suite.cells(given.scale, extra_of(given), seeds)
+    for folder in folders:
+        write_tables(suite, cells, results_of(study, cells), folder)
+
+
+def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> int:
+    """Print the tables of the cells, and say which of them failed; returns the exit status."""
     print(render(suite, cells, results))
     failed = sum(result.state == "failed" for result in results.values())
     if failed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ActionConfigFile, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -43,8 +43,35 @@ OF_SUITES = (
 )
 
 
+class ConfigFile(ActionConfigFile):
+    """Reads a config; its lists replace those of the files before.
+
+    The parser would merge two lists of the same length item by item, and MOON in place of FedProx would get its mu.
+    """
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        given = yaml.safe_load(Path(values).read_text()) if os.path.isfile(values) else {}
+        forget_lists(cfg, given)
+        super().__call__(parser, cfg, values, option_string)
+
+
+def forget_lists(before: Any, given: Any) -> None:
+    """Empty the lists of classes of a config that what is given replaces."""
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        old = before.get(key)
+        if isinstance(value, list) and isinstance(old, list):
+            before[key] = []
+        elif isinstance(old, (Namespace, dict)):
+            forget_lists(old, value)
+
+
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs["action"] = ConfigFile
+        return super().add_argument(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # nested parsers raise instead of exiting, and add the key's path on the way up

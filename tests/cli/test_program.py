@@ -56,6 +56,20 @@ def test_the_printed_config_has_the_top_level_keys(capsys):
     assert list(printed(capsys, *FIT)) == keys
 
 
+def test_a_list_of_classes_replaces_that_of_an_earlier_file(capsys, tmp_path):
+    """The parser alone merges lists of the same length item by item: MOON would get the mu of FedProx."""
+    prox, moon = (
+        {"method": [{"class_path": "FedProx", "init_args": {"mu": 0.123}}]},
+        {"method": [{"class_path": "MOON"}]},
+    )
+    for name, content in (("prox", prox), ("moon", moon)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    files = [f"--config={tmp_path / name}.yaml" for name in ("prox", "moon")]
+    (method,) = printed(capsys, *FIT, *files)["method"]
+    assert method["class_path"].endswith("MOON")
+    assert method["init_args"]["mu"] == 1.0
+
+
 def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):
     fragments = [f"experiments/methods/{name}.yaml" for name in ("feduv", "feddecorr")]
     args = [arg for path in fragments for arg in ("--config", path)]
