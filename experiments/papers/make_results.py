@@ -1,7 +1,8 @@
 """Makes RESULTS.md from the stored cells of the suites: python experiments/papers/make_results.py
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
-from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``.
+from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``; what
+we conclude from all of them, in ``results/claims.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Made by `python experiments/papers/make_results.py` from the cells in `results/`
 def make(papers: Path = PAPERS) -> str:
     """The page, from the files of cells below a folder of suites."""
     files = sorted((papers / "results").glob(f"*{ENDING}"))
-    return "\n".join([HEAD, *(line for file in files for line in part(file, papers))])
+    claims = papers / "results" / "claims.md"
+    summary = [claims.read_text()] if claims.is_file() else []
+    return "\n".join([HEAD, *summary, *(line for file in files for line in part(file, papers))])
 
 
 def part(file: Path, papers: Path) -> Iterator[str]:

@@ -101,7 +101,7 @@ def result_of(line: Mapping[str, str]) -> Result:
 
 def lines_of(path: Path, parse: Any) -> Iterator[dict[str, str]]:
     """The lines of a file of cells, each of which can be parsed."""
-    csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
+    before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.DictReader(file)
@@ -112,3 +112,5 @@ def lines_of(path: Path, parse: Any) -> Iterator[dict[str, str]]:
                 yield line
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: is no file of cells: {text_of(error)}; give one that bench has written") from error
+    finally:
+        csv.field_size_limit(before)  # it is the whole process's

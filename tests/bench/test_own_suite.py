@@ -78,13 +78,15 @@ def test_it_runs_and_its_tables_come_with_it(tmp_path, short, capsys):
     files = [f"own_method-suite.{end}" for end in ("cells.csv", "table.csv", "table.md", "table.tex")]
     assert sorted(one.name for one in (tmp_path / "saved").iterdir()) == files
     results = read_cells(tmp_path / "out" / files[0])
-    assert {one.state for one in results.values()} == {"done"}
-    assert len({one.plan for one in results.values()}) == 1
+    # the files hold the whole suite, whatever part of it was asked for
+    done = [one for one in results.values() if one.state == "done"]
+    assert len(done) == 2 < len(results)
+    assert len({one.plan for one in done}) == 1
     with (tmp_path / "saved" / files[1]).open() as file:
-        means = {(one["table"], one["method"]): float(one["mean"]) for one in csv.DictReader(file)}
+        means = {(one["table"], one["method"]): float(one["mean"]) for one in csv.DictReader(file) if one["mean"]}
     # the first round of this method is FedAvg
     assert means["1", "FedAvg"] == means["1", "ClippedChange"]
-    assert means["3", "FedAvg"] == means["3", "ClippedChange"] == 1.5
+    assert "| FedAvg | **1.50** |" in said
 
 
 def test_what_is_tuned_is_a_config_of_fit(tmp_path, short, capsys):

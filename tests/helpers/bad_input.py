@@ -207,7 +207,10 @@ BAD: dict[str, tuple[str, str]] = {
     "the bare Method": ("method: [Method]", "method='Method': it is the base of all methods, and does nothing"),
     "mu beside class_path": (method("[{class_path: FedProx, mu: 1}]"), "method: arguments stand under init_args"),
     "init_args no mapping": (method("[{class_path: FedProx, init_args: 3}]"), "method: FedProx.init_args=int: give a"),
-    "clas_path": (method("[{clas_path: FedProx}]"), "method: FedProx has no 'clas_path'; it takes mu"),
+    "clas_path": (
+        method("[{clas_path: FedProx}]"),
+        "method: Method has no 'clas_path'; it takes no arguments",
+    ),
     "a method twice": ("method: [FedProx, FedProx]", "method=['fedprox', 'fedprox']: fedprox stands twice"),
     "a callback of Lightning's": (
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
