@@ -18,7 +18,6 @@ from optuna.study import Study
 from optuna.trial import Trial
 
 from fl_lightning.bench.process import Interrupt, Runner
-from fl_lightning.bench.results import Result
 from fl_lightning.bench.study import (
     QueueEmpty,
     digest_of,
@@ -102,10 +101,6 @@ class Driver:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def results(self, study: Study) -> dict[str, Result]:
-        """The result of each cell."""
-        return results_of(study, self.cells)
-
     def stop(self) -> None:
         """Let the jobs end: their runs stop as a fit does on a signal, and go on another time."""
         self._stop.set()
@@ -135,17 +130,21 @@ class Driver:
 
     # ------------------------------------------------------------------ jobs
     def _job(self, runner: Any) -> None:
-        """Take cells from the queue until all are done."""
+        """Work with one runner until nothing is left to do."""
         try:
-            study = open_study(self.suite, self.backend, self.cells)
-            while not self._stop.is_set() and self._waits_for_work(study):
-                with suppress(QueueEmpty, Interrupt, Dropped):
-                    self._next(study, runner)
+            self._work(runner)
         except Exception as error:
             self.error = self.error or error
             self.stop()
         finally:
             runner.close()
+
+    def _work(self, runner: Any) -> None:
+        """Take cells from the queue until all are done."""
+        study = open_study(self.suite, self.backend, self.cells)
+        while not self._stop.is_set() and self._waits_for_work(study):
+            with suppress(QueueEmpty, Interrupt, Dropped):
+                self._next(study, runner)
 
     def _waits_for_work(self, study: Study) -> bool:
         """Wait until a cell is in the queue; false where all are done or failed."""
@@ -169,43 +168,23 @@ class Driver:
                 self.say(line)
 
     def _next(self, study: Study, runner: Any) -> None:
-        """Run the next cell of the queue.
-
-        Raises:
-            QueueEmpty: another process has taken the last one.
-            Interrupt: the job was told to stop; nothing says that the cell failed, so it is queued again.
-            Dropped: the trial is not ours to finish.
-        """
-        numbers: list[int] = []
+        """Run the next cell of the queue, with the exceptions of :func:`run_next`."""
         lines: list[str] = []
-
-        def objective(trial: Trial) -> float:
-            numbers.append(trial.number)
-            return self._objective(study, trial, runner, lines)
-
-        try:
-            # within optimize there is a heartbeat
-            study.optimize(objective, n_trials=1, catch=(Failed,))
-        except (ValueError, UpdateFinishedTrialError) as error:
-            # a trial that is not running any more takes no value
-            if not numbers or is_running(study, numbers[0]):
-                raise
-            raise Dropped from error
+        run_next(study, lambda trial: self._objective(study, trial, runner, lines))
         if not lines:
             return
-        done = sum(result.state == "done" for result in self.results(study).values())
+        done = sum(result.state == "done" for result in results_of(study, self.cells).values())
         self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
 
     def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
         cell = self.by_digest[trial.user_attrs["digest"]]
-        self._drop_repetition(study, trial, cell)
-        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+        drop_repetition(study, trial)
         began, report = time.monotonic(), Reporter(trial)
         answer = runner.run(self._message(cell), report)
         if not is_running(study, trial.number):
             self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
             raise Dropped
-        self._drop_repetition(study, trial, cell)
+        drop_repetition(study, trial)
         if "failed" in answer:
             trial.set_user_attr("reason", answer["failed"])
             lines.append(f"{cell.name}: failed: {answer['failed']}")
@@ -217,17 +196,6 @@ class Driver:
         lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")
         return values[last]
 
-    def _drop_repetition(self, study: Study, trial: Trial, cell: Cell) -> None:
-        """Give up a trial whose cell is done, or is run by another one.
-
-        Raises:
-            Repetition: it is.
-        """
-        other = repeats(study, trial.number, cell.digest)
-        if other is not None:
-            trial.set_user_attr("repeats", other)
-            raise Repetition
-
     def _message(self, cell: Cell) -> dict[str, Any]:
         """A cell as a runner takes it."""
         return {
@@ -238,6 +206,40 @@ class Driver:
             "log": str(self.output / "logs" / f"{cell.folder}.log"),
             "metric": self.suite.metric,
         }
+
+
+def run_next(study: Study, objective: Callable[[Trial], float]) -> int:
+    """Run the next trial of a study's queue; returns its number.
+
+    Raises:
+        QueueEmpty: another process has taken the last one.
+        Interrupt: the job was told to stop; nothing says that the trial failed, so it is queued again.
+        Dropped: the trial is not ours to finish.
+    """
+    numbers: list[int] = []
+
+    def begun(trial: Trial) -> float:
+        numbers.append(trial.number)
+        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+        return objective(trial)
+
+    try:
+        # within optimize there is a heartbeat
+        study.optimize(begun, n_trials=1, catch=(Failed,))
+    except (ValueError, UpdateFinishedTrialError) as error:
+        # a trial that is not running any more takes no value
+        if not numbers or is_running(study, numbers[0]):
+            raise
+        raise Dropped from error
+    return numbers[0]
+
+
+def drop_repetition(study: Study, trial: Trial, error: type[Exception] = Repetition) -> None:
+    """Give up a trial whose cell is done, or is run by another one, by raising ``error``."""
+    other = repeats(study, trial.number, trial.user_attrs["digest"])
+    if other is not None:
+        trial.set_user_attr("repeats", other)
+        raise error
 
 
 class Reporter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,14 @@ def read_yaml(path: Path) -> Any:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}; give another file") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file of text atomically, and its folder where there is none; returns the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    return partial.replace(path)
 
 
 def fragments_of(value: Any, path: Path) -> Iterator[Fragment]:

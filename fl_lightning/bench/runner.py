@@ -15,14 +15,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fl_lightning.errors import Stopped, UsageError, clipped, text_of
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from fl_lightning.records.temporary import lock
 
 Report = Callable[[int, float], bool]
 Run = Callable[[Mapping[str, Any], Report], dict[str, Any]]
@@ -157,24 +153,13 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
-        waits = not take(file)
+        waits = lock(file) is False
         if waits:
             file.seek(0)
             print(f"waiting for the run of another process: {file.read().strip()}", file=sys.stderr, flush=True)
-        while waits and not take(file):
+        while waits and lock(file) is False:
             time.sleep(POLL)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
-
-
-def take(file: IO[str]) -> bool:
-    """Lock a file, unless another process holds its lock; true where there are no such locks."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -197,9 +197,9 @@ def digest_of(trial: FrozenTrial) -> str | None:
     return None if "repeats" in trial.user_attrs else trial.user_attrs.get("digest")
 
 
-def by_digest(study: Study, cells: Iterable[Cell]) -> dict[str, list[FrozenTrial]]:
-    """The trials of each cell, in their order."""
-    found: dict[str, list[FrozenTrial]] = {cell.digest: [] for cell in cells}
+def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTrial]]:
+    """The trials of each digest, in their order."""
+    found: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
     for trial in study.get_trials(deepcopy=False):
         if (digest := digest_of(trial)) in found:
             found[digest].append(trial)
@@ -234,9 +234,9 @@ def enqueue_failed(study: Study, cells: Sequence[Cell]) -> int:
 
 def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
     """Each cell with its trials; of several cells of the same config, one."""
-    found = by_digest(study, cells)
-    for cell in {cell.digest: cell for cell in cells}.values():
-        yield cell, found[cell.digest]
+    alike = {cell.digest: cell for cell in cells}
+    for digest, trials in by_digest(study, alike).items():
+        yield alike[digest], trials
 
 
 def enqueue(study: Study, cells: Iterable[Cell]) -> int:
@@ -299,7 +299,7 @@ def is_queued(study: Study) -> bool:
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, Result]:
     """The result of each cell, by its digest; a cell that is not in the study waits."""
-    found = by_digest(study, cells) if study is not None else {}
+    found = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
     return {cell.digest: result_of(cell, decisive(found.get(cell.digest, ()))) for cell in cells}
 
 

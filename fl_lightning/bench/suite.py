@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fl_lightning.bench.fragments import (
     Fragment,
@@ -23,7 +23,7 @@ from fl_lightning.errors import require
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
-SHOWN = ("final", "best", "last", "rounds_to", "seconds", "rank")
+SHOWN: tuple[str, ...] = get_args(Show)
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits

@@ -51,9 +51,8 @@ def load_suite(path: str | Path) -> Suite:
     )
     overrides = tuple(override(one, path) for one in raw.get("overrides", ()))
     exclude = tuple(choice(one, f"{path}: exclude") for one in raw.get("exclude", ()))
-    baseline = raw.get("baseline", default_baseline(axes))
-    require(isinstance(baseline, Mapping), f"{path}: baseline", baseline, "give a mapping of axes to labels")
-    suite = replace(suite, overrides=overrides, exclude=exclude, baseline=strings(baseline))
+    baseline = strings(raw.get("baseline", default_baseline(axes)))
+    suite = replace(suite, overrides=overrides, exclude=exclude, baseline=baseline)
     suite = replace(suite, tables=tuple(table_of(one, axes, path) for one in raw.get("tables", [{}])))
     check_labels(suite)
     check_statistics(suite)
@@ -106,9 +105,10 @@ def table_of(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Tab
         require(isinstance(raw.get(key, []), list), f"{path}: tables.{key}", raw.get(key), "give a list of axes")
     rows = tuple(raw.get("rows", ["method"] if "method" in axes else [next(iter(axes))]))
     columns = tuple(raw.get("columns", [axis for axis in axes if axis not in rows]))
-    for axis in {*rows, *columns} ^ set(axes):
-        hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
-        raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
+    for axis in (*rows, *columns, *axes):
+        if axis not in axes or (*rows, *columns).count(axis) != 1:
+            hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
+            raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
     published = dict(published_of(raw.get("published") or {}, len(rows) + len(columns), path))
     return Table(**{"show": "final", **raw, "rows": rows, "columns": columns, "published": published})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from fl_lightning.bench.cells_csv import cells_csv
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Entry, Part
+from fl_lightning.bench.fragments import write_text
 from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, latex, markdown
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite
@@ -55,17 +55,11 @@ def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Resu
     Returns:
         The files.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     scale = cells[0].scale if cells else 1.0
     stem = suite.name if scale == 1 else f"{suite.name}_scale{scale:g}"
     texts = {f"{stem}.table.{form}": render(suite, cells, results, form) for form in FORMS}
     texts[f"{stem}.cells.csv"] = cells_csv(suite, cells, results)
-    for name, text in texts.items():
-        partial = folder / f".{name}.{os.getpid()}"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
-    return [folder / name for name in texts]
+    return [write_text(Path(folder) / name, text) for name, text in texts.items()]
 
 
 def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:

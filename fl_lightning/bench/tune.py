@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,20 +17,19 @@ from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.driver import POLL, Driver, Dropped, Failed
+from fl_lightning.bench.driver import POLL, Driver, Dropped, Failed, drop_repetition, run_next
 from fl_lightning.bench.estimate import measured
-from fl_lightning.bench.fragments import Fragment
+from fl_lightning.bench.fragments import Fragment, write_text
 from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.study import (
     CellStorage,
     QueueEmpty,
+    by_digest,
     decisive,
-    digest_of,
     fail_dead,
     hidden,
     is_queued,
     is_running,
-    repeats,
     running,
 )
 from fl_lightning.bench.suite import Suite, plain
@@ -69,25 +66,19 @@ class Tuner(Driver):
         super().__init__(suite, (), backend, output, jobs, say, runner)
         self.searches = searches
 
-    def _job(self, runner: Any) -> None:
+    def _work(self, runner: Any) -> None:
         """Take trials from the queues of the searches until all are done."""
-        try:
-            studies = [(search, open_search(search, self.backend)) for search in self.searches]
-            while not self._stop.is_set():
-                found = next((pair for pair in studies if self._has_work(*pair)), None)
-                if found is not None:
-                    with suppress(QueueEmpty, Interrupt, Dropped):
-                        self._next_trial(*found, runner)
-                elif any(running(study) for _, study in studies):
-                    self._say_once("the queue is empty; trials still run, here or in other processes")
-                    self._stop.wait(POLL)
-                else:
-                    return
-        except Exception as error:
-            self.error = self.error or error
-            self.stop()
-        finally:
-            runner.close()
+        studies = [(search, open_search(search, self.backend)) for search in self.searches]
+        while not self._stop.is_set():
+            found = next((pair for pair in studies if self._has_work(*pair)), None)
+            if found is not None:
+                with suppress(QueueEmpty, Interrupt, Dropped):
+                    self._next_trial(*found, runner)
+            elif any(running(study) for _, study in studies):
+                self._say_once("the queue is empty; trials still run, here or in other processes")
+                self._stop.wait(POLL)
+            else:
+                return
 
     def _has_work(self, search: Search, study: Study) -> bool:
         """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
@@ -95,41 +86,30 @@ class Tuner(Driver):
         with self._lock:
             if is_queued(study):
                 return True
-            missing = [slot for slot, trials in with_trials(search, study) if decisive(trials) is None]
+            found = by_digest(study, search.slots)
+            missing = [slot for slot, trials in found.items() if decisive(trials) is None]
             for slot in missing:
-                study.enqueue_trial(parameters(search, study, slot), user_attrs={"digest": slot})
+                # of a grid its own, else those of the trial that was interrupted, if there is one
+                given = search.slots[slot] or (dict(found[slot][-1].params) if found[slot] else {})
+                study.enqueue_trial(given, user_attrs={"digest": slot})
             return bool(missing)
 
     def _next_trial(self, search: Search, study: Study, runner: Any) -> None:
-        """Run the next trial of a search, with the exceptions of :meth:`Driver._next`."""
-        numbers: list[int] = []
-
-        def objective(trial: Trial) -> float:
-            numbers.append(trial.number)
-            return self._value(search, study, trial, runner)
-
-        try:
-            study.optimize(objective, n_trials=1, catch=(Failed,))
-        except (ValueError, UpdateFinishedTrialError) as error:
-            if not numbers or is_running(study, numbers[0]):
-                raise
-            raise Dropped from error
-        self.say(
-            f"{search.label}: {told(study.get_trials(deepcopy=False)[numbers[0]], search)}{self._count(search, study)}"
-        )
+        """Run the next trial of a search, with the exceptions of :func:`run_next`."""
+        number = run_next(study, lambda trial: self._value(search, study, trial, runner))
+        ended = told(study.get_trials(deepcopy=False)[number], search)
+        self.say(f"{search.label}: {ended}{self._count(search, study)}")
 
     def _count(self, search: Search, study: Study) -> str:
         over = sum(
             (last := decisive(trials)) is not None and last.state.is_finished()
-            for _, trials in with_trials(search, study)
+            for trials in by_digest(study, search.slots).values()
         )
         return f" ({over} of {len(search.slots)})"
 
     def _value(self, search: Search, study: Study, trial: Trial, runner: Any) -> float:
         """The metric of a trial: its last value, as the mean over the seeds."""
-        slot = trial.user_attrs["digest"]
-        self._drop_repeated(study, trial, slot)
-        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+        drop_repetition(study, trial, Dropped)
         # a sampler that went on from trial to trial would draw the same points in each process
         trial.study.sampler = TPESampler(seed=trial.number)
         values = {key: suggested(trial, key, space) for key, space in search.spaces.items()}
@@ -148,12 +128,6 @@ class Tuner(Driver):
             by_round = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
             finals.append(by_round[max(by_round)])
         return sum(finals) / len(finals)
-
-    def _drop_repeated(self, study: Study, trial: Trial, slot: str) -> None:
-        other = repeats(study, trial.number, slot)
-        if other is not None:
-            trial.set_user_attr("repeats", other)
-            raise Dropped
 
 
 class PruningReport:
@@ -224,24 +198,9 @@ def suggested(trial: Trial, key: str, space: Space) -> Any:
     return trial.suggest_float(key, low, high, log=log)
 
 
-def with_trials(search: Search, study: Study) -> Iterator[tuple[str, list[FrozenTrial]]]:
-    """The trials of each slot of a search."""
-    found: dict[str | None, list[FrozenTrial]] = {}
-    for trial in study.get_trials(deepcopy=False):
-        found.setdefault(digest_of(trial), []).append(trial)
-    for slot in search.slots:
-        yield slot, found.get(slot, [])
-
-
-def parameters(search: Search, study: Study, slot: str) -> dict[str, Any]:
-    """The parameters of a slot: of a grid its own, else those of the trial that was interrupted, if there is one."""
-    before = [trials for name, trials in with_trials(search, study) if name == slot and trials]
-    return search.slots[slot] or (dict(before[0][-1].params) if before else {})
-
-
 def retry_failed(search: Search, study: Study) -> None:
     """Queue the trials that failed."""
-    for slot, trials in with_trials(search, study):
+    for slot, trials in by_digest(study, search.slots).items():
         last = decisive(trials)
         if last is not None and last.state == TrialState.FAIL:
             study.enqueue_trial(dict(last.params), user_attrs={"digest": slot})
@@ -249,7 +208,8 @@ def retry_failed(search: Search, study: Study) -> None:
 
 def why_none(search: Search, study: Study) -> str:
     """Why a search has no best trial."""
-    reasons = [last.user_attrs.get("reason") for _, found in with_trials(search, study) if (last := decisive(found))]
+    lasts = map(decisive, by_digest(study, search.slots).values())
+    reasons = [last.user_attrs.get("reason") for last in lasts if last]
     return next(filter(None, reasons), "none has ended")
 
 
@@ -299,18 +259,15 @@ def write_best(search: Search, study: Study, output: Path, url: str) -> Path | N
     if best is None:
         return None
     path = output / "tuned" / f"{plain(search.label)}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     fragment: Fragment = search.fragment(best.params)
     text = "".join(f"# {line}\n" for line in head(search, study, best, url)) + yaml.safe_dump(fragment, sort_keys=False)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    return partial.replace(path)
+    return write_text(path, text)
 
 
 def head(search: Search, study: Study, best: FrozenTrial, url: str) -> Iterator[str]:
     """Where tuned values come from: the study, the number of trials, and the numbers of all that were not pruned."""
     tuning = search.tuning
-    trials = [last for _, found in with_trials(search, study) if (last := decisive(found)) is not None]
+    trials = [last for last in map(decisive, by_digest(study, search.slots).values()) if last is not None]
     states = Counter(trial.state for trial in trials)
     names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
     counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]

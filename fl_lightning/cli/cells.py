@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import yaml
 
 from fl_lightning.bench.runner import Report, serve
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.launch import restored_environment
 from fl_lightning.errors import ClientError, require
@@ -131,15 +131,6 @@ def machine() -> str:
     cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     return f"{device}, {cores}, torch {torch.__version__}"
-
-
-def processor() -> str:
-    """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class TemporaryFolder:
         remove_leftovers(prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = (self.path / "lock").open("w")
-        _locks(self._lock)
+        lock(self._lock)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -45,15 +45,15 @@ class TemporaryFolder:
 def remove_leftovers(prefix: str) -> None:
     """Remove the folders whose process has ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError), (folder / "lock").open() as lock:
-            if time.time() > folder.stat().st_mtime + NEW and _locks(lock):
+        with suppress(OSError), (folder / "lock").open() as file:
+            if time.time() > folder.stat().st_mtime + NEW and lock(file):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locks(file: IO[str]) -> bool:
-    """Lock a file, unless another process holds its lock."""
+def lock(file: IO[str]) -> bool | None:
+    """Lock a file, unless another process holds its lock; None where there are no such locks."""
     if fcntl is None:
-        return False
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -163,6 +163,7 @@ def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
     ("change", "said"),
     [
         ("tables: [{rows: [metod]}]", "axis 'metod'"),
+        ("tables: [{rows: [method], columns: [method, lr]}]", "axis 'method': rows and columns take each axis once"),
         ("baseline: {method: FedNothing}", "FedNothing"),
         ("bases: 1", "bases"),
         ("axes: {}", "axes={}: give a mapping of axes"),
