@@ -6,9 +6,9 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fl_lightning.bench.fragments import of_result
 from fl_lightning.bench.numbers import waiting
@@ -16,6 +16,7 @@ from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import UsageError, text_of
 
+T = TypeVar("T")
 # the columns beside the labels; ``value`` is for the reader, it is the last of ``values``
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
 LAST = ("values", "metrics", "config")
@@ -63,7 +64,7 @@ def read_cells(path: str | Path) -> dict[str, Result]:
     Raises:
         UsageError: it cannot be read, or is no such file.
     """
-    return {line["digest"]: result_of(line) for line in lines_of(Path(path), result_of)}
+    return {result.digest: result for result in parsed(Path(path), result_of)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
@@ -84,7 +85,7 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
                 raise ValueError(f"axis {axis} of {suite.path.name} has no label {label}")
         return Cell(labels, int(line["seed"]), (json.loads(line["config"]),), float(line["scale"]))
 
-    return [cell_of(line) for line in lines_of(Path(path), cell_of)]
+    return list(parsed(Path(path), cell_of))
 
 
 def result_of(line: Mapping[str, str]) -> Result:
@@ -99,17 +100,15 @@ def result_of(line: Mapping[str, str]) -> Result:
     )
 
 
-def lines_of(path: Path, parse: Any) -> Iterator[dict[str, str]]:
-    """The lines of a file of cells, each of which can be parsed."""
+def parsed(path: Path, parse: Callable[[Mapping[str, str]], T]) -> Iterator[T]:
+    """What ``parse`` makes of each line of a file of cells."""
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.DictReader(file)
             for name in {*FIRST, *LAST} - {*(lines.fieldnames or ())}:
                 raise ValueError(f"it lacks the column {name}")
-            for line in lines:
-                parse(line)
-                yield line
+            yield from map(parse, lines)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: is no file of cells: {text_of(error)}; give one that bench has written") from error
     finally:

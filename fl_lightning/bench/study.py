@@ -247,6 +247,34 @@ def enqueue(study: Study, cells: Iterable[Cell]) -> int:
     return len(queued)
 
 
+def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, Result]) -> int:
+    """Count cells as done whose results are known from elsewhere; returns how many.
+
+    Args:
+        study: the study.
+        cells: the cells that it may have; those that it has a result of keep it.
+        known: results by digest.
+    """
+    loaded = 0
+    for cell, trials in with_trials(study, cells):
+        result = known.get(cell.digest)
+        if result is not None and result.state == "done" and all(one.state != TrialState.COMPLETE for one in trials):
+            study.add_trial(done_trial(cell, result))
+            loaded += 1
+    return loaded
+
+
+def done_trial(cell: Cell, result: Result) -> FrozenTrial:
+    """The trial of a cell that is done."""
+    kept = ("values", "seconds", "plan", "metrics", "machine", "run_dir")
+    given = {key: getattr(result, key) for key in kept}
+    return optuna.trial.create_trial(
+        value=result.values[max(result.values)],
+        intermediate_values=dict(result.values),
+        user_attrs={**attributes(cell), "result": given},
+    )
+
+
 def attributes(cell: Cell) -> dict[str, Any]:
     """What the trial of a cell says of it."""
     return {

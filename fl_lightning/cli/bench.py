@@ -16,6 +16,7 @@ from typing import NoReturn
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
+from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
@@ -28,6 +29,7 @@ from fl_lightning.bench.study import (
     enqueue_failed,
     exists,
     find_study,
+    load_results,
     open_study,
     results_of,
 )
@@ -74,6 +76,15 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     if command == "bench":
         parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
         parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
+        parser.add_argument(
+            "--load",
+            metavar="FILE",
+            type=Path,
+            nargs="+",
+            action="extend",
+            default=[],
+            help="files of cells, such as those of another machine, whose finished cells are not run again",
+        )
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -111,13 +122,10 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     cells = cells_of(suite, given)
     output = Path(given.output or Path("runs") / suite.name)
     url = given.storage or default_url(output)
-    if given.status or given.dry_run:
-        study = find_study(suite, connect(url)) if exists(url) else None
-        results = results_of(study, cells)
-        if given.save is not None:
-            write_all(suite, study, given, [make_folder(given.save, "--save")])
-        print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
-        return 0
+    known = {path: read_cells(path) for path in given.load}
+    only_told = given.status or given.dry_run
+    if only_told and not known:
+        return tell(suite, cells, given, find_study(suite, connect(url)) if exists(url) else None)
     make_folder(output, "--output")
     if given.save is not None:
         make_folder(given.save, "--save")
@@ -125,6 +133,10 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     if not given.storage:
         check_alone(suite, backend, output)
     study = open_study(suite, backend, cells)
+    for path, results in known.items():
+        say(load_file(path, results, study, all_cells(suite, given)))
+    if only_told:
+        return tell(suite, cells, given, study)
     if given.retry:
         enqueue_failed(study, cells)
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
@@ -134,6 +146,24 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     # before they are printed: who reads them may close the pipe, as `head` does
     write_all(suite, study, given, [output, *([given.save] if given.save else [])])
     return finish(suite, cells, results_of(study, cells))
+
+
+def tell(suite: Suite, cells: Sequence[Cell], given: argparse.Namespace, study: Study | None) -> int:
+    """Say how far the cells are, or what is left to run; returns the exit status."""
+    results = results_of(study, cells)
+    if given.save is not None:
+        write_all(suite, study, given, [make_folder(given.save, "--save")])
+    print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
+    return 0
+
+
+def load_file(path: Path, results: Mapping[str, Result], study: Study, cells: Sequence[Cell]) -> str:
+    """Count the cells as done that are so in a file; returns the line that says how many."""
+    done = {digest for digest, result in results.items() if result.state == "done"}
+    loaded = load_results(study, cells, results)
+    strange = len(done - {cell.digest for cell in cells})
+    others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
+    return f"{path}: {loaded} of {len(done)} finished cells are new here{others}"
 
 
 def ended(driver: Driver, args: Sequence[str]) -> int:
@@ -223,10 +253,15 @@ def searches_of(suite: Suite, given: argparse.Namespace) -> list[Search]:
 
 def write_all(suite: Suite, study: Study | None, given: argparse.Namespace, folders: Sequence[Path]) -> None:
     """Write the tables of the whole suite into the folders, whatever part of it was asked for."""
-    seeds = seeds_of(suite.seeds, max(len(suite.seeds), given.seeds or 0))
-    cells = suite.cells(given.scale, extra_of(given), seeds)
+    cells = all_cells(suite, given)
     for folder in folders:
         write_tables(suite, cells, results_of(study, cells), folder)
+
+
+def all_cells(suite: Suite, given: argparse.Namespace) -> list[Cell]:
+    """The cells of the whole suite, whatever part of it was asked for."""
+    seeds = seeds_of(suite.seeds, max(len(suite.seeds), given.seeds or 0))
+    return suite.cells(given.scale, extra_of(given), seeds)
 
 
 def finish(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> int:

@@ -148,6 +148,8 @@ def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
         (["{toy}", "--output", "/proc/here"], "--output='/proc/here'"),
         (["{toy}", "--bogus"], "--bogus"),
         ([], "SUITE"),
+        (["{toy}", "--load", "{toy}"], "is no file of cells"),
+        (["{toy}", "--load", "nothing.csv"], "nothing.csv: is no file of cells"),
     ],
 )
 def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
@@ -206,6 +208,32 @@ def test_the_tables_are_written_although_nobody_reads_them(toy, fake, tmp_path, 
         monkeypatch.setattr(command, "say", lambda line: None)
         assert status(toy, "--save", tmp_path / "saved") == 128 + signal.SIGPIPE
     assert list((tmp_path / "saved").glob("*.tex"))
+
+
+def test_results_from_elsewhere_are_not_run_again(toy, fake, tmp_path, capsys):
+    fake()
+    only = ("--only", "method=FedAvg")
+    assert status(toy, *only, "--output", "there", "--save", "saved") == 0
+    file = next((tmp_path / "saved").glob("*.cells.csv"))
+    runners = fake()
+    del runners[:]
+    capsys.readouterr()
+    assert status(toy, "--load", file, "--output", "here", "--save", "again") == 0
+    assert "2 of 2 finished cells are new here" in capsys.readouterr().out
+    assert sum(len(one.ran) for one in runners) == 2  # those of the other method
+    lines, again = (path.read_text().splitlines() for path in (file, tmp_path / "again" / file.name))
+    assert {line for line in lines if ",done," in line} < set(again)
+    assert status(toy, "--load", file, "--output", "here", "--status") == 0
+    assert "0 of 2 finished cells are new here" in capsys.readouterr().out
+
+
+def test_results_of_other_configs_are_not_loaded(toy, fake, tmp_path, capsys):
+    fake()
+    assert status(toy, "--save", "saved", "--scale", 0.5) == 0
+    file = next((tmp_path / "saved").glob("*.cells.csv"))
+    assert status(toy, "--load", file, "--output", "here", "--status") == 0
+    said = capsys.readouterr().out
+    assert "0 of 4 finished cells are new here; 4 others are no cells of this suite" in said
 
 
 def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
