@@ -129,7 +129,8 @@ def told_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
 def machine() -> str:
     """The processor or GPU of this process, and the cores."""
     cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else kind
     return f"{device}, {cores}, torch {torch.__version__}"
 
 
