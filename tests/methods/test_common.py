@@ -43,6 +43,7 @@ NEUTRAL = {
     "structureddecov": (StructuredDeCov(weight=0), StructuredDeCov(weight=1.0, groups=4), "mlp"),
     "fedprox": (FedProx(mu=0), FedProx(mu=1.0), "mlp"),
     "fedlc": (FedLC(tau=0), FedLC(tau=1.0), "mlp"),
+    "fedlc by log prior": (FedLC(tau=0, margin="log_prior"), FedLC(margin="log_prior"), "mlp"),
     "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0), "cnn"),
     "feduv": (FedUV(mu=0, lambda_=0), FedUV(), "mlp"),
     "feddecorr": (FedDecorr(beta=0), FedDecorr(), "mlp"),
