@@ -129,6 +129,11 @@ def decorrelation(z, form="official"):
     return batch * np.mean([k[i, j] ** 2 for i, j in itertools.permutations(range(d), 2)] or [0.0])
 
 
+def spread_of_singular_values(z):
+    """Variance of the singular values of the covariance, which are computed one by one."""
+    return np.linalg.svd(np.atleast_2d(np.cov(z.T, bias=True)), compute_uv=False).var() if len(z) > 1 else 0.0
+
+
 def covariance_penalty(z, groups, gamma=0.0):
     d = z.shape[1]
     c = np.cov(z.T, bias=True)

@@ -113,6 +113,10 @@ LOSSES = {
         lambda z: F.correlation_frobenius(z, "paper"),
         lambda b, d: (0, (b - 1) ** 2 / b**2),
     ),
+    "singular_value_variance": (
+        F.singular_value_variance,
+        lambda b, d: (0, math.inf if b > 1 and d > 1 else 0),
+    ),
     "covariance_decorrelation": (F.covariance_decorrelation, lambda b, d: (0, math.inf if b > 1 and d > 1 else 0)),
     "structured_covariance_decorrelation": (
         lambda z: F.structured_covariance_decorrelation(z, 1 + z.shape[1] // 2),
@@ -144,6 +148,7 @@ OF_REPRESENTATIONS = {
     "rbf_uniformity": F.rbf_uniformity,
     "correlation_frobenius": F.correlation_frobenius,
     "correlation_frobenius paper": lambda z: F.correlation_frobenius(z, "paper"),
+    "singular_value_variance": F.singular_value_variance,
     "covariance_decorrelation": F.covariance_decorrelation,
     "structured_covariance_decorrelation": lambda z: F.structured_covariance_decorrelation(z, 4, 0.5),
     "prototype_distance": lambda z: F.prototype_distance(
@@ -217,6 +222,7 @@ def test_gradients_of_scale_invariant_losses_are_orthogonal_to_the_input(name, z
 def test_homogeneous_losses_satisfy_eulers_identity(z):
     for degree, loss in (
         (4, F.covariance_decorrelation),
+        (4, F.singular_value_variance),
         (4, lambda z: F.structured_covariance_decorrelation(z, 2, 0.7)),
         (2, lambda z: F.frobenius_similarity(z, torch.zeros_like(z))),
     ):

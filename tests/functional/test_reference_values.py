@@ -61,6 +61,7 @@ def cases(batch, d, dead=False):
             lambda x: F.model_contrastive_loss(x, near(x), (far(x), near(x))),
             lambda x: formulas.moon(x, [other, third, other], 0.5),
         ),
+        "singular_value_variance": (F.singular_value_variance, formulas.spread_of_singular_values),
         "covariance_decorrelation": (F.covariance_decorrelation, lambda x: formulas.covariance_penalty(x, d)),
         "structured_covariance_decorrelation": (
             lambda x: F.structured_covariance_decorrelation(x, 2, 0.3),

@@ -16,6 +16,7 @@ from fl_lightning.functional import (
     model_contrastive_loss,
     prototype_distance,
     representation_contrast,
+    singular_value_variance,
     structured_covariance_decorrelation,
 )
 from fl_lightning.methods import (
@@ -157,6 +158,10 @@ TERMS = {
     "feddecorr": (
         FedDecorr(0.3, form="paper"),
         lambda c, step, m: 0.3 * correlation_frobenius(step.taps["representation"], "paper"),
+    ),
+    "feddecorr by singular values": (
+        FedDecorr(0.3, form="singular_values"),
+        lambda c, step, m: 0.3 * singular_value_variance(step.taps["representation"]),
     ),
     "moon": (MOON(mu=2.0, temperature=0.7), moon_term),
     "fedcka": (FedCKA(mu=3.0), fedcka_term),
