@@ -87,9 +87,9 @@ def _off_diagonal(normal: Tensor) -> Tensor:
 def singular_value_variance(z: Tensor) -> Tensor:
     r"""The variance of the singular values of the covariance C of z, :math:`\frac1d \sum_k (\sigma_k - \bar\sigma)^2`.
 
-    C is the covariance of the columns of z over the batch, ``(d, d)``, divided by B. No singular value is computed: since
-    C is positive semi-definite, the sum is :math:`\lVert C - \bar\sigma I \rVert_F^2`, and :math:`\bar\sigma` is the
-    mean of its diagonal. For columns of variance 1, so that C is the correlation matrix K, it is
+    C is the covariance of the columns of z over the batch, ``(d, d)``, divided by B. No singular value is computed: C
+    is positive semi-definite, so that the sum is :math:`\lVert C - \bar\sigma I \rVert_F^2`, where the mean is that
+    of its diagonal. For columns of variance 1, so that C is the correlation matrix K, it is
     :math:`\lVert K \rVert_F^2 / d - 1`, which is FedDecorr's Proposition 1: d times the form ``paper`` of
     :func:`correlation_frobenius`, minus 1.
 

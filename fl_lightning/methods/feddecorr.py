@@ -30,8 +30,8 @@ class FedDecorr(Method):
         beta: coefficient :math:`\beta \ge 0`; 0 gives FedAvg. The authors use 0.1, and 0.05 for CIFAR-100.
         form: ``official``, as in the authors' code; ``paper``, Eq. 8 as printed; or ``singular_values``, Eq. 6: the
             variance of the singular values of z's covariance, which the paper replaces by Eq. 8. If the dimensions of z
-            had variance 1, it would be d times ``paper``, minus 1. As it is, it depends on the scale of z, and a small z
-            makes it small.
+            had variance 1, it would be d times ``paper``, minus 1. In general, it grows with the fourth power of the
+            scale of z.
 
     Raises:
         UsageError: ``beta`` is below 0.
@@ -39,9 +39,7 @@ class FedDecorr(Method):
 
     requires = ("representation",)
 
-    def __init__(
-        self, beta: float = 0.1, form: Literal["official", "paper", "singular_values"] = "official"
-    ) -> None:
+    def __init__(self, beta: float = 0.1, form: Literal["official", "paper", "singular_values"] = "official") -> None:
         require(beta >= 0, "FedDecorr.beta", beta, "give 0 or more")
         self.beta, self.form = beta, form
 

@@ -4,8 +4,8 @@ Paper: https://arxiv.org/abs/2209.00189
 
 .. math:: \tilde o_c = o_c - \tau n_c^{-1/4}, \qquad \ell = -\tilde o_y + \log \sum_i e^{\tilde o_i}
 
-The margin :math:`\tau n_c^{-1/4}` comes with Eq. 6; Eq. 4 and 5, from which the paper sets out, have the negative log of
-the class prior in its place. Eq. 5 and 7 as printed sum over :math:`i \ne y`, which has no lower bound. The paper's
+The margin :math:`\tau n_c^{-1/4}` comes with Eq. 6. Eq. 4 and 5, from which the paper sets out, have the negative log
+of the class prior in its place. Eq. 5 and 7 as printed sum over :math:`i \ne y`, which has no lower bound. The paper's
 Theorem 3 and every implementation sum over all classes.
 """
 

@@ -48,7 +48,9 @@ def test_the_log_prior_makes_the_bayes_classifier_of_equal_priors_the_optimum(ma
 def test_the_log_prior_is_the_papers_pairwise_margin():
     """Eq. 5: the logit of class i against that of the label y is raised by log(prior of i / prior of y)."""
     logits, counts = draw(2, 3), torch.tensor([5, 20, 75])
-    pairs = [[calibrated_logits(logits, counts, margin="log_prior")[0, i] - logits[0, i] for i in pair] for pair in PAIRS]
+    pairs = [
+        [calibrated_logits(logits, counts, margin="log_prior")[0, i] - logits[0, i] for i in pair] for pair in PAIRS
+    ]
     found = [float(first - second) for first, second in pairs]
     assert found == pytest.approx([np.log(5 / 20), np.log(5 / 75), np.log(75 / 20)])
 

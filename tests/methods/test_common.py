@@ -9,6 +9,7 @@ from helpers.runs import assert_same_bits, differs, small_data, small_model
 from torch.optim import SGD
 
 from fl_lightning import Method
+from fl_lightning.errors import ClientError
 from fl_lightning.functional import (
     correlation_frobenius,
     covariance_decorrelation,
@@ -104,7 +105,9 @@ def test_scaffold_and_feddyn_settle_at_the_optimum(run, method):
     assert settle(run, [method], local_steps=5)[0] == pytest.approx(weighted(B, A), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", [SCAFFOLD(), SCAFFOLD(variate="gradients"), FedNova(), FedDyn(), FedProto()])
+@pytest.mark.parametrize(
+    "method", [SCAFFOLD(), SCAFFOLD("gradients"), SCAFFOLD(scaled=True), FedNova(), FedDyn(), FedProto()]
+)
 def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, method):
     data = small_data(batch_size=102, drop_last=True)
     model = ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=partial(SGD, lr=0.1))
@@ -118,8 +121,9 @@ def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, metho
         assert not any(v.any() for v in memories.get(k, {}).get("feddyn", {}).get("g", {}).values())
     if isinstance(method, SCAFFOLD):
         busy = [memories[k]["scaffold"]["variate"] for k in range(4) if k not in idle]
+        shares = [4 * data.info(k).num_examples / 400 if method.scaled else 1 for k in range(4) if k not in idle]
         for name, c in method.global_variate.items():
-            torch.testing.assert_close(c, sum(own[name].double() for own in busy) / 4)
+            torch.testing.assert_close(c, sum(s * own[name].double() for s, own in zip(shares, busy, strict=True)) / 4)
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedDyn()])
@@ -184,6 +188,30 @@ def test_a_penalty_is_its_coefficient_times_the_papers_term_of_the_right_tensors
     monkeypatch.setattr(method, "penalty", compared)
     run([method], "cnn", max_rounds=3)
     assert set(checked) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "terms"),
+    [
+        (FedUV(spectral=0.3), "mlp", ["uniformity", "variance", "spectral"]),
+        (FedUV(mu=0), "mlp", ["variance"]),
+        (FedCKA(layers=3), "cnn", ["early.0", "early.1", "early.2"]),
+    ],
+    ids=["feduv", "feduv of one term", "fedcka"],
+)
+def test_the_logged_terms_of_a_method_add_up_to_its_logged_penalty(run, method, kind, terms):
+    row = run([method], kind, max_rounds=2, local_epochs=2)[1].history[-1]
+    tag = f"train/{method.name}"
+    logged = {name: value for name, value in row.items() if name.startswith(f"{tag}/")}
+    assert set(logged) == {f"{tag}/{term}" for term in terms}
+    assert sum(logged.values()) == pytest.approx(row[tag], rel=1e-6)
+    assert all(logged.values())
+
+
+def test_the_term_that_became_nan_is_named_rather_than_the_whole_penalty(run, monkeypatch):
+    monkeypatch.setattr("fl_lightning.methods.feduv.probability_variance_hinge", lambda logits, hinge: logits.sum() / 0)
+    with pytest.raises(ClientError, match="feduv/variance became nan or infinite at local step 0"):
+        run([FedUV()], max_rounds=1)
 
 
 @pytest.mark.parametrize("kind", [MOON, FedCKA])
