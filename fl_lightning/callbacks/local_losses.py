@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 FILE = "local_losses.csv"
 KEYS = ("round", "client", "epoch")
-# of the lines of a figure, so that clients can be told apart without colour
-STYLES = ("-", "--", "-.", ":")
+# of the lines of a figure, so that 20 clients can be told apart without colour
+STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 # clients up to which a figure has a legend
-NAMED = 12
+NAMED = 20
 
 
 class Table:
@@ -155,8 +155,8 @@ def draw(term: str, rows: list[Row]) -> Figure:
     clients = sorted({int(row["client"]) for row in rows})
     for number, k in enumerate(clients):
         points = [(row["epoch"] + 1, row[term]) for row in rows if row["client"] == k]
-        style = STYLES[number // 10 % len(STYLES)] if len(clients) > NAMED else STYLES[number % len(STYLES)]
-        axes.plot(*zip(*points, strict=True), style, marker="o", markersize=3, linewidth=1.2, label=f"client {k}")
+        style, marker = STYLES[number % len(STYLES)], MARKERS[number % len(MARKERS)]
+        axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=4, linewidth=1.2, label=f"client {k}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="local epoch", ylabel=f"{term}, mean over the epoch")
     axes.set_title(f"{term} within the visits of round {int(rows[0]['round'])}")
