@@ -13,7 +13,7 @@ from fl_lightning.methods import FedCKA, FedUV
 
 
 def fit(folder, methods=(), ckpt_path=None, kind="mlp", callbacks=None, **kwargs):
-    given = {"local_epochs": 3, "name": "run", "enable_progress_bar": False, **kwargs}
+    given = {"local_epochs": 3, "name": "run", "enable_progress_bar": False, "threads_per_worker": 1, **kwargs}
     trainer = small_trainer(folder, callbacks=[LocalLosses()] if callbacks is None else callbacks, **given)
     trainer.fit(small_model(kind), small_data(kind, train_size=200), list(methods), ckpt_path)
     return trainer
