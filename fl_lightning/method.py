@@ -160,7 +160,10 @@ class Method:
         return logits
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        """A scalar that is added to the loss and logged as ``train/<name>``."""
+        """A scalar that is added to the loss and logged as ``train/<name>``.
+
+        A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
+        """
         return None
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:

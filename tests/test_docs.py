@@ -43,7 +43,7 @@ def test_a_switch_is_an_argument_or_a_key(name):
     arguments = inspect.signature(find(name)).parameters
     for *_, switch in LEDGER[name]["rows"]:
         for key in [re.match("[a-z_.0-9]*", part)[0] for part in re.split(r", (?![^[]*\])", switch) if switch != "-"]:
-            known = key in arguments or key.partition(".")[0] in ("trainer", "model")
+            known = key in arguments or key.partition(".")[0] in ("trainer", "model", "data")
             assert known, (switch, key)
 
 

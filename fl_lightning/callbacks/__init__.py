@@ -4,6 +4,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.callbacks.local_losses import LocalLosses
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
@@ -14,6 +15,7 @@ __all__ = [
     "BestCheckpoint",
     "Callback",
     "EarlyStopping",
+    "LocalLosses",
     "Measurement",
     "ProgressBar",
     "RunRecord",

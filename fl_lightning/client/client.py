@@ -77,6 +77,9 @@ class Client(LightningModule):
         tap_paths: tap name to the path of the submodule that it is bound to.
         frozen: names of the frozen parameters.
         hooks: names of Lightning's hooks and steps that the module overrides.
+        keeps_epochs: whether :attr:`epochs` is kept, which a callback may set before the first round.
+        epochs: the terms of the loss by name, as means over each local epoch of this visit, where they are kept: the
+            module's ``loss``, each method's penalty, and the terms of a penalty that has several.
         outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
     """
 
@@ -118,6 +121,8 @@ class Client(LightningModule):
         self.num_skipped = 0
         self.drift = 0.0
         self.lr = 0.0
+        self.keeps_epochs = False
+        self.epochs: list[dict[str, float]] = []
         self._memories = memories if memories is not None else Memories()
         self._change: State | None = None
         self._bindings = dict(taps)
@@ -208,6 +213,13 @@ class Client(LightningModule):
         given = kwargs.pop("batch_size", None) if weight is None else weight
         self.logged.add(name, value, given, **dict(zip(Arguments._fields, args, strict=False)), **kwargs)
 
+    def log_term(self, method: Method, name: str, value: Tensor) -> None:
+        """Log a term of a method's penalty as ``train/<method>/<name>``, the mean over the visit and the clients.
+
+        It is logged with its coefficient, as it enters the loss: the terms of a method add up to ``train/<method>``.
+        """
+        self.logged.add_term(f"{method.name}/{name}", value)
+
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
 
@@ -288,7 +300,7 @@ class Client(LightningModule):
         if self.kept:
             self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
         self.epoch, self.num_steps, self.num_skipped, self._change = 0, 0, 0, None
-        self._values = {}
+        self._values, self.epochs = {}, []
         self.logged.clear(info.num_examples)
         self.references.start(repeats=len(self.stand_in.clock.passes_now) > 1)
         self.load(self.received)
@@ -309,6 +321,8 @@ class Client(LightningModule):
 
     def end_epoch(self) -> None:
         """End a pass, after the module's hook: reduce what was logged in it, which schedulers then watch."""
+        if self.keeps_epochs:
+            self.epochs.append(self.logged.terms_of_epoch())
         self.logged.end_epoch()
 
     @contextmanager

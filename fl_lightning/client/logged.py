@@ -147,6 +147,10 @@ class Logged:
         bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad is not None}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
+    def terms_of_epoch(self) -> dict[str, float]:
+        """The terms of the loss in the present epoch, as means over its examples."""
+        return {name: term.so_far().value for name, term in self._terms.items() if term.count}
+
     def end_epoch(self) -> None:
         """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it."""
         for name, term in self._terms.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
+from fl_lightning.engine.description import canonical
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.files import load
 
@@ -46,7 +48,7 @@ def changes_of(
     where = f"ckpt_path={shown_path(path)!r}"
     check_state(run, where, checkpoint)
     done = checkpoint["round"]
-    changes = {**differences(ours, checkpoint), **of_rounds(run, checkpoint)}
+    changes = {**differences(ours, checkpoint), **of_new_arguments(run, checkpoint), **of_rounds(run, checkpoint)}
     if OF_SERVER.isdisjoint(changes) and not suits(checkpoint["server"]["optimizer"], run.server.optimizer):
         changes["trainer.server_optimizer"] = ("another", type(run.server.optimizer).__name__)
     if "plan_hash" in changes:
@@ -78,6 +80,21 @@ def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
     for name, shape in ours.items():
         hint = f"not a checkpoint of this run: there it has the shape {theirs[name]}; give the same model"
         require(shape == theirs[name], f"{where}: model.{name}", shape, hint)
+
+
+def of_new_arguments(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """Arguments of methods that a checkpoint is older than, and that have another value than their default.
+
+    The run of the checkpoint had the default.
+    """
+    before, changes = checkpoint.get("description", {}).get("method", {}), dict[str, Change]()
+    for name, one in named(run.methods.methods).items():
+        now, then = run.description["method"][name], before.get(name, {})
+        for key, argument in signature(type(one)).parameters.items() if then.get("class") == now["class"] else ():
+            default = canonical(argument.default)
+            if key in now and key not in then and now[key] != default and argument.default is not argument.empty:
+                changes[f"method.{name}.{key}"] = (default, now[key])
+    return changes
 
 
 def of_rounds(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:

@@ -11,6 +11,7 @@ from fl_lightning.functional.contrastive import model_contrastive_loss, represen
 from fl_lightning.functional.decorrelation import (
     correlation_frobenius,
     covariance_decorrelation,
+    singular_value_variance,
     structured_covariance_decorrelation,
 )
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
@@ -45,6 +46,7 @@ __all__ = [
     "rbf_uniformity",
     "representation_contrast",
     "restricted_logits",
+    "singular_value_variance",
     "singular_values",
     "stable_rank",
     "structured_covariance_decorrelation",

@@ -19,6 +19,7 @@ from fl_lightning.functional._precision import in_full_precision
 
 FLOOR = 1e-8
 Missing = Literal["floor", "mask", "clamp"]
+Margin = Literal["fourth_root", "log_prior"]
 
 
 @in_full_precision
@@ -27,24 +28,33 @@ def calibrated_logits(
     class_counts: Tensor,
     tau: float = 1.0,
     missing: Missing = "floor",
+    margin: Margin = "fourth_root",
 ) -> Tensor:
-    r"""Subtract from every logit the margin of its class, :math:`o_c - \tau n_c^{-1/4}`; rare classes lose most.
+    r"""Subtract from every logit the margin of its class, :math:`o_c - \tau \Delta_c`; rare classes lose most.
+
+    The margin :math:`\Delta_c` is :math:`n_c^{-1/4}` (``fourth_root``), or :math:`-\log \gamma_c`, where
+    :math:`\gamma_c = n_c / \sum_i n_i` estimates the class prior (``log_prior``). With ``log_prior`` and
+    :math:`\tau = 1`, the cross-entropy of the result is least where softmax(o) is the posterior under equal class
+    priors, whatever the counts are.
 
     Args:
         logits: raw logits ``(B, C)``.
         class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
         tau: :math:`\tau \ge 0`; 0 leaves the logits as they are, but for missing classes under ``mask``.
-        missing: what to do with a class of which the client has no example: count 1e-8 examples, which subtracts
-            :math:`100 \tau` (``floor``); set its logit to minus infinity (``mask``); or count one example (``clamp``).
+        missing: what to do with a class of which the client has no example: count 1e-8 examples, which for
+            ``fourth_root`` subtracts :math:`100 \tau` (``floor``); set its logit to minus infinity (``mask``); or count
+            one example (``clamp``).
+        margin: ``fourth_root`` or ``log_prior``.
 
     Returns:
         Logits ``(B, C)`` in float32 (float64 for float64). With ``mask`` their cross-entropy is finite only
         if no label belongs to a missing class and labels are not smoothed.
 
     Raises:
-        UsageError: ``missing`` has another value.
+        UsageError: ``missing`` or ``margin`` has another value.
 
-    Source: FedLC, Eq. 6 and 7. The paper does not treat missing classes, and public implementations differ.
+    Source: FedLC, Eq. 6 and 7 (``fourth_root``), Eq. 4 and 5 (``log_prior``). The paper does not treat missing classes,
+    and public implementations differ.
 
     Example:
         >>> import torch
@@ -52,11 +62,15 @@ def calibrated_logits(
         tensor([[  -1.0000,   -0.5000, -100.0000]])
         >>> calibrated_logits(torch.zeros(1, 3), torch.tensor([1, 16, 0]), missing="mask")
         tensor([[-1.0000, -0.5000,    -inf]])
+        >>> calibrated_logits(torch.zeros(1, 2), torch.tensor([25, 75]), margin="log_prior").exp()
+        tensor([[0.2500, 0.7500]])
     """
     require(missing in ("floor", "mask", "clamp"), "missing", missing, "choose floor, mask or clamp")
+    require(margin in ("fourth_root", "log_prior"), "margin", margin, "choose fourth_root or log_prior")
     counts = class_counts.to(logits.dtype)
-    margin = tau * counts.clamp_min(FLOOR if missing == "floor" else 1).pow(-0.25)
-    lowered = logits - margin
+    counted = counts.clamp_min(FLOOR if missing == "floor" else 1)
+    margins = counted.pow(-0.25) if margin == "fourth_root" else counts.sum().clamp_min(1).log() - counted.log()
+    lowered = logits - tau * margins
     return lowered.masked_fill(counts == 0, -torch.inf) if missing == "mask" else lowered
 
 

@@ -83,6 +83,44 @@ def _off_diagonal(normal: Tensor) -> Tensor:
     return products.square().sum() - normal.square().sum(0).square().sum()
 
 
+@in_full_precision
+def singular_value_variance(z: Tensor) -> Tensor:
+    r"""The variance of the singular values of the covariance C of z, :math:`\frac1d \sum_k (\sigma_k - \bar\sigma)^2`.
+
+    C is the covariance of the columns of z over the batch, ``(d, d)``, divided by B. No singular value is computed: C
+    is positive semi-definite, so that the sum is :math:`\lVert C - \bar\sigma I \rVert_F^2`, where the mean is that
+    of its diagonal. For columns of variance 1, so that C is the correlation matrix K, it is
+    :math:`\lVert K \rVert_F^2 / d - 1`, which is FedDecorr's Proposition 1: d times the form ``paper`` of
+    :func:`correlation_frobenius`, minus 1.
+
+    Args:
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
+
+    Returns:
+        A scalar, at least 0. It is 0 for d = 1, and, with gradient 0, for B < 2. It grows with the fourth power of the
+        scale of z.
+
+    Source: FedDecorr, Eq. 6 and Proposition 1.
+
+    Example:
+        >>> import torch
+        >>> even, uneven = torch.eye(4) - 0.25, torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+        >>> singular_value_variance(even[:, :3]) < singular_value_variance(uneven)
+        tensor(True)
+        >>> singular_value_variance(uneven)  # singular values 2 and 0.5
+        tensor(0.5625)
+    """
+    rows = as_rows(z)
+    batch, d = rows.shape
+    if batch < 2:
+        return linked_zero(z)
+    # of columns or of rows: the singular values are the same but for zeros
+    products = _products(centered(rows)) / batch
+    mean, size = products.diagonal().sum() / d, len(products)
+    gaps = products - mean * torch.eye(size, dtype=products.dtype, device=products.device)
+    return (gaps.square().sum() + (d - size) * mean.square()) / d
+
+
 def covariance_decorrelation(z: Tensor) -> Tensor:
     r"""DeCov's term, :math:`\frac12 (\lVert C \rVert_F^2 - \lVert \mathrm{diag}\, C \rVert^2)`.
 

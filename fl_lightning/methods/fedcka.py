@@ -13,7 +13,7 @@ Paper: https://arxiv.org/abs/2112.00407
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import ClassVar, Literal
 
 import torch
@@ -31,17 +31,30 @@ from fl_lightning.functional import (
 from fl_lightning.method import Method, Step
 from fl_lightning.state import Weighted
 
+BANDWIDTH = 0.5
 
-def _each(similarity: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *ys: torch.stack([similarity(x, y) for y in ys])
+
+def _each(similarity: Callable[..., Tensor], **how: float) -> Callable[..., Tensor]:
+    """The similarities of x with each of several y; under the name of ``similarity``, by which checkpoints know it."""
+    return wraps(similarity)(lambda x, *ys: torch.stack([similarity(x, y, **how) for y in ys]))
+
+
+def frobenius_raw(x: Tensor, y: Tensor) -> Tensor:
+    """Minus the squared Frobenius distance."""
+    return frobenius_similarity(x, y) * x.numel()
+
+
+def frobenius_literal(x: Tensor, y: Tensor) -> Tensor:
+    """The squared Frobenius distance, as Table 3 names it."""
+    return -frobenius_raw(x, y)
 
 
 SIMILARITIES: dict[str, Callable[..., Tensor]] = {
     "linear": linear_ckas,
     "debiased": partial(linear_ckas, debiased=True),
-    "rbf": _each(rbf_cka),
     "frobenius": _each(frobenius_similarity),
-    "frobenius_raw": _each(lambda x, y: frobenius_similarity(x, y) * x.numel()),
+    "frobenius_raw": _each(frobenius_raw),
+    "frobenius_literal": _each(frobenius_literal),
     "cosine": _each(cosine_similarity),
 }
 
@@ -51,7 +64,8 @@ class FedCKA(Method):
 
     :math:`a_m` are the activations of layer m on the current batch. The previous model is the client's own at the end
     of its last visit. Both reference models are frozen and in eval mode, and run only up to the last compared layer.
-    In a client's first visit there is no previous model and no term.
+    In a client's first visit there is no previous model and no term. The term of each layer is logged by its tap, with
+    its coefficient :math:`\mu / M`: ``train/fedcka/early.0`` and the others add up to ``train/fedcka``.
 
     Args:
         mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 3, 5 and 10.
@@ -59,10 +73,15 @@ class FedCKA(Method):
             ``early.0``, ``early.1``, ... Or their names: ``[early.0, stage.1]`` compares a ResNet's stem
             and its whole first stage.
         similarity: ``linear`` CKA, its ``debiased`` form or ``rbf`` CKA; or, from the paper's Table 3, ``cosine`` or
-            the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``).
+            the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``), or the
+            distance with the sign as printed (``frobenius_literal``), which draws the activations away from the global
+            model's.
+        bandwidth: t > 0, the width of the kernel of ``rbf`` CKA in units of the square root of the median squared
+            distance; the paper does not state it, and other similarities have none.
 
     Raises:
-        UsageError: ``mu`` is below 0, or ``layers`` is 0 or empty.
+        UsageError: ``mu`` is below 0, ``layers`` is 0 or empty, ``bandwidth`` is not above 0, or a similarity other
+            than ``rbf`` is given one.
     """
 
     remembers: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
@@ -71,13 +90,20 @@ class FedCKA(Method):
         self,
         mu: float = 3.0,
         layers: int | list[str] = 2,
-        similarity: Literal["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "cosine"] = "linear",
+        similarity: Literal[
+            "linear", "debiased", "rbf", "frobenius", "frobenius_raw", "frobenius_literal", "cosine"
+        ] = "linear",
+        bandwidth: float = BANDWIDTH,
     ) -> None:
         require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
         names = [f"early.{m}" for m in range(layers)] if isinstance(layers, int) else layers
         require(len(names) >= 1, "FedCKA.layers", layers, "give 1 or more")
-        self.mu, self.similarity = mu, SIMILARITIES[similarity]
-        self.requires = tuple(names)
+        require(bandwidth > 0, "FedCKA.bandwidth", bandwidth, "give a number above 0")
+        hint = f"the similarity {similarity} has no kernel; take it out, or take similarity: rbf"
+        require(similarity == "rbf" or bandwidth == BANDWIDTH, "FedCKA.bandwidth", bandwidth, hint)
+        kernel = _each(rbf_cka, bandwidth=bandwidth)
+        self.mu, self.similarity = mu, kernel if similarity == "rbf" else SIMILARITIES[similarity]
+        self.bandwidth, self.requires = bandwidth, tuple(names)
 
     def on_client_start(self, client: Client) -> None:
         previous = client.memory(self).get("previous")
@@ -93,6 +119,8 @@ class FedCKA(Method):
             representation_contrast(*self.similarity(step.taps[tap], to_global[tap], to_previous[tap]))
             for tap in self.requires
         ]
+        for tap, term in zip(self.requires, terms, strict=True):
+            client.log_term(self, tap, self.mu / len(terms) * term.detach())
         return self.mu * torch.stack(terms).mean()
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:

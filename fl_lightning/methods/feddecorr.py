@@ -1,4 +1,4 @@
-r"""FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in ... FL, ICLR 2023, Eq. 8.
+r"""FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in ... FL, ICLR 2023, Eq. 6, 8.
 
 Paper: https://arxiv.org/abs/2210.00226
 Code: https://github.com/bytedance/FedDecorr
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.errors import require
-from fl_lightning.functional import correlation_frobenius
+from fl_lightning.functional import correlation_frobenius, singular_value_variance
 from fl_lightning.method import Method, Step
 
 
@@ -28,7 +28,10 @@ class FedDecorr(Method):
 
     Args:
         beta: coefficient :math:`\beta \ge 0`; 0 gives FedAvg. The authors use 0.1, and 0.05 for CIFAR-100.
-        form: ``official``, as in the authors' code, or ``paper``, Eq. 8 as printed.
+        form: ``official``, as in the authors' code; ``paper``, Eq. 8 as printed; or ``singular_values``, Eq. 6: the
+            variance of the singular values of z's covariance, which the paper replaces by Eq. 8. If the dimensions of z
+            had variance 1, it would be d times ``paper``, minus 1. In general, it grows with the fourth power of the
+            scale of z.
 
     Raises:
         UsageError: ``beta`` is below 0.
@@ -36,9 +39,11 @@ class FedDecorr(Method):
 
     requires = ("representation",)
 
-    def __init__(self, beta: float = 0.1, form: Literal["official", "paper"] = "official") -> None:
+    def __init__(self, beta: float = 0.1, form: Literal["official", "paper", "singular_values"] = "official") -> None:
         require(beta >= 0, "FedDecorr.beta", beta, "give 0 or more")
         self.beta, self.form = beta, form
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        return self.beta * correlation_frobenius(step.taps["representation"], self.form)
+        z = step.taps["representation"]
+        term = singular_value_variance(z) if self.form == "singular_values" else correlation_frobenius(z, self.form)
+        return self.beta * term

@@ -37,6 +37,12 @@ class SCAFFOLD(Method):
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
         weighting: how the clients' changes are averaged: ``uniform``, as in the paper, or by number of ``examples``.
+        scaled: as in FedDyn's code, divide c by :math:`\omega_k = N n_k / n` in the client's correction, which becomes
+            :math:`c / \omega_k - c_k`, and multiply what it adds to c, :math:`c_k^+ - c_k`, by :math:`\omega_k`. Here
+            :math:`n_k` is the client's number of examples and n that of all clients. With equal weights of the changes,
+            the optimum is then that of the clients' losses weighted by their examples, not of their plain mean. Where
+            all clients have as many examples, it is the paper's form. With ``displacement``, :math:`c_k^+` is computed
+            with c itself, as there, so that it is a mean gradient only once c is 0.
 
     Raises:
         UsageError: ``displacement`` with an optimizer other than plain SGD or with several learning rates, or the run
@@ -52,8 +58,9 @@ class SCAFFOLD(Method):
         variate: Literal["displacement", "gradients"] = "displacement",
         correction: Literal["gradient", "post_step"] = "gradient",
         weighting: Literal["uniform", "examples"] = "uniform",
+        scaled: bool = False,
     ) -> None:
-        self.variate, self.correction, self.weighting = variate, correction, weighting
+        self.variate, self.correction, self.weighting, self.scaled = variate, correction, weighting, scaled
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         if self.variate == "displacement":
@@ -62,12 +69,17 @@ class SCAFFOLD(Method):
             )
             require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
 
+    def on_fit_start(self, server: Server) -> None:
+        self._mean_examples = server.num_examples / server.num_clients
+
     def on_client_start(self, client: Client) -> None:
+        # a client without examples takes no step, and its share does not count
+        self._share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
         self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
         zeros = {name: torch.zeros_like(value) for name, value in self._global.items()}
         self._own = client.memory(self).get("variate", zeros)
         self._gradients, self._clipping = clone(zeros), clone(zeros)
-        self._gap = {name: value - self._own[name] for name, value in self._global.items()}
+        self._gap = {name: value / self._share - self._own[name] for name, value in self._global.items()}
         self._rates = 0.0
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
@@ -96,8 +108,8 @@ class SCAFFOLD(Method):
             new = {n: (total + self._clipping[n]) / client.num_steps for n, total in self._gradients.items()}
         else:
             new = {n: self._own[n] - self._global[n] - client.change[n] / self._rates for n in client.sent}
-        client.memory(self)["variate"] = {name: value.to(self._own[name]) for name, value in new.items()}
-        return {name: Weighted.of(value - self._own[name]) for name, value in client.memory(self)["variate"].items()}
+        kept = client.memory(self)["variate"] = {name: value.to(self._own[name]) for name, value in new.items()}
+        return {name: Weighted.of((value - self._own[name]) * self._share) for name, value in kept.items()}
 
     def client_weight(self, client: Client) -> float | None:
         return 1.0 if self.weighting == "uniform" else None

@@ -17,9 +17,9 @@ from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, EarlyStopping, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
 from fl_lightning.engine.changes import differing, message
-from fl_lightning.engine.description import canonical
+from fl_lightning.engine.description import canonical, description
 from fl_lightning.errors import UsageError
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedProx
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx
 from fl_lightning.optim import FedAdam, FedAvgM
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.systems import SystemsHeterogeneity
@@ -367,6 +367,28 @@ def test_a_file_without_a_description_still_resumes(tmp_path, monkeypatch):
     assert_same_bits(fit(tmp_path, "last", max_rounds=3).server.state, whole.server.state)
 
 
+def older(monkeypatch, argument):
+    """Let checkpoints be of a version whose methods had no such argument."""
+
+    def without(run):
+        found = description(run)
+        methods = {k: {n: v for n, v in one.items() if n != argument} for k, one in found["method"].items()}
+        return {**found, "method": methods}
+
+    monkeypatch.setattr("fl_lightning.engine.run.description", without)
+
+
+def test_a_file_older_than_an_argument_resumes_with_its_default_alone(tmp_path, monkeypatch):
+    how = {"max_rounds": 3, "method": lambda: [FedLC()]}
+    whole = fit(tmp_path, name="whole", **how)
+    with monkeypatch.context() as patched:
+        older(patched, "margin")
+        fit(tmp_path, method=lambda: [FedLC()])
+    with pytest.raises(UsageError, match=r"method\.FedLC\.margin='log_prior' \(was 'fourth_root'\)"):
+        fit(tmp_path, "last", max_rounds=3, method=lambda: [FedLC(margin="log_prior")])
+    assert_same_bits(fit(tmp_path, "last", **how).server.state, whole.server.state)
+
+
 def test_a_server_optimizer_that_an_old_file_does_not_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "fl_lightning.engine.checkpointing.identity",
@@ -522,6 +544,14 @@ def test_of_a_data_set_its_transforms_count_and_not_what_it_holds():
     one, other = (canonical(Pictures(RandomFlip(0.5), items, name)) for items, name in (([1], "a"), ([2], "b")))
     assert one == other
     assert one["transform"]["p"] == 0.5
+
+
+def test_the_similarities_of_fedcka_are_known_apart():
+    """Those that are in older files as they are now still resume."""
+    names = ["linear", "debiased", "rbf", "frobenius", "frobenius_raw", "frobenius_literal", "cosine"]
+    described = [canonical(FedCKA(similarity=name))["similarity"] for name in names]
+    assert all(one not in described[:i] for i, one in enumerate(described))
+    assert described[:2] == ["linear_ckas", {"class": "linear_ckas", "debiased": True}]
 
 
 def test_values_of_a_description_are_plain_and_without_addresses():

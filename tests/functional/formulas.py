@@ -129,6 +129,11 @@ def decorrelation(z, form="official"):
     return batch * np.mean([k[i, j] ** 2 for i, j in itertools.permutations(range(d), 2)] or [0.0])
 
 
+def spread_of_singular_values(z):
+    """Variance of the singular values of the covariance, which are computed one by one."""
+    return np.linalg.svd(np.atleast_2d(np.cov(z.T, bias=True)), compute_uv=False).var() if len(z) > 1 else 0.0
+
+
 def covariance_penalty(z, groups, gamma=0.0):
     d = z.shape[1]
     c = np.cov(z.T, bias=True)
@@ -143,13 +148,15 @@ def prototype_distance(z, y, prototypes, known):
     return sum(squared_distance(z[b], prototypes[c]) for b, c in enumerate(y) if known[c]) / z.size
 
 
-def fedlc(o, counts, tau, missing, y):
+def fedlc(o, counts, tau, missing, y, margin="fourth_root"):
     """Cross-entropy of calibrated logits; ``mask`` leaves missing classes out of the sum over classes."""
     counts = counts.astype(float)
+    counted = np.where(counts > 0, counts, 1e-8 if missing == "floor" else 1)
+    margins = counted**-0.25 if margin == "fourth_root" else -np.log(counted / counts.sum())
     if missing == "mask":
         kept = np.flatnonzero(counts)
-        return cross_entropy((o - tau * np.maximum(counts, 1) ** -0.25)[:, kept], np.searchsorted(kept, y))
-    return cross_entropy(o - tau * np.where(counts > 0, counts, 1e-8 if missing == "floor" else 1) ** -0.25, y)
+        return cross_entropy((o - tau * margins)[:, kept], np.searchsorted(kept, y))
+    return cross_entropy(o - tau * margins, y)
 
 
 def restricted(o, counts, alpha, mode):

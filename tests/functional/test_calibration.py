@@ -27,6 +27,46 @@ def test_tau_0_leaves_the_logits_of_present_classes():
     assert torch.equal(masked[:, COUNTS > 0], logits[:, COUNTS > 0]) and (masked[:, 1] == -torch.inf).all()
 
 
+def posterior_and_likelihood(prior, inputs=6):
+    """Of some inputs x: P(x), P(y given x) and P(x given y), ``(inputs, classes)``, for a prior of the classes."""
+    likelihood = draw(inputs, len(prior)).softmax(0)
+    joint = likelihood * prior
+    return joint.sum(1), joint / joint.sum(1, keepdim=True), likelihood
+
+
+@pytest.mark.parametrize(("margin", "least"), [("log_prior", True), ("fourth_root", False)])
+def test_the_log_prior_makes_the_bayes_classifier_of_equal_priors_the_optimum(margin, least):
+    """Trained on any label distribution, softmax(o) becomes what it would be under equal priors."""
+    counts = torch.tensor([900, 90, 9, 1])
+    share, posterior, likelihood = posterior_and_likelihood(counts / counts.sum().double())
+    balanced = (likelihood / likelihood.sum(1, keepdim=True)).log().requires_grad_()
+    losses = cross_entropy(calibrated_logits(balanced, counts, margin=margin), posterior, reduction="none")
+    (gradient,) = torch.autograd.grad((share * losses).sum(), balanced)
+    assert (gradient.abs().max() < 1e-12) == least
+
+
+def test_the_log_prior_is_the_papers_pairwise_margin():
+    """Eq. 5: the logit of class i against that of the label y is raised by log(prior of i / prior of y)."""
+    logits, counts = draw(2, 3), torch.tensor([5, 20, 75])
+    pairs = [
+        [calibrated_logits(logits, counts, margin="log_prior")[0, i] - logits[0, i] for i in pair] for pair in PAIRS
+    ]
+    found = [float(first - second) for first, second in pairs]
+    assert found == pytest.approx([np.log(5 / 20), np.log(5 / 75), np.log(75 / 20)])
+
+
+PAIRS = [(0, 1), (0, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(("missing", "counted"), [("floor", 1e-8), ("clamp", 1.0), ("mask", 0.0)])
+def test_log_prior_margins_of_missing_classes(missing, counted):
+    calibrated = calibrated_logits(torch.zeros(1, 3).double(), torch.tensor([30, 0, 70]), 2.0, missing, "log_prior")
+    with np.errstate(divide="ignore"):
+        expected = 2 * np.log([0.3, counted / 100, 0.7])
+    np.testing.assert_allclose(calibrated[0].numpy(), expected, rtol=1e-12)
+    assert torch.isfinite(calibrated_logits(torch.zeros(1, 2), torch.zeros(2), margin="log_prior")).all()
+
+
 def test_fedrs_scales_the_logits_of_missing_classes():
     logits = draw(6, 4)
     factors = {"binary": [1, 0.25, 1, 1], "frequency": [0.25 + 0.75 / 4, 0.25, 1, 0.25 + 0.75 / 12]}

@@ -9,6 +9,8 @@ from formulas import draw
 from fl_lightning.functional import (
     correlation_frobenius,
     covariance_decorrelation,
+    covariance_spectrum,
+    singular_value_variance,
     structured_covariance_decorrelation,
 )
 
@@ -97,6 +99,38 @@ def test_constant_columns_give_0_without_gradient(loss, value):
     penalty = loss(z)
     penalty.backward()
     assert penalty.item() == 0 and not z.grad.any()
+
+
+@pytest.mark.parametrize("shape", [(64, 5), (6, 40), (9, 9)])
+def test_the_variance_of_singular_values_is_the_paper_form_of_standardised_columns(shape):
+    """FedDecorr's Proposition 1: minimising one is minimising the other, whose value and gradient are d times it."""
+    batch, d = shape
+    z = draw(*shape).requires_grad_()
+    standard = (z - z.mean(0)) / torch.sqrt(1e-8 + z.var(0))
+    variance, paper = singular_value_variance(standard), correlation_frobenius(z, "paper")
+    # 1 in the paper, which divides by the biased deviation
+    constant = ((batch - 1) / batch) ** 2
+    assert variance.item() == pytest.approx(d * paper.item() - constant, rel=1e-6)
+    gradients = [torch.autograd.grad(value, z)[0] for value in (variance, d * paper)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(300, 12), (5, 64)])
+def test_the_variance_of_singular_values_is_that_of_the_spectrum(shape):
+    z = draw(*shape).relu() @ draw(shape[1], shape[1], seed=1)
+    spectrum = covariance_spectrum(z).numpy()
+    assert singular_value_variance(z).item() == pytest.approx(spectrum.var(), rel=1e-9)
+    assert singular_value_variance(z.float()).item() == pytest.approx(spectrum.var(), rel=1e-4)
+    rotated = z @ torch.linalg.qr(draw(shape[1], shape[1], seed=2))[0]
+    assert singular_value_variance(rotated).item() == pytest.approx(spectrum.var(), rel=1e-9)
+
+
+def test_equal_singular_values_have_no_variance_and_no_gradient():
+    z = draw(64, 16)
+    white = (torch.linalg.qr(z - z.mean(0))[0].float() * 8).requires_grad_()
+    value = singular_value_variance(white)
+    value.backward()
+    assert 0 <= value.item() < 1e-9 and white.grad.abs().max() < 1e-6
 
 
 def test_groups_are_contiguous_and_of_equal_size():

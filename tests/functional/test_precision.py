@@ -18,7 +18,7 @@ def test_keyword_arguments_leave_autocast_too():
         assert torch.equal(F.correlation_frobenius(z=z), F.correlation_frobenius(z))
 
 
-@pytest.mark.parametrize("loss", OF_ONE_TENSOR)
+@pytest.mark.parametrize("loss", [*OF_ONE_TENSOR, F.singular_value_variance])
 @pytest.mark.parametrize("batch", [0, 1])
 def test_a_batch_too_small_gives_a_zero_in_the_graph(loss, batch):
     z = torch.full((batch, 4), torch.inf, requires_grad=True)

@@ -1,5 +1,6 @@
 """Properties for any shape, scale and degenerate batch: ranges, finiteness, invariances of value and gradient."""
 
+import itertools
 import math
 
 import formulas
@@ -14,6 +15,7 @@ from fl_lightning import functional as F
 
 few = settings(max_examples=50, deadline=None, derandomize=True)
 MISSING = ["floor", "mask", "clamp"]
+MARGINS = ["fourth_root", "log_prior"]
 HINGES = ["linear", "none", "square", "clamped_square"]
 
 
@@ -57,10 +59,11 @@ def deviations(classes):
     return classes**-0.5, 0.5**0.5 if classes > 1 else 0
 
 
-def fedlc(z, missing):
+def fedlc(z, missing, margin="fourth_root"):
     counts = torch.arange(z.shape[1]).roll(-1)
     counts[0] = 5
-    return cross_entropy(F.calibrated_logits(z, counts, missing=missing), torch.zeros(len(z), dtype=torch.long))
+    calibrated = F.calibrated_logits(z, counts, missing=missing, margin=margin)
+    return cross_entropy(calibrated, torch.zeros(len(z), dtype=torch.long))
 
 
 def fedrs(z, mode):
@@ -110,6 +113,10 @@ LOSSES = {
         lambda z: F.correlation_frobenius(z, "paper"),
         lambda b, d: (0, (b - 1) ** 2 / b**2),
     ),
+    "singular_value_variance": (
+        F.singular_value_variance,
+        lambda b, d: (0, math.inf if b > 1 and d > 1 else 0),
+    ),
     "covariance_decorrelation": (F.covariance_decorrelation, lambda b, d: (0, math.inf if b > 1 and d > 1 else 0)),
     "structured_covariance_decorrelation": (
         lambda z: F.structured_covariance_decorrelation(z, 1 + z.shape[1] // 2),
@@ -121,6 +128,10 @@ LOSSES = {
     ),
     "prototype_distance": (fedproto, lambda b, d: (0, math.inf)),
     **{f"calibrated_logits {missing}": (lambda z, m=missing: fedlc(z, m), lambda b, d: ANY) for missing in MISSING},
+    **{
+        f"calibrated_logits {missing} log_prior": (lambda z, m=missing: fedlc(z, m, "log_prior"), lambda b, d: ANY)
+        for missing in MISSING
+    },
     **{
         f"restricted_logits {mode}": (lambda z, m=mode: fedrs(z, m), lambda b, d: ANY)
         for mode in ("binary", "frequency")
@@ -137,6 +148,7 @@ OF_REPRESENTATIONS = {
     "rbf_uniformity": F.rbf_uniformity,
     "correlation_frobenius": F.correlation_frobenius,
     "correlation_frobenius paper": lambda z: F.correlation_frobenius(z, "paper"),
+    "singular_value_variance": F.singular_value_variance,
     "covariance_decorrelation": F.covariance_decorrelation,
     "structured_covariance_decorrelation": lambda z: F.structured_covariance_decorrelation(z, 4, 0.5),
     "prototype_distance": lambda z: F.prototype_distance(
@@ -210,6 +222,7 @@ def test_gradients_of_scale_invariant_losses_are_orthogonal_to_the_input(name, z
 def test_homogeneous_losses_satisfy_eulers_identity(z):
     for degree, loss in (
         (4, F.covariance_decorrelation),
+        (4, F.singular_value_variance),
         (4, lambda z: F.structured_covariance_decorrelation(z, 2, 0.7)),
         (2, lambda z: F.frobenius_similarity(z, torch.zeros_like(z))),
     ):
@@ -392,8 +405,9 @@ def test_clients_with_all_classes_have_unrestricted_logits_and_the_same_margins(
     n = torch.tensor(counts[: o.shape[1]])
     assert torch.equal(F.restricted_logits(o, n, alpha), o)
     alike(F.restricted_logits(o, n, 1.0, "frequency"), o)
-    calibrated = [F.calibrated_logits(o, n, 0.5, missing) for missing in MISSING]
-    assert torch.equal(calibrated[0], calibrated[1]) and torch.equal(calibrated[0], calibrated[2])
+    for margin in MARGINS:
+        calibrated = [F.calibrated_logits(o, n, 0.5, missing, margin) for missing in MISSING]
+        assert torch.equal(calibrated[0], calibrated[1]) and torch.equal(calibrated[0], calibrated[2])
 
 
 @few
@@ -401,8 +415,8 @@ def test_clients_with_all_classes_have_unrestricted_logits_and_the_same_margins(
 def test_equal_counts_leave_cross_entropy_unchanged(o, count, tau, alpha):
     n, labels = torch.full((o.shape[1],), count), torch.arange(len(o)) % o.shape[1]
     plain = cross_entropy(o, labels)
-    for missing in MISSING:
-        alike(cross_entropy(F.calibrated_logits(o, n, tau, missing), labels), plain)
+    for missing, margin in itertools.product(MISSING, MARGINS):
+        alike(cross_entropy(F.calibrated_logits(o, n, tau, missing, margin), labels), plain)
     alike(F.restricted_logits(o, n, alpha, "frequency"), o)
 
 
@@ -412,14 +426,16 @@ def test_equal_counts_leave_cross_entropy_unchanged(o, count, tau, alpha):
     counts=st.lists(st.integers(0, 10**6), min_size=12, max_size=12),
     tau=st.floats(0.01, 10),
     missing=st.sampled_from(MISSING),
+    margin=st.sampled_from(MARGINS),
 )
-def test_rarer_classes_have_larger_margins_for_every_example(o, counts, tau, missing):
+def test_rarer_classes_have_larger_margins_for_every_example(o, counts, tau, missing, margin):
     n = torch.tensor(counts[: o.shape[1]])
-    lowered = o - F.calibrated_logits(o, n, tau, missing)
+    lowered = o - F.calibrated_logits(o, n, tau, missing, margin)
     present = n > 0
     alike(lowered[:, present], lowered[:1, present].expand(len(o), -1))
     margins = lowered[0][n.argsort()]
-    assert (margins[:-1] >= margins[1:] - 1e-9).all() and (margins > 0).all()
+    assert (margins[:-1] >= margins[1:] - 1e-9).all()
+    assert (margins > (0 if margin == "fourth_root" else -1e-9)).all()  # a class of share 1 has no margin
     assert torch.isfinite(lowered[:, present]).all() and torch.isinf(lowered[:, ~present]).all() == (
         missing == "mask" or bool(present.all())
     )

@@ -1,5 +1,7 @@
 """Every loss and transform against NumPy: its value by the formula, its gradient by central differences."""
 
+import itertools
+
 import formulas
 import numpy as np
 import pytest
@@ -59,6 +61,7 @@ def cases(batch, d, dead=False):
             lambda x: F.model_contrastive_loss(x, near(x), (far(x), near(x))),
             lambda x: formulas.moon(x, [other, third, other], 0.5),
         ),
+        "singular_value_variance": (F.singular_value_variance, formulas.spread_of_singular_values),
         "covariance_decorrelation": (F.covariance_decorrelation, lambda x: formulas.covariance_penalty(x, d)),
         "structured_covariance_decorrelation": (
             lambda x: F.structured_covariance_decorrelation(x, 2, 0.3),
@@ -90,10 +93,11 @@ def cases(batch, d, dead=False):
             lambda x, factor=factor, detach=detach: F.rbf_uniformity(x, factor, detach),
             lambda x, factor=factor, sigma=sigma: formulas.uniformity(x, factor, sigma),
         )
-    for missing in ("floor", "mask", "clamp"):
-        pairs[f"calibrated_logits {missing}"] = (
-            lambda x, missing=missing: cross_entropy(F.calibrated_logits(x, n, 0.4, missing), labels),
-            lambda x, missing=missing: formulas.fedlc(x, counts, 0.4, missing, y),
+    for missing, margin in itertools.product(("floor", "mask", "clamp"), ("fourth_root", "log_prior")):
+        how = (missing, margin)
+        pairs[f"calibrated_logits {missing} {margin}"] = (
+            lambda x, how=how: cross_entropy(F.calibrated_logits(x, n, 0.4, *how), labels),
+            lambda x, how=how: formulas.fedlc(x, counts, 0.4, how[0], y, how[1]),
         )
     for mode in ("binary", "frequency"):
         pairs[f"restricted_logits {mode}"] = (

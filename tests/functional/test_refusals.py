@@ -14,6 +14,7 @@ X, Y = torch.zeros(1, 3), torch.zeros(6, 3)
 
 REFUSED = [
     (lambda: F.calibrated_logits(Z, N, missing="drop"), "missing='drop'", "floor, mask or clamp"),
+    (lambda: F.calibrated_logits(Z, N, margin="none"), "margin='none'", "fourth_root or log_prior"),
     (lambda: F.restricted_logits(Z, N, alpha=1.5), "alpha=1.5", "[0, 1]"),
     (lambda: F.restricted_logits(Z, N, alpha=-0.1), "alpha=-0.1", "[0, 1]"),
     (lambda: F.restricted_logits(Z, N, alpha=math.nan), "alpha=nan", "[0, 1]"),

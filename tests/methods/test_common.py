@@ -9,6 +9,7 @@ from helpers.runs import assert_same_bits, differs, small_data, small_model
 from torch.optim import SGD
 
 from fl_lightning import Method
+from fl_lightning.errors import ClientError
 from fl_lightning.functional import (
     correlation_frobenius,
     covariance_decorrelation,
@@ -16,6 +17,7 @@ from fl_lightning.functional import (
     model_contrastive_loss,
     prototype_distance,
     representation_contrast,
+    singular_value_variance,
     structured_covariance_decorrelation,
 )
 from fl_lightning.methods import (
@@ -43,6 +45,7 @@ NEUTRAL = {
     "structureddecov": (StructuredDeCov(weight=0), StructuredDeCov(weight=1.0, groups=4), "mlp"),
     "fedprox": (FedProx(mu=0), FedProx(mu=1.0), "mlp"),
     "fedlc": (FedLC(tau=0), FedLC(tau=1.0), "mlp"),
+    "fedlc by log prior": (FedLC(tau=0, margin="log_prior"), FedLC(margin="log_prior"), "mlp"),
     "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0), "cnn"),
     "feduv": (FedUV(mu=0, lambda_=0), FedUV(), "mlp"),
     "feddecorr": (FedDecorr(beta=0), FedDecorr(), "mlp"),
@@ -102,7 +105,9 @@ def test_scaffold_and_feddyn_settle_at_the_optimum(run, method):
     assert settle(run, [method], local_steps=5)[0] == pytest.approx(weighted(B, A), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", [SCAFFOLD(), SCAFFOLD(variate="gradients"), FedNova(), FedDyn(), FedProto()])
+@pytest.mark.parametrize(
+    "method", [SCAFFOLD(), SCAFFOLD("gradients"), SCAFFOLD(scaled=True), FedNova(), FedDyn(), FedProto()]
+)
 def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, method):
     data = small_data(batch_size=102, drop_last=True)
     model = ImageClassifier(MLP(64, [32, 24]), Projector(16), optimizer=partial(SGD, lr=0.1))
@@ -116,8 +121,9 @@ def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, metho
         assert not any(v.any() for v in memories.get(k, {}).get("feddyn", {}).get("g", {}).values())
     if isinstance(method, SCAFFOLD):
         busy = [memories[k]["scaffold"]["variate"] for k in range(4) if k not in idle]
+        shares = [4 * data.info(k).num_examples / 400 if method.scaled else 1 for k in range(4) if k not in idle]
         for name, c in method.global_variate.items():
-            torch.testing.assert_close(c, sum(own[name].double() for own in busy) / 4)
+            torch.testing.assert_close(c, sum(s * own[name].double() for s, own in zip(shares, busy, strict=True)) / 4)
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedDyn()])
@@ -157,6 +163,10 @@ TERMS = {
         FedDecorr(0.3, form="paper"),
         lambda c, step, m: 0.3 * correlation_frobenius(step.taps["representation"], "paper"),
     ),
+    "feddecorr by singular values": (
+        FedDecorr(0.3, form="singular_values"),
+        lambda c, step, m: 0.3 * singular_value_variance(step.taps["representation"]),
+    ),
     "moon": (MOON(mu=2.0, temperature=0.7), moon_term),
     "fedcka": (FedCKA(mu=3.0), fedcka_term),
     "fedproto": (FedProto(lambda_=4.0), fedproto_term),
@@ -178,6 +188,30 @@ def test_a_penalty_is_its_coefficient_times_the_papers_term_of_the_right_tensors
     monkeypatch.setattr(method, "penalty", compared)
     run([method], "cnn", max_rounds=3)
     assert set(checked) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "terms"),
+    [
+        (FedUV(spectral=0.3), "mlp", ["uniformity", "variance", "spectral"]),
+        (FedUV(mu=0), "mlp", ["variance"]),
+        (FedCKA(layers=3), "cnn", ["early.0", "early.1", "early.2"]),
+    ],
+    ids=["feduv", "feduv of one term", "fedcka"],
+)
+def test_the_logged_terms_of_a_method_add_up_to_its_logged_penalty(run, method, kind, terms):
+    row = run([method], kind, max_rounds=2, local_epochs=2)[1].history[-1]
+    tag = f"train/{method.name}"
+    logged = {name: value for name, value in row.items() if name.startswith(f"{tag}/")}
+    assert set(logged) == {f"{tag}/{term}" for term in terms}
+    assert sum(logged.values()) == pytest.approx(row[tag], rel=1e-6)
+    assert all(logged.values())
+
+
+def test_the_term_that_became_nan_is_named_rather_than_the_whole_penalty(run, monkeypatch):
+    monkeypatch.setattr("fl_lightning.methods.feduv.probability_variance_hinge", lambda logits, hinge: logits.sum() / 0)
+    with pytest.raises(ClientError, match="feduv/variance became nan or infinite at local step 0"):
+        run([FedUV()], max_rounds=1)
 
 
 @pytest.mark.parametrize("kind", [MOON, FedCKA])

@@ -5,8 +5,9 @@ import torch
 from helpers.runs import assert_same_bits, differs
 
 from fl_lightning.errors import UsageError
-from fl_lightning.functional import linear_cka, representation_contrast
+from fl_lightning.functional import linear_cka, rbf_cka, representation_contrast
 from fl_lightning.methods import FedCKA, FedLC
+from fl_lightning.methods.fedcka import SIMILARITIES
 
 
 def test_fedcka_is_absent_in_the_first_visit_and_there_in_the_second(run):
@@ -79,3 +80,36 @@ def test_fedcka_pulls_towards_the_global_model():
     representation_contrast(linear_cka(a, to_global), linear_cka(a, to_previous)).backward()
     moved = a - 0.1 * a.grad / a.grad.norm()
     assert linear_cka(moved, to_global) - linear_cka(moved, to_previous) > before
+
+
+def test_the_literal_frobenius_similarity_draws_away_from_the_global_model():
+    """As the paper's Table 3 prints it; the negative one draws towards it."""
+    torch.manual_seed(0)
+    a, to_global, to_previous = (torch.randn(12, 5, requires_grad=i == 0) for i in range(3))
+    directions = {}
+    for name in ("frobenius", "frobenius_raw", "frobenius_literal"):
+        values = SIMILARITIES[name](a, to_global, to_previous)
+        (gradient,) = torch.autograd.grad(representation_contrast(*values), a)
+        # along the way from the previous model's activations to the global one's
+        directions[name] = -(gradient * (to_global - to_previous)).sum().sign().item()
+    assert directions == {"frobenius": 1, "frobenius_raw": 1, "frobenius_literal": -1}
+    distance = (a - to_global).square().sum().item()
+    found = [SIMILARITIES[name](a, to_global).item() for name in directions]
+    assert found == pytest.approx([-distance / 60, -distance, distance])
+
+
+def test_fedcka_takes_the_width_of_the_kernel(run):
+    x, y = torch.randn(9, 4), torch.randn(9, 4)
+    for width in (0.5, 2.0):
+        found = FedCKA(similarity="rbf", bandwidth=width).similarity(x, y, x)
+        assert found.tolist() == pytest.approx([rbf_cka(x, y, width).item(), 1.0])
+    states = [run([FedCKA(similarity="rbf", bandwidth=width)], "cnn")[0] for width in (0.5, 2.0)]
+    assert differs(*states)
+    for how, message in (({"similarity": "rbf", "bandwidth": 0}, "above 0"), ({"bandwidth": 0.2}, "has no kernel")):
+        with pytest.raises(UsageError, match=rf"FedCKA\.bandwidth=.*{message}"):
+            FedCKA(**how)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_every_similarity_trains(run, similarity):
+    assert run([FedCKA(mu=0.1, similarity=similarity)], "cnn")[1].metrics["train/fedcka"] > 0

@@ -37,6 +37,21 @@ def test_fedlc_literal_equation_leaves_the_true_class_out():
     assert ours.item() == pytest.approx(literal.item(), rel=1e-5)
 
 
+def test_fedlc_by_the_log_prior_is_equation_5_as_printed():
+    logits, targets, counts = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([3, 4, 5, 60])
+    client = type("C", (), {"info": type("I", (), {"label_counts": counts})})
+    method, prior = FedLC(margin="log_prior", denominator="exclude_true"), counts / counts.sum()
+    literal = torch.stack(
+        [
+            sum(torch.exp(-row[y] + row[i] + torch.log(prior[i] / prior[y])) for i in range(4) if i != y).log()
+            for row, y in zip(logits, targets, strict=True)
+        ]
+    ).mean()
+    ours = torch.nn.functional.cross_entropy(method.transform_logits(client, logits), targets)
+    ours = ours + method.penalty(client, Step(None, targets, {"logits": logits}))
+    assert ours.item() == pytest.approx(literal.item(), rel=1e-5)
+
+
 def test_fedlc_is_not_applied_in_evaluation(run):
     _, trainer = run([FedLC(tau=50.0)], max_rounds=0)
     plain = run([], max_rounds=0)[1]
@@ -53,12 +68,13 @@ def test_a_second_tap_of_the_classifier_records_raw_logits_too(run):
     run([Watch(), FedLC(tau=5.0)], model=ImageClassifier(MLP(64, [16])), max_rounds=1)
 
 
+@pytest.mark.parametrize("margin", ["fourth_root", "log_prior"])
 @pytest.mark.parametrize("missing", ["floor", "mask", "clamp"])
-def test_fedlc_with_missing_classes_trains_under_bf16(run, missing):
+def test_fedlc_with_missing_classes_trains_under_bf16(run, missing, margin):
     data = small_data(partitioner=Dirichlet(0.05))
     data.setup()
     assert (data.plan.label_counts == 0).any()
-    state, trainer = run([FedLC(missing=missing)], data=data, precision="bf16-mixed")
+    state, trainer = run([FedLC(missing=missing, margin=margin)], data=data, precision="bf16-mixed")
     assert all(torch.isfinite(value).all() for value in state.values())
     assert trainer.metrics["train/loss"] > 0
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from helpers.runs import assert_same_bits, descend
+from helpers.runs import assert_same_bits, descend, plain_sgd_model
 
 from fl_lightning import Method
+from fl_lightning.errors import UsageError
 from fl_lightning.functional import probability_variance_hinge as hinge
 from fl_lightning.functional import rbf_uniformity
 from fl_lightning.methods import FedUV
@@ -41,3 +42,41 @@ def test_feduv_with_one_coefficient_is_the_other_term_alone(run):
 
     run([Spy()], max_rounds=1)
     assert all(u + v == pytest.approx(both) for u, v, both in seen)
+
+
+def test_a_term_whose_coefficient_is_0_is_not_computed(run, monkeypatch):
+    computed = []
+    for name, function in {"uniformity": rbf_uniformity, "variance": hinge}.items():
+
+        def counted(*args, name=name, function=function):
+            computed.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(f"fl_lightning.methods.feduv.{function.__name__}", counted)
+    for method, expected in ((FedUV(mu=0), {"variance"}), (FedUV(lambda_=0), {"uniformity"}), (FedUV(0, 0), set())):
+        computed.clear()
+        row = run([method], max_rounds=1)[1].metrics
+        assert set(computed) == expected
+        assert {name.split("/")[-1] for name in row if name.startswith("train/feduv/")} == expected
+
+
+def test_the_spectral_term_raises_the_largest_singular_value_of_the_classifier(run):
+    def largest(spectral):
+        state, trainer = run([FedUV(0, 0, spectral=spectral)], model=plain_sgd_model())
+        return torch.linalg.svdvals(state["classifier.weight"])[0].item(), trainer.history
+
+    (plain, _), (raised, rows) = largest(0.0), largest(0.5)
+    assert raised > plain + 0.1
+    # the first round begins where the norm is that of the initial weight, and raises it from there
+    initial = torch.linalg.svdvals(plain_sgd_model().classifier.weight)[0].item()
+    assert -0.5 * raised < rows[0]["train/feduv"] < -0.5 * initial * 0.99
+    with pytest.raises(UsageError, match=r"FedUV\.spectral=-1: give 0 or more"):
+        FedUV(spectral=-1)
+
+
+def test_the_spectral_term_asks_for_a_classifier_with_a_weight_matrix(run):
+    model = plain_sgd_model()
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 10))
+    with pytest.raises(UsageError, match=r"FedUV.spectral=0.5: the tap logits is bound to 'classifier', which has no"):
+        run([FedUV(spectral=0.5)], model=model)
+    run([FedUV()], model=model, max_rounds=1)

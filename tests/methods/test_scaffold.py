@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
-from helpers.runs import assert_finite, assert_same_bits, differs, plain_sgd_model
+from helpers.runs import assert_finite, assert_same_bits, differs, plain_sgd_model, small_data
 from torch.optim import SGD, Adam
 
 from fl_lightning import Method
+from fl_lightning.data import IID
 from fl_lightning.methods import SCAFFOLD, FedProx
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -36,6 +37,45 @@ def test_scaffold_divides_c_by_all_clients_not_by_the_cohort(run):
     gradient = A[k] * (1.0 - B[k])
     assert method.global_variate["y"].item() == pytest.approx(gradient / 3, rel=1e-5)
     assert trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() == pytest.approx(gradient, rel=1e-5)
+
+
+SIZES = [2, 1, 6]
+
+
+@pytest.mark.parametrize("variate", ["displacement", "gradients"])
+@pytest.mark.parametrize(("scaled", "weights"), [(True, SIZES), (False, [1, 1, 1])])
+def test_scaffold_weighs_clients_by_examples_when_scaled_and_alike_when_not(run, scaled, weights, variate):
+    found, _ = settle(run, [SCAFFOLD(variate, scaled=scaled)], sizes=SIZES, local_steps=3)
+    assert found == pytest.approx(weighted(B, [a * w for a, w in zip(A, weights, strict=True)]), abs=1e-3)
+
+
+def test_scaled_scaffold_is_the_papers_for_clients_of_one_size(run):
+    states = [run([SCAFFOLD(scaled=scaled)], data=even(), model=plain_sgd_model())[0] for scaled in (True, False)]
+    assert_same_bits(*states)
+    uneven = [run([SCAFFOLD(scaled=scaled)], model=plain_sgd_model())[0] for scaled in (True, False)]
+    assert differs(*uneven)
+
+
+def even():
+    return small_data(partitioner=IID())
+
+
+def test_scaled_scaffold_follows_feddyns_recurrence(run):
+    method, lr, steps = SCAFFOLD(scaled=True), 0.1, 2
+    _, trainer = settle(run, [method], sizes=SIZES, local_steps=steps, max_rounds=3)
+    a, b, omega = np.array(A), np.array(B), 3 * np.array(SIZES) / sum(SIZES)
+    x, c, own = 0.0, 0.0, np.zeros(3)
+    for _ in range(3):
+        y = np.full(3, x)
+        for _ in range(steps):
+            y = y - lr * (a * (y - b) + c / omega - own)
+        new = own - c + (x - y) / (steps * lr)
+        c = c + np.sum(omega * (new - own)) / 3
+        x, own = y.mean(), new
+    assert trainer.server.state["y"].item() == pytest.approx(x, rel=1e-5)
+    assert method.global_variate["y"].item() == pytest.approx(c, rel=1e-4)
+    found = [trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() for k in range(3)]
+    assert found == pytest.approx(own, rel=1e-4)
 
 
 def test_scaffold_variates_are_mean_gradients_however_they_are_found(run):

@@ -1,0 +1,165 @@
+"""The loss within visits: of each client, by local epoch.
+
+As in FedDecorr's Figure 11 (Shi et al., ICLR 2023), the method's term over the local epochs of each client, and in
+FedUV's Figure 3 (Son et al., CVPR 2024), the training loss.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import require
+from fl_lightning.records.files import DamagedFileError, Stamp, write_atomically
+from fl_lightning.records.history import Row, line_of, read_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+FILE = "local_losses.csv"
+KEYS = ("round", "client", "epoch")
+# of the lines of a figure, so that 20 clients can be told apart without colour
+STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
+# clients up to which a figure has a legend
+NAMED = 20
+
+
+class Table:
+    """Rows in a CSV file that grows, also by columns; a row has empty cells for the columns that it lacks.
+
+    Args:
+        path: the file; None writes none.
+
+    Attributes:
+        columns: names of the columns so far.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.columns = path, list[str]()
+        self._size, self._digest = 0, hashlib.sha256()
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows; the file is written anew the first time, and where a column is new."""
+        for line in (line_of(row).encode() for row in rows):
+            self._size += len(line)
+            self._digest.update(line)
+        before = list(self.columns)
+        self.columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
+        if self.path is None or not rows:
+            return
+        if self.columns == before:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerows(rows)
+        else:
+            write_atomically(self.path, partial(self._write, rows=[*(self._read() if before else ()), *rows]))
+
+    def stamp(self) -> Stamp:
+        """What tells whether a file still begins with the rows so far."""
+        return Stamp(self._size, self._digest.hexdigest())
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="") as file:  # type: ignore[union-attr]
+            return list(csv.DictReader(file))
+
+    def _write(self, path: Path, rows: list[Any]) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class LocalLosses(Callback):
+    """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
+
+    A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (that of the module, without
+    penalties) and a column for each method's penalty (``feduv``) and for the terms of one that has several
+    (``feduv/uniformity``), with their coefficients: ``loss`` and the penalties add up to what is trained. Values are
+    means over the examples of the epoch, taken while the model changes. A cell is empty where a client has no such
+    term, as in its first visit with FedCKA. At the end there is a figure of the last recorded round for each column
+    (``figures/local_losses_loss.png``).
+
+    Without this callback nothing is collected; with it, an epoch costs one dictionary.
+
+    Args:
+        every_n_rounds: rounds from one that is recorded to the next, at least 1; the last round is recorded too.
+
+    Raises:
+        UsageError: ``every_n_rounds`` is below 1.
+    """
+
+    def __init__(self, every_n_rounds: int = 1) -> None:
+        require(every_n_rounds >= 1, "LocalLosses.every_n_rounds", every_n_rounds, "give 1 or more")
+        self.every_n_rounds = every_n_rounds
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._last_round, self._source = trainer.max_rounds - 1, trainer.resumed_from
+        self._table = Table(None if trainer.run_dir is None else trainer.run_dir / FILE)
+        self._latest: list[Row] = []
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._rows: list[Row] = []
+        trainer.client.keeps_epochs = self._due(trainer.server.round)
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        where = {"round": trainer.server.round, "client": client.info.id}
+        self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if self._due(trainer.server.round):
+            rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
+            self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        for term in self._table.columns if trainer.run_dir is not None else ():
+            rows = [row for row in self._latest if term in row]
+            if rows and term not in KEYS:
+                trainer.log_figure(f"local_losses/{term}", draw(term, rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        # a checkpoint must not grow with the rounds: the rows are in their file, and this tells whether it is theirs
+        return {"stamp": list(self._table.stamp())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._source is None or not state.get("stamp", [0])[0]:
+            return
+        try:
+            self._append(read_table(self._source / FILE, Stamp(*state["stamp"])))
+        except DamagedFileError as error:
+            rank_zero_warn(f"{self._source / FILE}: {error}; it begins anew with the rounds after the checkpoint")
+
+    def _append(self, rows: list[Row]) -> None:
+        self._table.append(rows)
+        last = max((row["round"] for row in rows), default=None)
+        self._latest = [row for row in rows if row["round"] == last] or self._latest
+
+    def _due(self, round_: int) -> bool:
+        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+
+
+def draw(term: str, rows: list[Row]) -> Figure:
+    """One term of a round over the local epochs, a line for each client."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    clients = sorted({int(row["client"]) for row in rows})
+    for number, k in enumerate(clients):
+        points = [(row["epoch"] + 1, row[term]) for row in rows if row["client"] == k]
+        style, marker = STYLES[number % len(STYLES)], MARKERS[number % len(MARKERS)]
+        axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=4, linewidth=1.2, label=f"client {k}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="local epoch", ylabel=f"{term}, mean over the epoch")
+    axes.set_title(f"{term} within the visits of round {int(rows[0]['round'])}")
+    if len(clients) <= NAMED:
+        figure.legend(loc="outside right upper", fontsize="small")
+    return figure

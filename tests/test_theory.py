@@ -1,0 +1,59 @@
+"""The theorem holds in the simulation as far as docs/theory.md says."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments" / "theory"))
+
+import singular_values as theory  # noqa: E402, found through the path above
+
+SKEWED = theory.client(theory.SKEWS["skewed labels"])
+
+
+def error(start, step, steps=300, **kwargs):
+    return theory.error(theory.rates(theory.train(start, SKEWED, steps, step), SKEWED, step, **kwargs))
+
+
+def test_where_the_assumptions_hold_the_error_of_the_theorem_is_that_of_the_step():
+    coarse, fine = error(theory.anywhere(), 0.1), error(theory.anywhere(), 0.05, 600)
+    assert coarse < 0.05
+    assert fine == pytest.approx(coarse / 2, rel=0.1)
+
+
+def test_without_noise_the_classes_means_give_the_whole_gradient_and_with_noise_they_do_not():
+    start, exact = theory.usual(), theory.client(2.0, noise=0.0)
+    np.testing.assert_allclose(theory.signal(start, exact), theory.signal_of_means(start, exact), atol=1e-15)
+    assert np.abs(theory.signal(start, SKEWED) - theory.signal_of_means(start, SKEWED)).max() > 1e-4
+
+
+def test_the_signal_is_the_negative_gradient_of_the_loss():
+    start, h = theory.usual(), 1e-6
+
+    def loss(weights):
+        own = theory.probabilities(weights, SKEWED)[np.arange(len(SKEWED.y)), SKEWED.y]
+        return -(SKEWED.weights * np.log(own)).sum()
+
+    moved = theory.descend(start, SKEWED, 1.0)
+    for layer, place in ((0, (1, 2)), (1, (3, 0)), (2, (4, 5))):
+        up, down = ([one.copy() for one in start] for _ in range(2))
+        up[layer][place] += h
+        down[layer][place] -= h
+        step = moved[layer][place] - start[layer][place]
+        assert step == pytest.approx(-(loss(up) - loss(down)) / (2 * h), rel=1e-5)
+
+
+def test_the_program_draws_its_figure_and_its_numbers_are_those_of_the_document():
+    figure = Figure(figsize=(13, 4))
+    numbers = theory.draw(figure)
+    assert [axes.get_title() for axes in figure.axes] == ["balanced labels", "skewed labels", "skewed labels: rates"]
+    text = (ROOT / "docs" / "theory.md").read_text()
+    stated = dict(re.findall(r"^\| (.+) \| ([\d.]+) \|$", text, re.MULTILINE))
+    assert stated.keys() == numbers.keys()
+    for name, value in numbers.items():
+        assert float(stated[name]) == pytest.approx(value, rel=0.05), name
