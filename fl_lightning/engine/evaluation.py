@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.logged import tagged
-from fl_lightning.client.taps import Taps, resolve_taps
+from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
@@ -153,7 +153,8 @@ class Representations:
     ) -> Iterator[Observed]:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         asked = dict.fromkeys(names, "trainer.representations")
-        taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
+        extra = with_paths(self._copy, self.extra, names)
+        taps = Taps(self._copy, resolve_taps(self._copy, extra, asked))
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client, examples)
             for index, seed, step, given in batches:

@@ -6,7 +6,16 @@ flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
 from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
-from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, linear_ckas, rbf_cka
+from fl_lightning.functional.cka import (
+    cosine_similarity,
+    frobenius_similarity,
+    linear_cka,
+    linear_ckas,
+    minibatch_cka,
+    rbf_cka,
+    similarities,
+    unbiased_gram,
+)
 from fl_lightning.functional.contrastive import model_contrastive_loss, representation_contrast
 from fl_lightning.functional.decorrelation import (
     correlation_frobenius,
@@ -38,6 +47,7 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "minibatch_cka",
     "model_contrastive_loss",
     "probability_variance_hinge",
     "prototype_distance",
@@ -45,7 +55,9 @@ __all__ = [
     "rbf_uniformity",
     "representation_contrast",
     "restricted_logits",
+    "similarities",
     "singular_values",
     "stable_rank",
     "structured_covariance_decorrelation",
+    "unbiased_gram",
 ]
