@@ -1,12 +1,15 @@
 """Observers of a run."""
 
+from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.callbacks.embedding import Embedding
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
+from fl_lightning.callbacks.similarity import LayerSimilarity
 from fl_lightning.callbacks.spectrum import SpectrumMonitor
 
 __all__ = [
@@ -14,6 +17,9 @@ __all__ = [
     "BestCheckpoint",
     "Callback",
     "EarlyStopping",
+    "Embedding",
+    "LayerAlignment",
+    "LayerSimilarity",
     "Measurement",
     "ProgressBar",
     "RunRecord",

@@ -119,10 +119,12 @@ class BatchIndex(NamedTuple):
     Args:
         client: id of the client whose data it is; None for the test data of all.
         batch: its index in the pass.
+        loader: of several test loaders, the number of the one it is from.
     """
 
     client: int | None
     batch: int
+    loader: int = 0
 
 
 # index, batch, targets and taps
@@ -190,7 +192,7 @@ class Representations:
         for number, (loader, limit) in enumerate(self.loaders.probe(examples, client)):
             step = bound_step(self._copy, name, number)
             for index, batch in loader.share(rank, size, limit, last):
-                yield BatchIndex(client, index), ("test", number, index), step, batch
+                yield BatchIndex(client, index, number), ("test", number, index), step, batch
 
 
 def step_name(module: LightningModule, phase: str) -> str | None:

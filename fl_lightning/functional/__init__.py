@@ -25,9 +25,12 @@ from fl_lightning.functional.decorrelation import (
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
+    condition_number,
     covariance_spectrum,
     effective_rank,
     eigenvalues,
+    numerical_rank,
+    singular_alignment,
     singular_values,
     stable_rank,
 )
@@ -38,6 +41,7 @@ __all__ = [
     "as_rows",
     "calibrated_logits",
     "class_sums",
+    "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
     "covariance_decorrelation",
@@ -49,6 +53,7 @@ __all__ = [
     "linear_ckas",
     "minibatch_cka",
     "model_contrastive_loss",
+    "numerical_rank",
     "probability_variance_hinge",
     "prototype_distance",
     "rbf_cka",
@@ -56,6 +61,7 @@ __all__ = [
     "representation_contrast",
     "restricted_logits",
     "similarities",
+    "singular_alignment",
     "singular_values",
     "stable_rank",
     "structured_covariance_decorrelation",
