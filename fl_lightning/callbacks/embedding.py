@@ -207,8 +207,9 @@ def draw_classes(
         for place, c in enumerate(np.unique(labels)):
             held = "" if numbers is None else f" ({int(numbers[c])})"
             scatter(axes, one[labels == c], place, f"{c}{held}")
-        plain(axes, name if numbers is None else f"{name} (its examples)")
-        axes.legend(fontsize=6, loc="best", markerscale=1.3, handletextpad=0.1, framealpha=0.6)
+        plain(axes, name if numbers is None else f"{name}: class (examples it trains on)")
+        if len(np.unique(labels)) <= MOST_CLASSES:
+            axes.legend(fontsize=6, loc="best", markerscale=1.3, handletextpad=0.1, framealpha=0.6)
     figure.suptitle(f"t-SNE of the representations by class, each model alone, round {round_}")
     return figure
 
@@ -238,3 +239,5 @@ def plain(axes: Any, title: str) -> None:
 
 
 MARKS = "osxD^+v*<>P"
+# beyond which a legend would hide the points
+MOST_CLASSES = 12

@@ -37,7 +37,8 @@ def draw_matrix(
         for (row, column), value in np.ndenumerate(matrix):
             if np.isfinite(value):
                 colour = "white" if value < 0.6 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+                text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+                text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
     return image
 
 
@@ -45,7 +46,7 @@ def grid(number: int, side: float) -> tuple[Figure, list[Axes]]:
     """A figure with ``number`` panels, each ``side`` inches wide and high."""
     from matplotlib.figure import Figure
 
-    columns = min(number, max(3, math.ceil(math.sqrt(number))))
+    columns = number if number <= 3 else math.ceil(math.sqrt(number))
     lines = math.ceil(number / columns)
     figure = Figure(figsize=(side * columns + 1.2, side * lines + 0.6), layout="constrained")
     return figure, [figure.add_subplot(lines, columns, place + 1) for place in range(number)]
