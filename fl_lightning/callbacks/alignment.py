@@ -75,7 +75,9 @@ class LayerAlignment(Measurement):
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
             first, second = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
             numbers = f"{linear[first].out_features} outputs, {linear[second].in_features} inputs"
-            raise UsageError(f"LayerAlignment.layers: {first!r}, {second!r}: {numbers}; name layers that follow directly")
+            raise UsageError(
+                f"LayerAlignment.layers: {first!r}, {second!r}: {numbers}; name layers that follow directly"
+            )
         hint = f"{type(module).__name__} has no two linear layers that follow each other; take LayerAlignment out"
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
         self._kept = set(trainer.client.kept)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # labels (n,) and representations (n, d) of each batch, by (loader, batch)
 Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 # how many clients are embedded unless they are named
-CLIENTS = 4
+CLIENTS = 2
 
 
 class Embedding(Measurement):
@@ -48,7 +48,7 @@ class Embedding(Measurement):
         tap: name of a tap, or path of a submodule as in ``trainer.taps``, whose output is embedded.
         examples: number of test images in the probe, at least 8; None is all test data.
         clients: ids of the clients whose local models are embedded, too, in rounds of which they are part; None is the
-            4 lowest ids of each round, and an empty list is none.
+            2 lowest ids of each round, and an empty list is none.
         classes: the classes that are embedded; None is all. FedUV shows one of them, FedLC three.
         perplexity: of t-SNE, above 0: how many neighbours a point has, in effect. It is lowered to a third of the
             points where there are too few of them.

@@ -175,7 +175,9 @@ def compared(models: list[Grams], place: int) -> np.ndarray:
     """The similarity of one layer of several models, ``(m, m)``."""
     if not models:
         return np.zeros((0, 0))
-    return similarities(torch.stack([torch.cat([batch[place] for batch in grams.values()]) for grams in models])).numpy()
+    return similarities(
+        torch.stack([torch.cat([batch[place] for batch in grams.values()]) for grams in models])
+    ).numpy()
 
 
 def pairs(matrix: np.ndarray) -> np.ndarray:

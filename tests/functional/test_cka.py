@@ -258,7 +258,9 @@ def test_inner_products_of_unbiased_grams_are_the_papers_estimate(n):
 def test_minibatch_cka_is_the_ratio_of_mean_estimates():
     x, y = draw(30, 3), draw(30, 5, seed=1)
     xs, ys = x.split(10), y.split(10)
-    xy, xx, yy = (np.mean([hsic_1(a, b) for a, b in zip(*pair, strict=True)]) for pair in ((xs, ys), (xs, xs), (ys, ys)))
+    xy, xx, yy = (
+        np.mean([hsic_1(a, b) for a, b in zip(*pair, strict=True)]) for pair in ((xs, ys), (xs, xs), (ys, ys))
+    )
     assert minibatch_cka(xs, ys).item() == pytest.approx(xy / np.sqrt(xx * yy), rel=1e-9)
 
 
