@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fl_lightning.callbacks.heatmap import draw_matrix, grid
 from fl_lightning.callbacks.measurement import Measurement
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class LayerAlignment(Measurement):
     r"""Logs how well the singular vectors of consecutive linear layers are aligned.
 
-    For layers l and l + 1 with weights :math:`W = U S V^T`, it is the mean of :math:`|\langle v_k^{l+1}, u_k^l \rangle|`
-    over the top k: 1 where the layers are aligned, about :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d
+    For layers l and l + 1 with weights :math:`W = U S V^T`, it is the mean of
+    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 where the layers are aligned, about :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d
     dimensions, which is 0.05 for d = 256. It is logged as ``alignment/<layer>/global`` of the global model and as
     ``alignment/<layer>/local``, the mean over the local models before aggregation; ``<layer>`` is layer l + 1. The
     figures ``alignment/global`` and ``alignment/local`` have the last
@@ -94,7 +94,7 @@ class LayerAlignment(Measurement):
         if not self.due(trainer.server.round):
             return
         trainer.all_reduce(self._local)
-        local = {int(place): mean.numpy() for place, mean in self._local.means().items()}
+        local = {int(place): mean for place, mean in self._local.means().items()}
         travel = {place for place, pair in enumerate(self._pairs) if not self._kept & set(weights(pair))}
         state = trainer.methods.evaluated_state(trainer.server)
         self.series.append("pairs", np.array(self._pairs))
@@ -110,16 +110,16 @@ class LayerAlignment(Measurement):
             if np.isfinite(last[what]).any():
                 trainer.log_figure(f"alignment/{what}", draw(what, last))
 
-    def _of(self, state: State) -> dict[int, np.ndarray]:
+    def _of(self, state: State) -> dict[int, Tensor]:
         """The alignment of each pair, by its place."""
         matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
-        return {place: singular_alignment(*pair, self.number).cpu().numpy() for place, pair in enumerate(matrices)}
+        return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
 
-    def _append(self, trainer: FederatedTrainer, what: str, found: Mapping[int, np.ndarray]) -> None:
+    def _append(self, trainer: FederatedTrainer, what: str, found: Mapping[int, Tensor]) -> None:
         table = np.full((len(self._pairs), self.number, self.number), np.nan)
         for place, matrix in found.items():
-            table[place, : matrix.shape[0], : matrix.shape[1]] = matrix
-            trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(np.diagonal(matrix).mean()))
+            table[place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+            trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
         self.series.append(what, table)
 
 

@@ -97,9 +97,10 @@ class Embedding(Measurement):
         super().on_fit_start(trainer)
         # finds a submodule that the forward does not call, and data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
-        labels = {c for _, _, targets, _ in probe for c in ([None] if targets is None else targets.tolist())}
-        known = set().union(*trainer.gather(labels))
-        require(None not in known, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
+        labels = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
+        labelled = all(None not in theirs for theirs in trainer.gather(labels))
+        require(labelled, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
+        known = {c for theirs in trainer.gather(labels) for batch in theirs if batch is not None for c in batch}
         missing = [c for c in self.classes or () if c not in known]
         require(not missing, "Embedding.classes", missing, f"the probe has {', '.join(map(str, sorted(known)))}")
 

@@ -106,7 +106,7 @@ class LayerSimilarity(Measurement):
         if not self.due(trainer.server.round):
             return
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
-        before, after = (merged(part[place] for part in parts) for place in (0, 1))
+        before, after = merged(part for part, _, _ in parts), merged(part for _, part, _ in parts)
         local = {k: grams for *_, theirs in parts for k, grams in theirs.items()}
         self._append(before, after, dict(sorted(local.items())), min(self.max_clients, trainer.data.num_clients))
         self._log(trainer)

@@ -190,7 +190,7 @@ def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:
         Vectors of equal singular values are not unique, and so is what they are compared by.
 
     Raises:
-        UsageError: the outputs of the first layer are not as many as the inputs of the second, or ``number`` is below 1.
+        UsageError: the first layer has not as many outputs as the second has inputs, or ``number`` is below 1.
 
     Source: FedDecorr, Assumption 2 in Appendix A.3, and Figure 6.
 

@@ -58,7 +58,8 @@ def test_classes_clients_and_the_projector(tmp_path):
     model.eval()
     batches = trainer.representations(None, ("logits",), examples=120)
     with torch.no_grad():
-        z, y = (torch.cat(p) for p in zip(*((model.projector(model.encoder(b[0])), b[1]) for _, b, *_ in batches)))
+        x, y = (torch.cat(parts) for parts in zip(*(batch for _, batch, *_ in batches), strict=True))
+        z = model.projector(model.encoder(x))
     wanted = z[torch.isin(y, torch.tensor([2, 5, 8]))].numpy()
     np.testing.assert_allclose(rows[:number], wanted, atol=1e-5)
 

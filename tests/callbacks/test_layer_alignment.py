@@ -1,5 +1,7 @@
 """The alignment is that of the layers' singular vectors."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -58,7 +60,7 @@ def test_layers_that_do_not_fit_are_refused():
 def test_it_is_that_of_the_global_model_and_the_mean_over_local_ones(tmp_path):
     trainer, seen, model, file = fit(tmp_path, LayerAlignment(number=12), max_rounds=1)
     paths = ["encoder.layers.1.0", "encoder.layers.2.0", "projector.layers.0", "projector.layers.3", "classifier"]
-    assert file["pairs"][0].tolist() == [list(pair) for pair in zip(paths, paths[1:], strict=False)]
+    assert file["pairs"][0].tolist() == [list(pair) for pair in pairwise(paths)]
     state = {name: value.detach() for name, value in model.state_dict().items()}
     for place, pair in enumerate(file["pairs"][0]):
         of_global = expected(state, *pair, 12)

@@ -1,4 +1,4 @@
-"""What holds of every callback that measures models on a probe: it changes nothing, and no worker or stop changes it."""
+"""Of every callback that measures models: it changes nothing, and neither workers nor a stop change what it finds."""
 
 import numpy as np
 import pytest

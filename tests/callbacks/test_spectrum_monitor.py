@@ -132,9 +132,11 @@ def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
     assert [list(line.get_ydata()) for line in axes.lines] == [[1, 0.5, 0.25]] * 2
     (axes,) = compare(runs, relative=False).axes
     assert list(axes.lines[1].get_ydata()) == spectra["scaled"]
-    with pytest.raises(UsageError, match="it has no spectra.npz; run it with SpectrumMonitor"):
+    with pytest.raises(UsageError, match=r"it has no spectra\.npz; run it with SpectrumMonitor"):
         compare({"none": tmp_path})
-    with pytest.raises(UsageError, match="has no local_representation; run it with SpectrumMonitor.local_models=true"):
+    with pytest.raises(
+        UsageError, match=r"has no local_representation; run it with SpectrumMonitor\.local_models=true"
+    ):
         compare(runs, local=True)
 
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from formulas import draw
 
+from fl_lightning.errors import UsageError
 from fl_lightning.functional import (
+    condition_number,
     covariance_spectrum,
     effective_rank,
     eigenvalues,
+    numerical_rank,
     singular_values,
     stable_rank,
 )
