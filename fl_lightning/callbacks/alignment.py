@@ -31,11 +31,11 @@ class LayerAlignment(Measurement):
     r"""Logs how well the singular vectors of consecutive linear layers are aligned.
 
     For layers l and l + 1 with weights :math:`W = U S V^T`, it is the mean of
-    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 where the layers are aligned, about :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d
-    dimensions, which is 0.05 for d = 256. It is logged as ``alignment/<layer>/global`` of the global model and as
-    ``alignment/<layer>/local``, the mean over the local models before aggregation; ``<layer>`` is layer l + 1. The
-    figures ``alignment/global`` and ``alignment/local`` have the last
-    :func:`~fl_lightning.functional.singular_alignment` of each pair.
+    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 where the layers are aligned, about
+    :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d dimensions, which is 0.05 for d = 256. It is logged as
+    ``alignment/<layer>/global`` of the global model and as ``alignment/<layer>/local``, the mean over the local models
+    before aggregation; ``<layer>`` is layer l + 1. The figures ``alignment/global`` and ``alignment/local`` have the
+    last :func:`~fl_lightning.functional.singular_alignment` of each pair.
 
     ``layer_alignment.npz`` holds ``rounds`` (R,), ``pairs`` (R, P, 2), the layers' paths, the same in every row, and
     ``global`` and ``local`` (R, P, k, k), whose diagonals are the alignment; nan where a layer has fewer than k

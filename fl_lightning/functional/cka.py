@@ -171,7 +171,7 @@ def unbiased_gram(x: Tensor) -> Tensor:
     Example:
         >>> import torch
         >>> unbiased_gram(torch.tensor([[0.0], [1.0], [2.0], [4.0]])).round(decimals=2).tolist()
-        [0.67, 0.33, -1.0, -1.0, 0.33, 0.67]
+        [1.67, -0.33, -1.33, -1.33, -0.33, 1.67]
     """
     n = len(x)
     if n < 4:
@@ -194,7 +194,7 @@ def similarities(grams: Tensor) -> Tensor:
         >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0], [3.0, 0.0], [4.0, 1.0]])
         >>> grams = torch.stack([unbiased_gram(x), unbiased_gram(5 - 2 * x), unbiased_gram(x[:, :1])])
         >>> similarities(grams)[0].round(decimals=4).tolist()
-        [1.0, 1.0, 0.9621]
+        [1.0, 1.0, 0.9659]
     """
     # scaled first, since squares of large entries could overflow; a column of zeros, since there may be none
     rows = torch.nn.functional.pad(grams, (0, 1))

@@ -134,9 +134,7 @@ def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
     assert list(axes.lines[1].get_ydata()) == spectra["scaled"]
     with pytest.raises(UsageError, match=r"it has no spectra\.npz; run it with SpectrumMonitor"):
         compare({"none": tmp_path})
-    with pytest.raises(
-        UsageError, match=r"has no local_representation; run it with SpectrumMonitor\.local_models=true"
-    ):
+    with pytest.raises(UsageError, match=r"no local_representation; run it with SpectrumMonitor\.local_models=true"):
         compare(runs, local=True)
 
 
