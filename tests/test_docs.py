@@ -2,16 +2,19 @@
 
 import inspect
 import re
+import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from helpers.runs import small_data, small_model, small_trainer
 
-from fl_lightning import methods, optim
+from fl_lightning import callbacks, methods, optim
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -113,3 +116,39 @@ def test_the_guide_of_callbacks_names_what_there_is():
     table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
     for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
         assert hasattr(RunAccess, name) or name in RunAccess.__doc__, name
+
+
+CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
+
+
+@pytest.mark.parametrize("line", re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE))
+def test_the_commands_of_the_callbacks_leave_the_file_they_name(tmp_path, monkeypatch, line):
+    section = CALLBACKS.split(line)[1].split("\n## ")[0]
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    small = ["--trainer.max_rounds=1", "--data.train_size=150", "--data.test_size=60"]
+    main([*shlex.split(line), *small])
+    for file in re.findall(r"^- `(\w+\.(?:npz|csv))`", section, re.MULTILINE):
+        assert (tmp_path / "runs/fedavg/version_0" / file).is_file()
+
+
+def test_each_callback_of_the_page_has_its_section_and_file():
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", CALLBACKS, re.MULTILINE | re.DOTALL))
+    for name, text in sections.items():
+        kind = getattr(callbacks, name)
+        assert f"`{kind.file}`" in text, name
+        assert f"](#{name.lower()})" in CALLBACKS, name
+    for name in callbacks.__all__:
+        kind = getattr(callbacks, name)
+        assert not hasattr(kind, "file") or name in sections, name
+
+
+def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in ("skewed", "iid"):
+        (tmp_path / "runs" / run / "version_0").mkdir(parents=True)
+        np.savez(tmp_path / "runs" / run / "version_0/spectra.npz", representation=np.array([[2.0, 1.0]]))
+    (code,) = re.findall(r"```python\n(.*?)```", CALLBACKS, re.DOTALL)
+    exec(code, {})
+    assert (tmp_path / "spectra.png").is_file()

@@ -1,13 +1,16 @@
 """Observers of a run."""
 
+from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.callbacks.embedding import Embedding
 from fl_lightning.callbacks.local_losses import LocalLosses
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
+from fl_lightning.callbacks.similarity import LayerSimilarity
 from fl_lightning.callbacks.spectrum import SpectrumMonitor
 
 __all__ = [
@@ -15,6 +18,9 @@ __all__ = [
     "BestCheckpoint",
     "Callback",
     "EarlyStopping",
+    "Embedding",
+    "LayerAlignment",
+    "LayerSimilarity",
     "LocalLosses",
     "Measurement",
     "ProgressBar",

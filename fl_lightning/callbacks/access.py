@@ -179,7 +179,7 @@ class RunAccess:
 
         Args:
             state: as in :meth:`evaluate`.
-            taps: names of the taps.
+            taps: names of the taps, or paths of submodules, as ``trainer.taps`` has them.
             data: the test data, or the clients' training data as their loaders give it.
             client: id of the client whose data are used and whose entries complete the state; None for the test data of
                 all, or the training data of all clients in turn.

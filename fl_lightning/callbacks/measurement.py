@@ -103,6 +103,10 @@ class Measurement(Callback):
     def keep(self, trainer: FederatedTrainer) -> None:
         """Note the round of what was appended, and write the file."""
         self.series.append("rounds", np.array(trainer.server.round))
+        self.save(trainer)
+
+    def save(self, trainer: FederatedTrainer) -> None:
+        """Write the file, on the worker that writes."""
         if trainer.run_dir is not None:
             self.series.save(trainer.run_dir / self.file)
 
@@ -112,3 +116,16 @@ class Measurement(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._source is not None:
             self.series.read(self._source / self.file, state.get("stamps", {}))
+
+
+def require_test_data(trainer: FederatedTrainer, callback: Callback) -> None:
+    """Refuse a callback that measures on test data, where there are none.
+
+    Raises:
+        UsageError: there are none.
+    """
+    name = type(trainer.data).__name__
+    require(trainer.run.evaluator.has_data("test"), f"{type(callback).__name__} with the data", name, NO_TEST_DATA)
+
+
+NO_TEST_DATA = "it has no test data, on which the models are compared; give it a test_dataloader"

@@ -6,6 +6,9 @@ the trailing singular values fall towards 0, and the representation collapses in
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +17,22 @@ from torch import Tensor
 
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.errors import UsageError, require
-from fl_lightning.functional import effective_rank, eigenvalues, singular_values, stable_rank
+from fl_lightning.functional import (
+    condition_number,
+    effective_rank,
+    eigenvalues,
+    numerical_rank,
+    singular_values,
+    stable_rank,
+)
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from fl_lightning.client import Client
+    from fl_lightning.state import State
     from fl_lightning.trainer import FederatedTrainer
 
 
@@ -50,15 +62,30 @@ class SpectrumMonitor(Measurement):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
     Each one is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
-    singular value, from 0), as effective and stable rank (``rank/classifier/effective``, ...), in the run's
-    ``spectra.npz`` (``rounds`` (R,), ``classifier`` (R, C), ``representation`` (R, d)) and as one figure of all rounds.
+    singular value, from 0) and as one figure of all rounds. ``rank/classifier/...`` and ``rank/representation/...``
+    say how far it has collapsed: its ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, how many
+    singular values are above ``threshold``, and its ``condition`` number, of the values that count for the numerical
+    rank. ``spectra.npz`` holds ``rounds`` (R,), ``classifier`` (R, C) and ``representation`` (R, d), as they are,
+    neither normalised nor on a logarithmic scale; :func:`compare` draws those of several runs.
+
+    A measurement in a round whose global model is evaluated anyway costs the covariance alone; in another round it
+    costs an evaluation.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        local_models: also measure every client's local model before aggregation (``rank/<what>/local/<id>``, and
-            ``local_classifier`` (R, N, C), ``local_representation`` (R, N, d) in ``spectra.npz``, nan for clients that
-            were not in the cohort). Each costs a pass over the test data.
+        local_models: also measure the clients' local models before aggregation, every ``local_every_n_rounds`` rounds
+            and in the last one: ``rank/<what>/local/mean``, the mean of their effective ranks, and
+            ``rank/<what>/local/<id>``. ``spectra.npz`` then holds ``local_rounds`` (L,), ``local_classifier``
+            (L, N, C), ``local_representation`` (L, N, d), nan for clients that were not in the cohort, and
+            ``probe_representation`` (L, d), that of the global model on the same images. The figures
+            ``spectrum/local_classifier`` and ``spectrum/local_representation`` have each client, their mean and the
+            global model after the last of these rounds.
         max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
+        threshold: a singular value above it counts as significant, at least 0.
+        local_every_n_rounds: rounds from one measurement of the local models to the next, at least 1. Each costs a pass
+            over ``examples`` images for each client of the round, and one for the global model.
+        examples: number of test images on which local models are measured, at least 2; None is all test data, as in
+            FedDecorr. A covariance of fewer images than d has as many singular values of 0 as they are short of d + 1.
 
     Where entries of the state do not travel (FedBN, FedProto), each spectrum is the mean over the clients' own models.
     Without test data only the classifier of the global model has one.
@@ -70,13 +97,31 @@ class SpectrumMonitor(Measurement):
     file = "spectra.npz"
     requires = ("representation", "logits")
 
-    def __init__(self, every_n_rounds: int = 1, local_models: bool = False, max_scalars: int = 32) -> None:
+    def __init__(
+        self,
+        every_n_rounds: int = 1,
+        local_models: bool = False,
+        max_scalars: int = 32,
+        threshold: float = 0.01,
+        local_every_n_rounds: int = 10,
+        examples: int | None = 512,
+    ) -> None:
         super().__init__(every_n_rounds)
         require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "give 2 or more")
-        self.local_models, self.max_scalars = local_models, max_scalars
+        require(threshold >= 0, "SpectrumMonitor.threshold", threshold, "give 0 or more")
+        name = "SpectrumMonitor.local_every_n_rounds"
+        require(local_every_n_rounds >= 1, name, local_every_n_rounds, "give 1 or more")
+        hint = "give 2 or more, or null for all test data"
+        require(examples is None or examples >= 2, "SpectrumMonitor.examples", examples, hint)
+        self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
+        self.local_every_n_rounds, self.examples = local_every_n_rounds, examples
 
     def wants_evaluation(self, round_: int) -> bool:
         return self.due(round_)
+
+    def local_due(self, round_: int) -> bool:
+        """Whether the local models of this round are measured."""
+        return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
     def setup(self, trainer: FederatedTrainer) -> None:
         self._classifier = self._find_classifier(trainer)
@@ -87,12 +132,9 @@ class SpectrumMonitor(Measurement):
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
-        if not (self.local_models and self.due(trainer.server.round)):
+        if not self.local_due(trainer.server.round):
             return
-        covariance = Covariance()
-        for *_, taps in trainer.representations(client.state(), ("representation",)):
-            covariance.add(taps["representation"])
-        for what, values in self._measure(covariance).items():
+        for what, values in self._measure(self._probed(trainer, client.state())).items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
 
@@ -110,23 +152,28 @@ class SpectrumMonitor(Measurement):
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not self.due(trainer.server.round):
-            return
-        trainer.all_reduce(self._own)
-        spectra = self._own.means() or self._global.means() or self._measure(Covariance())
-        for what, values in spectra.items():
-            self._log(trainer, what, values)
-            self.series.append(what, values.cpu().numpy())
-        self._keep_local(trainer)
-        self.keep(trainer)
+        if self.due(trainer.server.round):
+            trainer.all_reduce(self._own)
+            spectra = self._own.means() or self._global.means() or self._measure(Covariance())
+            for what, values in spectra.items():
+                self._log(trainer, what, values)
+                self.series.append(what, values.cpu().numpy())
+        if self.local_due(trainer.server.round):
+            self._keep_local(trainer)
+        if self.due(trainer.server.round):
+            self.keep(trainer)
+        elif self.local_due(trainer.server.round):
+            self.save(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or not self.series:
             return
         spectra = self.series.values
-        rounds = [int(one) for one in spectra["rounds"]]
+        rounds = [int(one) for one in spectra.get("rounds", ())]
         for what in [name for name in TITLES if name in spectra]:
-            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, spectra[what]))
+            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, spectra[what], self.threshold))
+            if f"local_{what}" in spectra:
+                trainer.log_figure(f"spectrum/local_{what}", draw_local(what, self.series.arrays(), self.threshold))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "rounds" not in state:
@@ -146,6 +193,13 @@ class SpectrumMonitor(Measurement):
             raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
         return layer
 
+    def _probed(self, trainer: FederatedTrainer, state: State | None) -> Covariance:
+        """The covariance of this worker's batches of the images on which local models are measured."""
+        covariance = Covariance()
+        for *_, taps in trainer.representations(state, ("representation",), examples=self.examples):
+            covariance.add(taps["representation"])
+        return covariance
+
     def _measure(self, covariance: Covariance) -> dict[str, Tensor]:
         """The spectra of the classifier in the resident module, and of ``covariance`` where it has rows."""
         weight: Tensor = self._classifier.weight  # type: ignore[assignment]
@@ -157,14 +211,13 @@ class SpectrumMonitor(Measurement):
         digits = max(2, len(str(len(values) - 1)))
         for index in chosen:
             trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
-        trainer.log(f"rank/{what}/effective", float(effective_rank(values)))
-        trainer.log(f"rank/{what}/stable", float(stable_rank(values)))
+        for name, rank in RANKS.items():
+            trainer.log(f"rank/{what}/{name}", float(rank(values)))
+        trainer.log(f"rank/{what}/above_threshold", float((values > self.threshold).sum()))
         if not values.any():
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
     def _keep_local(self, trainer: FederatedTrainer) -> None:
-        if not self.local_models:
-            return
         for theirs in trainer.gather(self._local):
             for what, spectra in theirs.items():
                 self._local[what] = self._local.get(what, {}) | spectra
@@ -172,25 +225,120 @@ class SpectrumMonitor(Measurement):
             table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
             table[list(spectra)] = list(spectra.values())
             self.series.append(f"local_{what}", table)
+            ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra.values()]
+            trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
+        if "representation" in self._local and not trainer.client.kept:
+            covariance = self._probed(trainer, None)
+            trainer.all_reduce(covariance.sums)
+            self.series.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
+        if self._local:
+            self.series.append("local_rounds", np.array(trainer.server.round))
 
 
-def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
+RANKS = {
+    "effective": effective_rank,
+    "stable": stable_rank,
+    "numerical": numerical_rank,
+    "condition": condition_number,
+}
+
+
+def draw(what: str, rounds: list[int], spectra: list[np.ndarray], threshold: float = 0.0) -> Figure:
     """Plot the singular values of all rounds over their index, on a logarithmic scale; later rounds are lighter."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+
+    figure, axes = empty(TITLES[what])
+    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
+    largest = max(map(np.max, spectra))
+    for round_, values in zip(rounds, spectra, strict=True):
+        axes.semilogy(visible(values, largest), color=shade.to_rgba(np.array(round_)), linewidth=1)
+    mark(axes, threshold)
+    figure.colorbar(shade, ax=axes, label="round")
+    return figure
+
+
+def draw_local(what: str, spectra: Mapping[str, np.ndarray], threshold: float = 0.0) -> Figure:
+    """Plot the last spectra of the local models, their mean, and the global model's, on a logarithmic scale.
+
+    FedDecorr, Figures 2(b), 3 and 10.
+    """
+    figure, axes = empty(f"{TITLES[what]}, round {spectra['local_rounds'][-1]}")
+    local = spectra[f"local_{what}"][-1]
+    local = local[np.isfinite(local).all(1)]
+    largest = np.max(local, initial=0)
+    for number, values in enumerate(local):
+        label = None if number else "local model of a client"
+        axes.semilogy(visible(values, largest), color="C0", alpha=0.3, linewidth=0.8, label=label)
+    axes.semilogy(visible(local.mean(0), largest), "--", color="C0", linewidth=2, label="mean of the local models")
+    aggregated = of_global(what, spectra)
+    if aggregated is not None:
+        axes.semilogy(visible(aggregated, largest), color="black", linewidth=2, label="global model")
+    mark(axes, threshold)
+    axes.legend(loc="lower left")
+    return figure
+
+
+def compare(
+    runs: Mapping[str, Path], what: str = "representation", local: bool = False, relative: bool = True
+) -> Figure:
+    """Plot the last spectra of several runs in one figure, on a logarithmic scale.
+
+    Args:
+        runs: the folder of each run, by its label.
+        what: ``representation`` or ``classifier``.
+        local: the mean over the local models in the place of the global model.
+        relative: divide each spectrum by its largest value, so that runs compare in the shape of their spectra,
+            whatever the scale of their representations.
+
+    Raises:
+        UsageError: a run has no such spectrum.
+    """
+    figure, axes = empty(f"{TITLES[what]}{', local models' if local else ''}")
+    styles = ["-", "--", ":", "-."]
+    for number, (label, folder) in enumerate(runs.items()):
+        name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
+        require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
+        with np.load(path) as spectra:
+            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
+            require(name in spectra, "run", str(folder), f"its {path.name} has no {name}; {hint}")
+            values = np.nanmean(spectra[name][-1], 0) if local else spectra[name][-1]
+        shown = visible(values / values.max(), 1) if relative and values.any() else visible(values, values.max())
+        axes.semilogy(shown, styles[number % len(styles)], color=f"C{number}", label=label)
+    if relative:
+        axes.set_ylabel("singular value / the largest")
+    axes.legend()
+    return figure
+
+
+def of_global(what: str, spectra: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The global model's spectrum of the last round in which local models were measured, on the same images."""
+    if what == "representation":
+        return spectra["probe_representation"][-1] if "probe_representation" in spectra else None
+    same = np.flatnonzero(spectra.get("rounds", np.zeros(0)) == spectra["local_rounds"][-1])
+    return spectra[what][same[-1]] if len(same) else None
+
+
+def empty(title: str) -> tuple[Figure, Axes]:
+    """A figure for spectra."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
-    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
-    for round_, values in zip(rounds, spectra, strict=True):
-        # values below the rounding error of the largest mean nothing, and one of 1e-100 would flatten the other curves
-        shown = np.where(values > VISIBLE * max(map(np.max, spectra)), values, np.nan)
-        axes.semilogy(np.arange(len(values)), shown, color=shade.to_rgba(np.array(round_)), linewidth=1)
-    axes.set(xlabel="index", ylabel="singular value", title=TITLES[what])
-    figure.colorbar(shade, ax=axes, label="round")
-    return figure
+    axes.set(xlabel="index", ylabel="singular value", title=title)
+    return figure, axes
+
+
+def visible(values: np.ndarray, largest: float) -> np.ndarray:
+    """The values but those below the rounding error of the largest, of which one of 1e-100 would flatten the curves."""
+    return np.where(values > VISIBLE * largest, values, np.nan)
+
+
+def mark(axes: Axes, threshold: float) -> None:
+    """Draw the threshold, where it is in the figure."""
+    if axes.get_ylim()[0] <= threshold <= axes.get_ylim()[1]:
+        axes.axhline(threshold, color="grey", linestyle=":", linewidth=1, label=f"threshold {threshold:g}")
 
 
 VISIBLE = 1e-12

@@ -282,6 +282,12 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     return {name: known[name] for name in wanted}
 
 
+def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """``extra`` with those of ``names`` that are no taps, but paths of submodules, bound to these submodules."""
+    known, paths = {**getattr(module, "taps", {}), **extra}, {path for path, _ in module.named_modules() if path}
+    return {**extra, **{name: name for name in names if name not in known and submodule(name) in paths}}
+
+
 def choice(submodules: Sequence[str], near: str) -> str:
     """The submodules, as an error names them: of many only some, those nearest to ``near`` and the last."""
     if len(submodules) <= MOST:

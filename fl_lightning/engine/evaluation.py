@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.logged import tagged
-from fl_lightning.client.taps import Taps, resolve_taps
+from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
@@ -119,10 +119,12 @@ class BatchIndex(NamedTuple):
     Args:
         client: id of the client whose data it is; None for the test data of all.
         batch: its index in the pass.
+        loader: of several test loaders, the number of the one it is from.
     """
 
     client: int | None
     batch: int
+    loader: int = 0
 
 
 # index, batch, targets and taps
@@ -153,7 +155,8 @@ class Representations:
     ) -> Iterator[Observed]:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         asked = dict.fromkeys(names, "trainer.representations")
-        taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
+        extra = with_paths(self._copy, self.extra, names)
+        taps = Taps(self._copy, resolve_taps(self._copy, extra, asked))
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client, examples)
             for index, seed, step, given in batches:
@@ -189,7 +192,7 @@ class Representations:
         for number, (loader, limit) in enumerate(self.loaders.probe(examples, client)):
             step = bound_step(self._copy, name, number)
             for index, batch in loader.share(rank, size, limit, last):
-                yield BatchIndex(client, index), ("test", number, index), step, batch
+                yield BatchIndex(client, index, number), ("test", number, index), step, batch
 
 
 def step_name(module: LightningModule, phase: str) -> str | None:

@@ -6,7 +6,16 @@ flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
 from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
-from fl_lightning.functional.cka import cosine_similarity, frobenius_similarity, linear_cka, linear_ckas, rbf_cka
+from fl_lightning.functional.cka import (
+    cosine_similarity,
+    frobenius_similarity,
+    linear_cka,
+    linear_ckas,
+    minibatch_cka,
+    rbf_cka,
+    similarities,
+    unbiased_gram,
+)
 from fl_lightning.functional.contrastive import model_contrastive_loss, representation_contrast
 from fl_lightning.functional.decorrelation import (
     correlation_frobenius,
@@ -17,9 +26,12 @@ from fl_lightning.functional.decorrelation import (
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
+    condition_number,
     covariance_spectrum,
     effective_rank,
     eigenvalues,
+    numerical_rank,
+    singular_alignment,
     singular_values,
     stable_rank,
 )
@@ -30,6 +42,7 @@ __all__ = [
     "as_rows",
     "calibrated_logits",
     "class_sums",
+    "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
     "covariance_decorrelation",
@@ -39,15 +52,20 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "minibatch_cka",
     "model_contrastive_loss",
+    "numerical_rank",
     "probability_variance_hinge",
     "prototype_distance",
     "rbf_cka",
     "rbf_uniformity",
     "representation_contrast",
     "restricted_logits",
+    "similarities",
+    "singular_alignment",
     "singular_value_variance",
     "singular_values",
     "stable_rank",
     "structured_covariance_decorrelation",
+    "unbiased_gram",
 ]

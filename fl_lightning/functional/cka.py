@@ -11,6 +11,7 @@ Its Eq. 3 is linear CKA. https://arxiv.org/abs/2112.00407
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -110,6 +111,96 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
         return torch.stack([_by_columns(_standard(x), _standard(y)) for y in ys])
     k, *ls = (_u_center(gram) if debiased else gram for gram in map(_centered_gram, (x, *ys)))
     return torch.stack([_alignment(k, other) for other in ls])
+
+
+def minibatch_cka(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    r"""Debiased linear CKA of activations that come batch by batch.
+
+    The numerator and both factors of the denominator of :func:`linear_cka` are means over the batches, weighted by
+    their examples, of unbiased estimates of HSIC:
+
+    .. math::
+        \mathrm{HSIC}_1(K, L) = \frac{1}{n (n - 3)} \left( \mathrm{tr}(\tilde K \tilde L)
+            + \frac{1^T \tilde K 1 \, 1^T \tilde L 1}{(n - 1) (n - 2)}
+            - \frac{2}{n - 2} 1^T \tilde K \tilde L 1 \right)
+
+    with the Gram matrices K and L of a batch of n examples, their diagonals set to 0. Each mean has the same
+    expectation as the estimate from all examples at once, whatever the size of the batches.
+
+    Args:
+        xs: activations ``(n, ...)`` of each batch.
+        ys: activations ``(n, ...)`` of the same examples. Batches of fewer than 4 examples do not count.
+
+    Returns:
+        A scalar in [-1, 1], in float64 and without gradient: 1 if one is the other rotated, shifted, or scaled as a
+        whole. nan if no batch counts, or if all rows of one argument are equal.
+
+    Raises:
+        UsageError: the numbers of batches or of rows differ.
+
+    Source: Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, Eq. 2 and 3,
+    https://arxiv.org/abs/2010.15327. HSIC_1: Song et al., Feature Selection via Dependence Maximization, JMLR 2012.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.rand(2, 64, 1000, generator=torch.Generator().manual_seed(0))  # unrelated
+        >>> round(minibatch_cka(x.split(16), (3 * x + 1).split(16)).item(), 4)
+        1.0
+        >>> round(minibatch_cka(x.split(16), y.split(16)).item(), 2)
+        -0.01
+    """
+    require(len(xs) == len(ys), "batches", (len(xs), len(ys)), "give x and y in the same batches")
+    for x, y in zip(xs, ys, strict=True):
+        _require_same_rows(x, y)
+    return similarities(torch.stack([torch.cat([unbiased_gram(x) for x in batches]) for batches in (xs, ys)]))[0, 1]
+
+
+def unbiased_gram(x: Tensor) -> Tensor:
+    r"""What unbiased estimates of HSIC need of a batch, as a vector.
+
+    It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
+    product of two such vectors of the same examples is :math:`\frac{n}{2} \mathrm{HSIC}_1`. It does not depend on the
+    width of the layer, so that many models and layers can be kept and compared in pairs.
+
+    Args:
+        x: activations ``(n, ...)``, flattened to ``(n, p)``.
+
+    Returns:
+        ``(n (n - 1) / 2,)`` in float64, without gradient; empty for n < 4, for which there is no estimate.
+
+    Example:
+        >>> import torch
+        >>> unbiased_gram(torch.tensor([[0.0], [1.0], [2.0], [4.0]])).round(decimals=2).tolist()
+        [1.67, -0.33, -1.33, -1.33, -0.33, 1.67]
+    """
+    n = len(x)
+    if n < 4:
+        return torch.zeros(0, dtype=torch.float64, device=x.device)
+    upper = torch.triu_indices(n, n, 1, device=x.device)
+    return _u_center(_plain_gram(x.detach()).double())[upper[0], upper[1]] / math.sqrt(n - 3)
+
+
+def similarities(grams: Tensor) -> Tensor:
+    """The minibatch CKA of each pair of layers or models, from what :func:`unbiased_gram` gives of their batches.
+
+    Args:
+        grams: ``(m, length)``, a row for each: its vectors of all batches, one after another.
+
+    Returns:
+        ``(m, m)``, symmetric with ones on the diagonal; nan where all activations of one are equal.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0], [3.0, 0.0], [4.0, 1.0]])
+        >>> grams = torch.stack([unbiased_gram(x), unbiased_gram(5 - 2 * x), unbiased_gram(x[:, :1])])
+        >>> similarities(grams)[0].round(decimals=4).tolist()
+        [1.0, 1.0, 0.9659]
+    """
+    # scaled first, since squares of large entries could overflow; a column of zeros, since there may be none
+    rows = torch.nn.functional.pad(grams, (0, 1))
+    rows = rows / rows.abs().amax(1, keepdim=True)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    return (rows @ rows.T).clamp(-1, 1)
 
 
 @in_full_precision
@@ -264,6 +355,14 @@ def _unit_norm(gram: Tensor) -> Tensor:
     """A matrix scaled to Frobenius norm 1, in two steps, as squares of large entries could overflow; 0 stays 0."""
     gram = _unit_largest(gram)
     return gram / (gram.norm() + EPS)
+
+
+@in_full_precision
+def _plain_gram(x: Tensor) -> Tensor:
+    """Inner products ``(n, n)`` of the rows, from the first row, so that equal rows give exactly 0."""
+    rows = _rows(x)
+    rows = rows - rows[0]
+    return rows @ rows.T
 
 
 def _twice_centered(gram: Tensor) -> Tensor:

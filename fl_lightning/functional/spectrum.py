@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import require
 from fl_lightning.functional._precision import centered, in_full_precision
 from fl_lightning.functional.rows import as_rows
 
@@ -117,3 +118,93 @@ def stable_rank(s: Tensor) -> Tensor:
     if not s.any():
         return s.new_zeros(())
     return (s / s.max()).square().sum()
+
+
+@in_full_precision
+def numerical_rank(s: Tensor, tolerance: float | None = None) -> Tensor:
+    """How many singular values are above ``tolerance`` times the largest.
+
+    Args:
+        s: singular values ``(r,)``, at least 0.
+        tolerance: relative to the largest, at least 0; None is r times the relative precision of float32, 1.2e-7.
+
+    Returns:
+        A scalar in [1, r]; 0 if all values are 0.
+
+    Raises:
+        UsageError: ``tolerance`` is below 0.
+
+    Source: the default is that of ``numpy.linalg.matrix_rank`` for a square matrix in float32, the precision in which
+    models are trained, https://numpy.org/doc/stable/reference/generated/numpy.linalg.matrix_rank.html
+
+    Example:
+        >>> import torch
+        >>> s = torch.tensor([2.0, 1.0, 0.01, 1e-9])
+        >>> numerical_rank(s).item(), numerical_rank(s, tolerance=0.1).item()
+        (3.0, 2.0)
+    """
+    require(tolerance is None or tolerance >= 0, "tolerance", tolerance, "give a number of at least 0, or None")
+    relative = len(s) * torch.finfo(torch.float32).eps if tolerance is None else tolerance
+    return (s > relative * s.max()).sum().to(s.dtype)
+
+
+@in_full_precision
+def condition_number(s: Tensor, tolerance: float | None = None) -> Tensor:
+    """The largest singular value divided by the smallest of those that count for the :func:`numerical_rank`.
+
+    Values below the tolerance are left out, as their size is rounding error: a collapsed spectrum shows in the rank.
+
+    Args:
+        s: singular values ``(r,)``, at least 0.
+        tolerance: as in :func:`numerical_rank`.
+
+    Returns:
+        A scalar of at least 1, which is 1 for equal values; 0 if all values are 0.
+
+    Raises:
+        UsageError: ``tolerance`` is below 0.
+
+    Example:
+        >>> import torch
+        >>> condition_number(torch.tensor([2.0, 1.0, 0.5, 0.0])).item()
+        4.0
+    """
+    rank = int(numerical_rank(s, tolerance))
+    return s.max() / s.sort(descending=True).values[rank - 1] if rank else s.new_zeros(())
+
+
+def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:
+    r"""How well the singular vectors of two consecutive linear layers are aligned, :math:`\lvert V_2^T U_1 \rvert`.
+
+    Entry (i, j) is the absolute cosine of the i-th right singular vector of the second layer's weight and the j-th left
+    singular vector of the first one's. It is the identity where the layers are aligned, which FedDecorr's Theorem 1
+    assumes; unrelated directions of a space of d dimensions have :math:`\sqrt{2 / (\pi d)}` on average, for large d.
+
+    Args:
+        first: weight of the layer nearer to the input, ``(m, n)``.
+        second: weight of the layer after it, ``(p, m)``.
+        number: k, how many singular vectors of each are compared, those of the largest values; at least 1.
+
+    Returns:
+        ``(k, k)``, in [0, 1], in float64, without gradient; smaller where a matrix has fewer than k singular values.
+        Vectors of equal singular values are not unique, and so is what they are compared by.
+
+    Raises:
+        UsageError: the first layer has not as many outputs as the second has inputs, or ``number`` is below 1.
+
+    Source: FedDecorr, Assumption 2 in Appendix A.3, and Figure 6.
+
+    Example:
+        >>> import torch
+        >>> first = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> singular_alignment(first, 5 * first, 2).round().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        >>> singular_alignment(first, first.flip(1), 2).round().tolist()
+        [[0.0, 0.0], [0.0, 1.0]]
+    """
+    sizes = (tuple(first.shape), tuple(second.shape))
+    require(first.shape[0] == second.shape[1], "shapes", sizes, "give the weights of consecutive layers")
+    require(number >= 1, "number", number, "give 1 or more")
+    left = torch.linalg.svd(first.detach().double(), full_matrices=False).U
+    right = torch.linalg.svd(second.detach().double(), full_matrices=False).Vh
+    return (right[:number] @ left[:, :number]).abs().clamp(max=1)

@@ -6,10 +6,10 @@ import torch
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.spectrum import Covariance
+from fl_lightning.callbacks.spectrum import Covariance, compare
 from fl_lightning.data import Digits
 from fl_lightning.errors import UsageError
-from fl_lightning.functional import covariance_spectrum
+from fl_lightning.functional import covariance_spectrum, effective_rank
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -35,6 +35,11 @@ def test_spectra_are_those_of_the_final_global_model(tmp_path):
     z = representations(model, data).double().numpy()
     covariance = np.linalg.svd(np.cov(z.T, bias=True), compute_uv=False)
     np.testing.assert_allclose(spectra["representation"][-1], covariance, rtol=1e-4, atol=1e-6)
+    tags = {tag: trainer.metrics[f"rank/representation/{tag}"] for tag in ("above_threshold", "numerical", "condition")}
+    counted = covariance[covariance > 16 * 2**-23 * covariance[0]]
+    assert tags["above_threshold"] == (covariance > 0.01).sum()
+    assert tags["numerical"] == len(counted)
+    assert tags["condition"] == pytest.approx(counted[0] / counted[-1], rel=1e-2)
     p = covariance / covariance.sum()
     rank = np.exp(-np.sum(p[p > 0] * np.log(p[p > 0])))
     assert trainer.metrics["rank/representation/effective"] == pytest.approx(rank, rel=1e-4)
@@ -86,6 +91,10 @@ def test_local_models_are_measured_before_aggregation_and_change_nothing(tmp_pat
     present = ~np.isnan(spectra["local_classifier"]).any(2)
     assert present.sum(1).tolist() == [2, 2]
     assert np.flatnonzero(present[1]).tolist() == trainer.server.cohort
+    assert spectra["local_rounds"].tolist() == [0, 1]
+    assert spectra["probe_representation"].shape == (2, 16)
+    ranks = [float(effective_rank(torch.from_numpy(one))) for one in spectra["local_classifier"][1][present[1]]]
+    assert trainer.metrics["rank/classifier/local/mean"] == pytest.approx(np.mean(ranks))
     local = spectra["local_classifier"][1][present[1]]
     assert not np.allclose(local[0], local[1])
     plain = small_trainer(tmp_path, participation=0.5)
@@ -94,6 +103,39 @@ def test_local_models_are_measured_before_aggregation_and_change_nothing(tmp_pat
         torch.equal(a, b) for a, b in zip(plain.server.state.values(), trainer.server.state.values(), strict=True)
     )
     assert "test/accuracy" in trainer.metrics
+
+
+def test_local_and_global_models_are_measured_on_the_same_images(tmp_path):
+    model = ImageClassifier(MLP(64, [12]), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    monitor = SpectrumMonitor(every_n_rounds=3, local_models=True, local_every_n_rounds=2, examples=50, threshold=5.0)
+    trainer = small_trainer(tmp_path, callbacks=[monitor], max_rounds=4)
+    trainer.fit(model, small_data())
+    with np.load(trainer.run_dir / "spectra.npz") as spectra:
+        assert spectra["rounds"].tolist() == [0, 3]
+        assert spectra["local_rounds"].tolist() == [0, 2, 3]
+        probed = spectra["probe_representation"]
+        np.testing.assert_allclose(spectra["local_representation"], np.stack([probed] * 4, 1), rtol=1e-9, atol=1e-12)
+        assert not np.allclose(probed[-1], spectra["representation"][-1])
+    assert trainer.metrics["rank/representation/above_threshold"] == 0
+    figures = {path.name for path in (trainer.run_dir / "figures").iterdir()}
+    assert {"spectrum_local_representation.png", "spectrum_local_classifier.png"} <= figures
+
+
+def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
+    spectra = {"wide": [4.0, 2.0, 1.0], "scaled": [8.0, 4.0, 2.0]}
+    for name, values in spectra.items():
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "spectra.npz", representation=[[1, 1, 1], values])
+    runs = {name: tmp_path / name for name in spectra}
+    (axes,) = compare(runs).axes
+    assert [line.get_label() for line in axes.lines] == ["wide", "scaled"]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[1, 0.5, 0.25]] * 2
+    (axes,) = compare(runs, relative=False).axes
+    assert list(axes.lines[1].get_ydata()) == spectra["scaled"]
+    with pytest.raises(UsageError, match=r"it has no spectra\.npz; run it with SpectrumMonitor"):
+        compare({"none": tmp_path})
+    with pytest.raises(UsageError, match=r"no local_representation; run it with SpectrumMonitor\.local_models=true"):
+        compare(runs, local=True)
 
 
 def test_a_collapsed_representation_is_said(tmp_path):

@@ -10,7 +10,16 @@ import torch
 from formulas import draw
 from torch.autograd import gradcheck
 
-from fl_lightning.functional import cosine_similarity, linear_cka, linear_ckas, rbf_cka, representation_contrast
+from fl_lightning.errors import UsageError
+from fl_lightning.functional import (
+    cosine_similarity,
+    linear_cka,
+    linear_ckas,
+    minibatch_cka,
+    rbf_cka,
+    representation_contrast,
+    unbiased_gram,
+)
 
 
 def debiased(x, y):
@@ -227,3 +236,78 @@ def test_equal_rows_in_half_precision_give_exactly_0_without_gradient(n, value):
         cka = linear_cka(x, torch.randn(n, 1200).bfloat16())
     cka.backward()
     assert cka.item() == 0 and not x.grad.any()
+
+
+# ---------------------------------------------------------------- minibatches
+def hsic_1(x, y):
+    """The estimate as Nguyen et al. (2021) print it in Eq. 3."""
+    k, l = (a.numpy() @ a.numpy().T for a in (x, y))  # noqa: E741 - K and L, as in the paper
+    n, ones = len(k), np.ones(len(k))
+    np.fill_diagonal(k, 0)
+    np.fill_diagonal(l, 0)
+    sums = (ones @ k @ ones) * (ones @ l @ ones) / ((n - 1) * (n - 2))
+    return (np.trace(k @ l) + sums - 2 / (n - 2) * (ones @ k @ l @ ones)) / (n * (n - 3))
+
+
+@pytest.mark.parametrize("n", [4, 5, 20])
+def test_inner_products_of_unbiased_grams_are_the_papers_estimate(n):
+    x, y = draw(n, 3), draw(n, 30, seed=1) + 10
+    assert (2 / n * unbiased_gram(x) @ unbiased_gram(y)).item() == pytest.approx(hsic_1(x, y), rel=1e-9)
+
+
+def test_minibatch_cka_is_the_ratio_of_mean_estimates():
+    x, y = draw(30, 3), draw(30, 5, seed=1)
+    xs, ys = x.split(10), y.split(10)
+    xy, xx, yy = (
+        np.mean([hsic_1(a, b) for a, b in zip(*pair, strict=True)]) for pair in ((xs, ys), (xs, xs), (ys, ys))
+    )
+    assert minibatch_cka(xs, ys).item() == pytest.approx(xy / np.sqrt(xx * yy), rel=1e-9)
+
+
+def test_minibatch_cka_of_one_batch_is_the_debiased_one():
+    x, y = draw(40, 7), draw(40, 3, seed=1)
+    assert minibatch_cka([x], [y]).item() == pytest.approx(debiased(x, y).item(), rel=1e-9)
+
+
+def test_minibatch_cka_is_1_after_rotation_scaling_and_shift():
+    x = draw(40, 6)
+    moved = 1e-6 * (x @ torch.linalg.qr(draw(6, 6, seed=2))[0] + 3)
+    assert minibatch_cka(x.float().split(8), moved.float().split(8)).item() == pytest.approx(1, abs=1e-4)
+    assert minibatch_cka(x.split(8), draw(40, 6, seed=3).split(8)).item() < 0.9
+
+
+def test_hsic_of_independent_activations_has_mean_0_and_the_biased_one_has_not():
+    estimates, biased = [], []
+    for seed in range(100):
+        x, y = draw(8, 20, seed=2 * seed), draw(8, 20, seed=2 * seed + 1)
+        estimates.append((unbiased_gram(x) @ unbiased_gram(y)).item())
+        biased.append(linear_cka(x, y).item())
+    assert abs(np.mean(estimates)) < 3 * np.std(estimates) / 10
+    assert np.std(estimates) > 0
+    assert min(biased) > 0.5
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_minibatch_cka_is_near_the_debiased_value_of_all_examples(size):
+    """Measured over these 20 draws: the mean difference is 0.0003 and 0.0002, the largest 0.012 and 0.008."""
+    gaps = []
+    for seed in range(20):
+        common = draw(512, 10, seed=seed)
+        x = common @ draw(10, 60, seed=seed + 100) + draw(512, 60, seed=seed + 200)
+        y = common @ draw(10, 60, seed=seed + 300) + draw(512, 60, seed=seed + 400)
+        gaps.append((minibatch_cka(x.split(size), y.split(size)) - debiased(x, y)).item())
+    assert abs(np.mean(gaps)) < 0.003
+    assert max(map(abs, gaps)) < 0.02
+
+
+def test_small_batches_do_not_count_and_equal_rows_have_no_similarity():
+    x, y = draw(11, 4), draw(11, 4, seed=1)
+    assert torch.equal(minibatch_cka(x.split(8), y.split(8)), minibatch_cka([x[:8]], [y[:8]]))
+    assert minibatch_cka([x[:3]], [y[:3]]).isnan()
+    assert minibatch_cka([torch.full((8, 3), 0.1)], [y[:8]]).isnan()
+    maps = x.view(11, 1, 2, 2).to(memory_format=torch.channels_last)
+    assert torch.equal(unbiased_gram(maps), unbiased_gram(x))
+    with pytest.raises(UsageError, match="batches"):
+        minibatch_cka([x], [])
+    with pytest.raises(UsageError, match="rows"):
+        minibatch_cka([x], [y[:5]])

@@ -6,10 +6,13 @@ import pytest
 import torch
 from formulas import draw
 
+from fl_lightning.errors import UsageError
 from fl_lightning.functional import (
+    condition_number,
     covariance_spectrum,
     effective_rank,
     eigenvalues,
+    numerical_rank,
     singular_values,
     stable_rank,
 )
@@ -95,3 +98,20 @@ def test_stable_rank_is_the_quotient_of_norms():
     w = draw(6, 9)
     expected = np.linalg.norm(w.numpy()) ** 2 / np.linalg.norm(w.numpy(), 2) ** 2
     assert stable_rank(singular_values(w)).item() == pytest.approx(expected)
+
+
+def test_numerical_rank_and_condition_number_leave_out_rounding_errors():
+    left, right = (torch.linalg.qr(torch.randn(20, 20).double())[0] for _ in range(2))
+    values = torch.tensor([8.0, 4, 2, 1] + [0] * 16).double()
+    s = singular_values((left @ torch.diag(values) @ right).float())
+    assert (s > 0).all()  # rounding errors
+    assert numerical_rank(s).item() == 4
+    assert condition_number(s).item() == pytest.approx(8, rel=1e-5)
+    assert condition_number(s, tolerance=0.2).item() == pytest.approx(4, rel=1e-5)
+    assert condition_number(1000 * s).item() == pytest.approx(condition_number(s).item())
+
+
+def test_a_spectrum_of_zeros_has_rank_and_condition_number_0():
+    assert numerical_rank(torch.zeros(3)).item() == condition_number(torch.zeros(3)).item() == 0
+    with pytest.raises(UsageError, match="tolerance=-1"):
+        numerical_rank(torch.ones(3), -1)

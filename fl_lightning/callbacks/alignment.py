@@ -1,0 +1,162 @@
+"""Whether consecutive linear layers are aligned, as FedDecorr's theory assumes.
+
+FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning,
+ICLR 2023, Assumption 2 and Figure 6. https://arxiv.org/abs/2210.00226
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor, nn
+
+from fl_lightning.callbacks.heatmap import draw_matrix, grid
+from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.errors import UsageError, require
+from fl_lightning.functional import singular_alignment
+from fl_lightning.state import State
+from fl_lightning.sums import Sums, Weighted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class LayerAlignment(Measurement):
+    r"""Logs how well the singular vectors of consecutive linear layers are aligned.
+
+    For layers l and l + 1 with weights :math:`W = U S V^T`, it is the mean of
+    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 where the layers are aligned, about
+    :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d dimensions, which is 0.05 for d = 256. It is logged as
+    ``alignment/<layer>/global`` of the global model and as ``alignment/<layer>/local``, the mean over the local models
+    before aggregation; ``<layer>`` is layer l + 1. The figures ``alignment/global`` and ``alignment/local`` have the
+    last :func:`~fl_lightning.functional.singular_alignment` of each pair.
+
+    ``layer_alignment.npz`` holds ``rounds`` (R,), ``pairs`` (R, P, 2), the layers' paths, the same in every row, and
+    ``global`` and ``local`` (R, P, k, k), whose diagonals are the alignment; nan where a layer has fewer than k
+    singular values, or where there is no such model.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        layers: paths of linear layers, from the input on, each of which reads what the one before it gives, through
+            elementwise layers at most. None takes the linear layers in the order in which the module declares them, and
+            of these the neighbours whose sizes fit. A convolution has no such weight matrix and is refused.
+        number: k, how many singular vectors of each layer are compared, at least 1.
+
+    Where the weights of a layer do not travel, its pairs have no global model.
+
+    Raises:
+        UsageError: an argument out of its range, a layer that is not linear, or no two layers that fit.
+    """
+
+    file = "layer_alignment.npz"
+
+    def __init__(self, every_n_rounds: int = 10, layers: list[str] | None = None, number: int = 10) -> None:
+        super().__init__(every_n_rounds)
+        require(number >= 1, "LayerAlignment.number", number, "give 1 or more")
+        require(layers is None or len(layers) >= 2, "LayerAlignment.layers", layers, "name 2 layers, or give null")
+        self.layers, self.number = layers, number
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        module, known = trainer.client.module, trainer.client.live
+        linear = {
+            path: part
+            for path, part in module.named_modules()
+            if isinstance(part, nn.Linear) and f"{path}.weight" in known
+        }
+        for path in self.layers or ():
+            require_linear(module, path, linear)
+        self._pairs = [pair for pair in pairwise(self.layers or linear) if fits(linear, *pair)]
+        if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
+            first, second = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
+            numbers = f"{linear[first].out_features} outputs, {linear[second].in_features} inputs"
+            raise UsageError(
+                f"LayerAlignment.layers: {first!r}, {second!r}: {numbers}; name layers that follow directly"
+            )
+        hint = f"{type(module).__name__} has no two linear layers that follow each other; take LayerAlignment out"
+        require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
+        self._kept = set(trainer.client.kept)
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._local = Sums()
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        if self.due(trainer.server.round):
+            found = self._of(client.live)
+            self._local.add({str(place): Weighted.of(found[place]) for place in found})
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self.due(trainer.server.round):
+            return
+        trainer.all_reduce(self._local)
+        local = {int(place): mean for place, mean in self._local.means().items()}
+        travel = {place for place, pair in enumerate(self._pairs) if not self._kept & set(weights(pair))}
+        state = trainer.methods.evaluated_state(trainer.server)
+        self.series.append("pairs", np.array(self._pairs))
+        self._append(trainer, "global", {p: matrix for p, matrix in self._of(state).items() if p in travel})
+        self._append(trainer, "local", local)
+        self.keep(trainer)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None or not self.series:
+            return
+        last = {name: values[-1] for name, values in self.series.values.items()}
+        for what in ("global", "local"):
+            if np.isfinite(last[what]).any():
+                trainer.log_figure(f"alignment/{what}", draw(what, last))
+
+    def _of(self, state: State) -> dict[int, Tensor]:
+        """The alignment of each pair, by its place."""
+        matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
+        return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
+
+    def _append(self, trainer: FederatedTrainer, what: str, found: Mapping[int, Tensor]) -> None:
+        table = np.full((len(self._pairs), self.number, self.number), np.nan)
+        for place, matrix in found.items():
+            table[place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+            trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
+        self.series.append(what, table)
+
+
+def weights(pair: tuple[str, str]) -> tuple[str, str]:
+    """The names of the layers' weights in a state."""
+    return f"{pair[0]}.weight", f"{pair[1]}.weight"
+
+
+def fits(linear: Mapping[str, nn.Linear], first: str, second: str) -> bool:
+    """Whether one layer can read the outputs of the other."""
+    return linear[first].out_features == linear[second].in_features
+
+
+def require_linear(module: nn.Module, path: str, linear: Mapping[str, nn.Linear]) -> None:
+    """Refuse a layer without a weight matrix in the state.
+
+    Raises:
+        UsageError: names it and the linear layers that there are.
+    """
+    kind = type(dict(module.named_modules()).get(path)).__name__
+    what = f"no submodule of {type(module).__name__} has this path" if kind == "NoneType" else f"a {kind} is not linear"
+    hint = f"{what}; name some of its linear layers: {', '.join(linear) or 'it has none'}"
+    require(path in linear, "LayerAlignment.layers", path, hint)
+
+
+def draw(what: str, last: Mapping[str, np.ndarray]) -> Figure:
+    """A heat map for each pair of layers: bright on the diagonal alone where they are aligned."""
+    figure, panels = grid(len(last["pairs"]), 3.2)
+    for axes, (first, second), matrix in zip(panels, last["pairs"], last[what], strict=True):
+        rows, columns = np.isfinite(matrix).any(1).sum(), np.isfinite(matrix).any(0).sum()
+        image = draw_matrix(axes, matrix[:rows, :columns], range(rows), range(columns))
+        axes.set_xlabel(f"left singular vector of\n{first}", fontsize=8)
+        axes.set_ylabel(f"right singular vector of\n{second}", fontsize=8)
+        diagonal = np.diagonal(matrix)
+        mean = f"{np.mean(diagonal[np.isfinite(diagonal)]):.2f}" if rows else "none"
+        axes.set_title(f"mean of the diagonal: {mean}", fontsize=9)
+    models = {"global": "global model", "local": "mean over the local models"}[what]
+    figure.suptitle(f"alignment of consecutive layers, {models}, round {last['rounds']}")
+    figure.colorbar(image, ax=panels, label="absolute cosine")
+    return figure

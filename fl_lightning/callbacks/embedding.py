@@ -1,0 +1,244 @@
+"""Representations of test images in two dimensions, as FedUV's Figure 4 and FedLC's Figure 7 show them.
+
+FedUV: Son et al., CVPR 2024. https://arxiv.org/abs/2402.18372. FedLC: Zhang et al., ICML 2022.
+https://arxiv.org/abs/2209.00189. t-SNE: van der Maaten and Hinton, JMLR 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fl_lightning.callbacks.heatmap import grid
+from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.client.taps import resolve_taps, with_paths
+from fl_lightning.errors import require
+from fl_lightning.seeding import address
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.state import State
+    from fl_lightning.trainer import FederatedTrainer
+
+# labels (n,) and representations (n, d) of each batch, by (loader, batch)
+Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
+# how many clients are embedded unless they are named
+CLIENTS = 2
+
+
+class Embedding(Measurement):
+    """Draws the representations of a probe of the test data in two dimensions, by t-SNE.
+
+    The figure ``embedding/classes`` has a panel for the global model and for each local model before aggregation, each
+    with an embedding of its own, and coloured by class; the legend of a client says how many examples of each class it
+    trains on. The figure ``embedding/clients`` has one embedding of all these models together, coloured by model. The
+    representations themselves go to TensorBoard's projector, with class and model of each point.
+
+    ``embedding.npz`` holds ``rounds`` (R,), ``labels`` (R, n), ``clients`` (R, K), the ids, -1 where there was none,
+    ``global`` (R, n, 2), ``local`` (R, K, n, 2) and ``joint`` (R, K + 1, n, 2), the global model first; nan where there
+    is no model.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1, and in the last round; None is in the last
+            round alone.
+        tap: name of a tap, or path of a submodule as in ``trainer.taps``, whose output is embedded.
+        examples: number of test images in the probe, at least 8; None is all test data.
+        clients: ids of the clients whose local models are embedded, too, in rounds of which they are part; None is the
+            2 lowest ids of each round, and an empty list is none.
+        classes: the classes that are embedded; None is all. FedUV shows one of them, FedLC three.
+        perplexity: of t-SNE, above 0: how many neighbours a point has, in effect. It is lowered to a third of the
+            points where there are too few of them.
+
+    Where entries of the state do not travel (FedBN, FedProto), there is no global model, and only clients are embedded.
+    Where ``EarlyStopping`` ends a run in a round that has no measurement, its last models are known too late: the
+    global one alone is embedded.
+
+    Raises:
+        UsageError: an argument out of its range, a tap that is not there, no test data, or data without labels.
+    """
+
+    file = "embedding.npz"
+
+    def __init__(
+        self,
+        every_n_rounds: int | None = None,
+        tap: str = "representation",
+        examples: int | None = 512,
+        clients: list[int] | None = None,
+        classes: list[int] | None = None,
+        perplexity: float = 30.0,
+    ) -> None:
+        super().__init__(1 if every_n_rounds is None else every_n_rounds)
+        hint = "give 8 or more, or null for all test data"
+        require(examples is None or examples >= 8, "Embedding.examples", examples, hint)
+        require(classes is None or len(classes) > 0, "Embedding.classes", classes, "name a class, or give null")
+        require(perplexity > 0, "Embedding.perplexity", perplexity, "give a number above 0")
+        self.last_only = every_n_rounds is None
+        self.tap, self.examples, self.clients, self.classes = tap, examples, clients, classes
+        self.perplexity = perplexity
+
+    def due(self, round_: int) -> bool:
+        return round_ == self._last_round if self.last_only else super().due(round_)
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        module, number = trainer.client.module, trainer.data.num_clients
+        extra = with_paths(module, trainer.taps, [self.tap])
+        resolve_taps(module, extra, {self.tap: type(self).__name__})
+        missing = [k for k in self.clients or () if k not in range(number)]
+        require(not missing, "Embedding.clients", missing, f"give ids from 0 to {number - 1}")
+        require_test_data(trainer, self)
+        self._has_global = not trainer.client.kept
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        super().on_fit_start(trainer)
+        # finds a submodule that the forward does not call, and data without labels
+        probe = trainer.representations(None, (self.tap,), examples=self.examples)
+        labels = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
+        labelled = all(None not in theirs for theirs in trainer.gather(labels))
+        require(labelled, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
+        known = {c for theirs in trainer.gather(labels) for batch in theirs if batch is not None for c in batch}
+        missing = [c for c in self.classes or () if c not in known]
+        require(not missing, "Embedding.classes", missing, f"the probe has {', '.join(map(str, sorted(known)))}")
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._local: dict[int, Probe] = {}
+        cohort = sorted(trainer.server.cohort)
+        self._embedded = cohort[:CLIENTS] if self.clients is None else [k for k in self.clients if k in cohort]
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        if self.due(trainer.server.round) and client.info.id in self._embedded:
+            self._local[client.info.id] = self._probe(trainer, client.state())
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if self.due(trainer.server.round):
+            self._measure(trainer)
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self.due(trainer.server.round):
+            self._measure(trainer)
+
+    def _measure(self, trainer: FederatedTrainer) -> None:
+        mine = self._probe(trainer, None) if self._has_global else {}
+        parts = trainer.gather((mine, self._local))
+        whole = {index: batch for part, _ in parts for index, batch in part.items()}
+        local = {k: probe for _, theirs in parts for k, probe in theirs.items()}
+        self._local = {}
+        # t-SNE takes long, so only the worker that writes computes it
+        if trainer.run_dir is not None and (whole or local):
+            models = {"global": whole} if whole else {}
+            models |= {f"client {k}": local[k] for k in sorted(local)}
+            self._embed(trainer, {name: joined(probe, self.classes) for name, probe in models.items()}, sorted(local))
+
+    def _embed(
+        self, trainer: FederatedTrainer, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]
+    ) -> None:
+        labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)
+        width = size if self.clients is None else len(self.clients)
+        seed = address(trainer.seed, "embedding") % 2**32
+        apart = {name: embed(z, self.perplexity, seed) for name, (_, z) in models.items()}
+        together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
+        joint = dict(zip(models, np.split(together, len(models)), strict=True))
+        places = {"global": 0, **{f"client {k}": place + 1 for place, k in enumerate(ids)}}
+        for what, points in (("apart", apart), ("joint", joint)):
+            table = np.full((width + 1, len(labels), 2), np.nan)
+            for name, one in points.items():
+                table[places[name]] = one
+            for name, value in {"global": table[0], "local": table[1:]}.items() if what == "apart" else [(what, table)]:
+                self.series.append(name, value)
+        self.series.append("labels", labels)
+        self.series.append("clients", np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64))
+        self.keep(trainer)
+        counts = {f"client {k}": trainer.data.info(k).label_counts for k in ids}
+        round_ = trainer.server.round
+        trainer.log_figure("embedding/classes", draw_classes(apart, labels, counts, round_))
+        if len(models) > 1:
+            trainer.log_figure("embedding/clients", draw_models(joint, round_))
+        project(trainer.summary_writers, models, round_)
+
+    def _probe(self, trainer: FederatedTrainer, state: State | None) -> Probe:
+        batches = trainer.representations(state, (self.tap,), examples=self.examples)
+        return {
+            (index.loader, index.batch): (targets.cpu().numpy(), taps[self.tap].flatten(1).float().cpu().numpy())
+            for index, _, targets, taps in batches
+            if targets is not None
+        }
+
+
+def joined(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Labels ``(n,)`` and representations ``(n, d)`` of all batches in their order, of some classes."""
+    labels, z = (np.concatenate([probe[index][place] for index in sorted(probe)]) for place in (0, 1))
+    chosen = np.isin(labels, classes) if classes is not None else np.full(len(labels), True)
+    return labels[chosen], z[chosen]
+
+
+def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
+    """t-SNE of representations ``(n, d)`` in two dimensions, ``(n, 2)``; zeros for fewer than 4 or where all are equal.
+
+    It runs on one thread, as sums over several threads would not have the same bits again.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    if len(z) < 4 or not np.ptp(z, 0).any():
+        return np.zeros((len(z), 2))
+    with threadpool_limits(1):
+        tsne = TSNE(perplexity=min(perplexity, (len(z) - 1) / 3), init="pca", random_state=seed)
+        return tsne.fit_transform(z).astype(np.float64)
+
+
+def project(writers: Sequence[Any], models: Mapping[str, tuple[np.ndarray, np.ndarray]], round_: int) -> None:
+    """Give the representations to TensorBoard's projector, with class and model of each point."""
+    rows = [[str(c), name] for name, (labels, _) in models.items() for c in labels]
+    z = np.concatenate([z for _, z in models.values()])
+    for writer in writers:
+        writer.add_embedding(z, rows, global_step=round_, tag="embedding", metadata_header=["class", "model"])
+
+
+def draw_classes(
+    points: Mapping[str, np.ndarray], labels: np.ndarray, counts: Mapping[str, Any], round_: int
+) -> Figure:
+    """A panel for each model, coloured and marked by class."""
+    figure, panels = grid(len(points), 3.6)
+    for axes, (name, one) in zip(panels, points.items(), strict=True):
+        numbers = counts.get(name)
+        for place, c in enumerate(np.unique(labels)):
+            held = "" if numbers is None else f" ({int(numbers[c])})"
+            scatter(axes, one[labels == c], place, f"{c}{held}")
+        plain(axes, name if numbers is None else f"{name}: class (examples it trains on)")
+        if len(np.unique(labels)) <= MOST_CLASSES:
+            axes.legend(fontsize=6, loc="best", markerscale=1.3, handletextpad=0.1, framealpha=0.6)
+    figure.suptitle(f"t-SNE of the representations by class, each model alone, round {round_}")
+    return figure
+
+
+def draw_models(points: Mapping[str, np.ndarray], round_: int) -> Figure:
+    """The embedding of all models together, coloured and marked by model."""
+    figure, (axes,) = grid(1, 5.5)
+    for place, (name, one) in enumerate(points.items()):
+        scatter(axes, one, place, name)
+    plain(axes, f"t-SNE of all models' representations, round {round_}")
+    axes.legend(fontsize=8, markerscale=1.5)
+    return figure
+
+
+def scatter(axes: Any, points: np.ndarray, place: int, label: str) -> None:
+    """Points with the colour and the mark of a group."""
+    from matplotlib import colormaps
+
+    colour = colormaps["tab10"](place % 10)
+    axes.scatter(*points.T, s=9, marker=MARKS[place % len(MARKS)], color=colour, label=label, linewidths=0.7)
+
+
+def plain(axes: Any, title: str) -> None:
+    """No ticks: the coordinates of an embedding have no meaning."""
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=9)
+
+
+MARKS = "osxD^+v*<>P"
+# beyond which a legend would hide the points
+MOST_CLASSES = 12

@@ -1,0 +1,246 @@
+"""Layer by layer, how similar the models of a round represent the same images.
+
+FedCKA (Son et al., 2021, Figure 2) trains its argument with it: early layers of local models are similar, late layers
+are not. https://arxiv.org/abs/2112.00407. The estimate is that of Nguyen et al., Do Wide and Deep Networks Learn the
+Same Things?, ICLR 2021. https://arxiv.org/abs/2010.15327
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.heatmap import draw_matrix, grid
+from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.client.taps import resolve_taps, with_paths
+from fl_lightning.errors import require
+from fl_lightning.functional import similarities, unbiased_gram
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.engine.evaluation import Observed
+    from fl_lightning.state import State
+    from fl_lightning.trainer import FederatedTrainer
+
+# what unbiased_gram gives of each batch, by (loader, batch), a list with one for each layer
+Grams = dict[tuple[int, int], list[Tensor]]
+
+
+class LayerSimilarity(Measurement):
+    """Logs the CKA of each layer between local models, with the global model, and of the global model over a round.
+
+    The models see a probe of the test data, and batches of it are compared by
+    :func:`~fl_lightning.functional.minibatch_cka`. It logs ``similarity/<layer>/global``, the mean over clients of the
+    similarity of the local model, before aggregation, and the new global model; ``similarity/<layer>/clients``, the
+    mean over pairs of clients; and ``similarity/<layer>/rounds``, between the global model before and after the round.
+    At the end there are three figures of the last measurement: ``similarity/layers``, ``similarity/global`` and
+    ``similarity/clients``.
+
+    ``layer_similarity.npz`` holds ``rounds`` (R,), ``layers`` (R, L), which is the same in every row, ``clients``
+    (R, M), the ids, -1 where there was none, ``to_global`` (R, L, M), ``between_clients`` (R, L, M, M) and
+    ``between_rounds`` (R, L), nan where there is no value.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        layers: names of taps, or paths of submodules as in ``trainer.taps``; None is all taps that the module and
+            ``trainer.taps`` declare, each submodule once.
+        examples: number of test images in the probe, at least 8; None is all test data.
+        max_clients: most clients of a round that are measured, at least 2: those of the lowest ids. Each costs a pass
+            over the probe.
+
+    Where entries of the state do not travel (FedBN, FedProto), there is no global model, and only clients are compared.
+
+    Raises:
+        UsageError: an argument out of its range, a layer that is not there, or no test data.
+    """
+
+    file = "layer_similarity.npz"
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        layers: list[str] | None = None,
+        examples: int | None = 512,
+        max_clients: int = 10,
+    ) -> None:
+        super().__init__(every_n_rounds)
+        require(layers is None or len(layers) > 0, "LayerSimilarity.layers", layers, "name a layer, or give null")
+        hint = "give 8 or more, or null for all test data"
+        require(examples is None or examples >= 8, "LayerSimilarity.examples", examples, hint)
+        require(max_clients >= 2, "LayerSimilarity.max_clients", max_clients, "give 2 or more")
+        self.layers, self.examples, self.max_clients = layers, examples, max_clients
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        module = trainer.client.module
+        names = self.layers or distinct({**getattr(module, "taps", {}), **trainer.taps})
+        hint = f"{type(module).__name__} declares no taps; name submodules"
+        require(bool(names), "LayerSimilarity.layers", self.layers, hint)
+        resolve_taps(module, with_paths(module, trainer.taps, names), dict.fromkeys(names, type(self).__name__))
+        require_test_data(trainer, self)
+        self._layers = tuple(dict.fromkeys(names))
+        self._has_global = not trainer.client.kept
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        super().on_fit_start(trainer)
+        # finds a submodule that the forward does not call
+        list(trainer.representations(None, self._layers, examples=1))
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._local: dict[int, Grams] = {}
+        self._before: Grams = {}
+        if self.due(trainer.server.round):
+            self._measured = sorted(trainer.server.cohort)[: self.max_clients]
+            self._before = self._of_global(trainer)
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        if self.due(trainer.server.round) and client.info.id in self._measured:
+            self._local[client.info.id] = self._grams(trainer, client.state())
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self.due(trainer.server.round):
+            return
+        parts = trainer.gather((self._before, self._of_global(trainer), self._local))
+        before, after = merged(part for part, _, _ in parts), merged(part for _, part, _ in parts)
+        local = {k: grams for *_, theirs in parts for k, grams in theirs.items()}
+        self._append(before, after, dict(sorted(local.items())), min(self.max_clients, trainer.data.num_clients))
+        self._log(trainer)
+        self.keep(trainer)
+        self._local, self._before = {}, {}
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None or not self.series:
+            return
+        last = {name: values[-1] for name, values in self.series.values.items()}
+        trainer.log_figure("similarity/layers", draw_layers(last))
+        if np.isfinite(last["to_global"]).any():
+            trainer.log_figure("similarity/global", draw_global(last))
+        if np.isfinite(last["between_clients"]).any():
+            trainer.log_figure("similarity/clients", draw_clients(last))
+
+    def _of_global(self, trainer: FederatedTrainer) -> Grams:
+        """This worker's batches of the global model."""
+        return self._grams(trainer, None) if self._has_global else {}
+
+    def _grams(self, trainer: FederatedTrainer, state: State | None) -> Grams:
+        batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)
+        return {
+            (index.loader, index.batch): [unbiased_gram(taps[layer]).cpu() for layer in self._layers]
+            for index, _, _, taps in batches
+        }
+
+    def _append(self, before: Grams, after: Grams, local: dict[int, Grams], width: int) -> None:
+        number, present = len(self._layers), [after, *local.values()]
+        ids = np.full(width, -1)
+        ids[: len(local)] = list(local)
+        table = np.full((number, width + 1, width + 1), np.nan)
+        over_round = np.full(number, np.nan)
+        for place in range(number):
+            if after:
+                over_round[place] = compared([before, after], place)[0, 1]
+            first = 0 if after else 1
+            table[place, first : len(present), first : len(present)] = compared(present[first:], place)
+        self.series.append("layers", np.array(self._layers))
+        self.series.append("clients", ids)
+        self.series.append("to_global", table[:, 0, 1:])
+        self.series.append("between_clients", table[:, 1:, 1:])
+        self.series.append("between_rounds", over_round)
+
+    def _log(self, trainer: FederatedTrainer) -> None:
+        last = {name: values[-1] for name, values in self.series.values.items()}
+        for place, layer in enumerate(self._layers):
+            found = {"clients": pairs(last["between_clients"][place]), "global": last["to_global"][place]}
+            found["rounds"] = last["between_rounds"][place : place + 1]
+            for what, values in found.items():
+                if np.isfinite(values).any():
+                    trainer.log(f"similarity/{layer.replace(':', '.')}/{what}", float(np.nanmean(values)))
+
+
+def distinct(taps: Mapping[str, str]) -> list[str]:
+    """The names of taps, with logits last; of several that are bound to the same output only the last one."""
+    return sorted({binding: name for name, binding in taps.items()}.values(), key="logits".__eq__)
+
+
+def merged(parts: Iterable[Grams]) -> Grams:
+    """The batches of all workers, in the order of the batches."""
+    return dict(sorted(item for part in parts for item in part.items()))
+
+
+def compared(models: list[Grams], place: int) -> np.ndarray:
+    """The similarity of one layer of several models, ``(m, m)``."""
+    if not models:
+        return np.zeros((0, 0))
+    return similarities(
+        torch.stack([torch.cat([batch[place] for batch in grams.values()]) for grams in models])
+    ).numpy()
+
+
+def pairs(matrix: np.ndarray) -> np.ndarray:
+    """The entries above the diagonal."""
+    return matrix[np.triu_indices(len(matrix), 1)]
+
+
+def draw_layers(last: Mapping[str, np.ndarray]) -> Figure:
+    """Similarity over the layers: each client with the global model, and the means of all three comparisons."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes, places = figure.add_subplot(), np.arange(len(last["layers"]))
+    curves = {
+        "clients with the global model (mean)": (mean(last["to_global"]), "o-", "C0"),
+        "clients with each other (mean)": (mean(np.array([pairs(m) for m in last["between_clients"]])), "s--", "C1"),
+        "global model before and after the round": (last["between_rounds"], "^:", "C2"),
+    }
+    for client, values in enumerate(last["to_global"].T):
+        label = None if client else "each client with the global model"
+        axes.plot(places, values, color="C0", alpha=0.35, linewidth=0.8, label=label)
+    for label, (values, style, colour) in curves.items():
+        if np.isfinite(values).any():
+            axes.plot(places, values, style, color=colour, label=label)
+    axes.set_xticks(places, last["layers"], rotation=45, ha="right")
+    # whole tenths, so that figures of different runs are easily compared
+    lowest = np.floor(10 * min(0.9, axes.get_ylim()[0])) / 10
+    title = f"layer similarity of local models and the global one, round {last['rounds']}"
+    axes.set(ylabel="CKA on test images", ylim=(lowest, 1.01), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left")
+    return figure
+
+
+def draw_global(last: Mapping[str, np.ndarray]) -> Figure:
+    """A heat map of layers and clients."""
+    from matplotlib.figure import Figure
+
+    layers, ids = last["layers"], last["clients"][last["clients"] >= 0]
+    figure = Figure(figsize=(2.5 + 0.6 * len(ids), 1.8 + 0.4 * len(layers)), layout="constrained")
+    axes = figure.add_subplot()
+    image = draw_matrix(axes, last["to_global"][:, : len(ids)], list(layers), list(ids))
+    axes.set(xlabel="client", ylabel="layer", title=f"CKA with the global model, round {last['rounds']}")
+    figure.colorbar(image, ax=axes, label="CKA")
+    return figure
+
+
+def draw_clients(last: Mapping[str, np.ndarray]) -> Figure:
+    """A heat map of clients and clients for each layer."""
+    ids = last["clients"][last["clients"] >= 0]
+    figure, panels = grid(len(last["layers"]), 2.4)
+    for axes, layer, matrix in zip(panels, last["layers"], last["between_clients"], strict=True):
+        image = draw_matrix(axes, matrix[: len(ids), : len(ids)], list(ids), list(ids), numbers=False)
+        axes.set_title(f"{layer}: mean {float(mean(pairs(matrix)[None])[0]):.2f}", fontsize=9)
+    figure.supxlabel("client")
+    figure.supylabel("client")
+    figure.suptitle(f"CKA of local models, round {last['rounds']}")
+    figure.colorbar(image, ax=panels, label="CKA")
+    return figure
+
+
+def mean(table: np.ndarray) -> np.ndarray:
+    """The mean of each row without nan; nan where there is nothing else."""
+    known = np.isfinite(table)
+    number = known.sum(1)
+    return np.where(number > 0, np.where(known, table, 0).sum(1) / np.maximum(number, 1), np.nan)

@@ -1,0 +1,116 @@
+"""The embedding shows the probe's classes, and says whose models they are."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import small_data, small_model, small_trainer
+from helpers.theirs import TheirData, Theirs
+
+from fl_lightning import Partitioned
+from fl_lightning.callbacks import Callback, EarlyStopping, Embedding
+from fl_lightning.callbacks.embedding import embed
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import FedBN
+from fl_lightning.models import MLP, ImageClassifier, Projector
+
+
+def fit(tmp_path, callback, *others, model=None, methods=(), **kwargs):
+    trainer = small_trainer(tmp_path, callbacks=[callback, *others], **kwargs)
+    trainer.fit(model or small_model(), small_data(), list(methods))
+    return trainer, np.load(trainer.run_dir / "embedding.npz")
+
+
+def test_groups_that_are_far_apart_stay_apart_and_a_seed_gives_the_same_bits():
+    rng = np.random.default_rng(0)
+    centers = 20 * rng.standard_normal((3, 8))
+    z = np.concatenate([center + rng.standard_normal((20, 8)) for center in centers]).astype(np.float32)
+    points = embed(z, 10.0, 7)
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    assert (distances.argmin(1) // 20 == np.arange(60) // 20).all()
+    assert points.tobytes() == embed(z, 10.0, 7).tobytes()
+
+
+def test_points_that_are_few_or_equal_have_an_embedding():
+    assert np.isfinite(embed(np.random.default_rng(0).standard_normal((5, 3)), 30.0, 0)).all()
+    assert not embed(np.ones((9, 3)), 30.0, 0).any()
+    assert embed(np.ones((2, 3)), 30.0, 0).shape == (2, 2)
+
+
+def test_classes_clients_and_the_projector(tmp_path):
+    callback = Embedding(examples=120, clients=[3, 1], classes=[2, 5, 8])
+    trainer, file = fit(tmp_path, callback, logger=True)
+    assert file["rounds"].tolist() == [1]
+    labels = file["labels"][0]
+    assert set(labels) == {2, 5, 8} and 20 <= len(labels) <= 60
+    assert file["clients"].tolist() == [[1, 3]]
+    shapes = {name: file[name].shape for name in ("global", "local", "joint")}
+    number = len(labels)
+    assert shapes == {"global": (1, number, 2), "local": (1, 2, number, 2), "joint": (1, 3, number, 2)}
+    assert all(np.isfinite(file[name]).all() for name in shapes)
+    (folder,) = trainer.run_dir.glob("*/embedding")
+    lines = (folder / "metadata.tsv").read_text().splitlines()
+    assert lines[0] == "class\tmodel"
+    assert lines[1:] == [f"{c}\t{name}" for name in ("global", "client 1", "client 3") for c in labels]
+    rows = np.loadtxt(folder / "tensors.tsv")
+    model = small_model()
+    model.load_state_dict(trainer.server.state)
+    model.eval()
+    batches = trainer.representations(None, ("logits",), examples=120)
+    with torch.no_grad():
+        x, y = (torch.cat(parts) for parts in zip(*(batch for _, batch, *_ in batches), strict=True))
+        z = model.projector(model.encoder(x))
+    wanted = z[torch.isin(y, torch.tensor([2, 5, 8]))].numpy()
+    np.testing.assert_allclose(rows[:number], wanted, atol=1e-5)
+
+
+def test_the_first_clients_of_a_round_are_taken_and_others_are_nan(tmp_path):
+    trainer, file = fit(tmp_path, Embedding(1, examples=16), cohort_size=1)
+    assert file["clients"][-1].tolist() == [*trainer.server.cohort, -1]
+    assert np.isfinite(file["local"][-1]).all((1, 2)).tolist() == [True, False]
+    trainer, file = fit(tmp_path, Embedding(examples=16, clients=[]), max_rounds=1)
+    assert file["local"].shape == (1, 0, 16, 2)
+    assert [path.name for path in (trainer.run_dir / "figures").iterdir()] == ["embedding_classes.png"]
+
+
+def test_without_a_global_model_clients_alone_are_embedded(tmp_path):
+    model = ImageClassifier(MLP(64, [16]), Projector(8))
+    _, file = fit(tmp_path, Embedding(examples=16, clients=[0]), model=model, methods=[FedBN()], max_rounds=1)
+    assert np.isnan(file["global"]).all() and np.isnan(file["joint"][:, 0]).all()
+    assert np.isfinite(file["local"]).all()
+
+
+def test_a_run_that_is_stopped_early_has_its_global_model(tmp_path):
+    class Same(Callback):
+        def on_round_end(self, trainer):
+            trainer.log("same", 1.0)
+
+    stopping = EarlyStopping("same", mode="max", patience=1)
+    trainer, file = fit(tmp_path, Embedding(examples=16), Same(), stopping, max_rounds=9)
+    assert len(trainer.history) < 9
+    assert file["rounds"].tolist() == [len(trainer.history) - 1]
+    assert np.isfinite(file["global"]).all() and np.isnan(file["local"]).all()
+
+
+def test_data_without_labels_and_classes_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"Embedding\.classes=\[10\]: the probe has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"):
+        fit(tmp_path, Embedding(classes=[3, 10]), max_rounds=1)
+
+    class NoLabels(Theirs):
+        def training_step(self, batch, batch_idx):
+            return self.net(batch).square().mean()
+
+        validation_step = test_step = training_step
+
+    class Inputs(TheirData):
+        def _inputs(self):
+            return torch.utils.data.DataLoader(torch.rand(24, 6), batch_size=8)
+
+        def train_dataloader(self):
+            return self._inputs()
+
+        def test_dataloader(self):
+            return self._inputs()
+
+    with pytest.raises(UsageError, match=r"Embedding with the data='Partitioned': it needs labels"):
+        small_trainer(tmp_path, callbacks=[Embedding(tap="net")]).fit(NoLabels(), Partitioned(Inputs(), num_clients=2))

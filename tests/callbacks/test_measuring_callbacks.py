@@ -1,0 +1,125 @@
+"""Of every callback that measures models: it changes nothing, and neither workers nor a stop change what it finds."""
+
+import numpy as np
+import pytest
+from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
+
+from fl_lightning.callbacks import Callback, Embedding, LayerAlignment, LayerSimilarity, SpectrumMonitor
+from fl_lightning.errors import ClientError, UsageError
+
+FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
+
+
+class Stops(Callback):
+    """Fails in round 2, so that the run resumes after round 1."""
+
+    def on_client_end(self, trainer, client):
+        if trainer.server.round == 2:
+            raise ClientError("stopped")
+
+
+def callbacks():
+    spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2)
+    similarity = LayerSimilarity(1, examples=100, max_clients=3)
+    return [spectra, similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
+
+
+def fit(folder, given, ckpt_path=None, **kwargs):
+    how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "name": "run"}
+    trainer = small_trainer(folder, callbacks=given, **{**how, **kwargs})
+    try:
+        trainer.fit(small_model(), small_data(), [], ckpt_path)
+    except ClientError:
+        assert any(isinstance(one, Stops) for one in given)
+    return trainer
+
+
+def assert_same_files(one, other):
+    for file in FILES:
+        with np.load(one / file) as first, np.load(other / file) as second:
+            assert set(first) == set(second)
+            for name in first:
+                assert first[name].dtype == second[name].dtype, name
+                assert first[name].tobytes() == second[name].tobytes(), (file, name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of three rounds with all of the callbacks, by one worker."""
+    return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
+
+
+def test_two_workers_give_the_bits_of_one(whole, tmp_path):
+    trainer = fit(tmp_path, callbacks(), devices=2)
+    assert history(whole) == history(trainer)
+    assert_same_files(whole.run_dir, trainer.run_dir)
+
+
+def test_a_run_that_was_stopped_leaves_the_files_of_one_that_was_not(whole, tmp_path):
+    fit(tmp_path, [*callbacks(), Stops()])
+    trainer = fit(tmp_path, callbacks(), "last")
+    assert trainer.run_dir.name == "version_0"
+    assert_same_files(whole.run_dir, trainer.run_dir)
+
+
+def test_the_run_has_the_bits_of_one_without_them(whole, tmp_path):
+    plain = fit(tmp_path, [])
+    assert_same_bits(plain.server.state, whole.server.state)
+    for row, without in zip(history(whole), history(plain), strict=True):
+        assert {name: row[name] for name in without} == without
+
+
+def test_figures_are_in_the_folder_and_in_the_events(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    expected = {f"spectrum/{prefix}{what}" for prefix in ("", "local_") for what in ("classifier", "representation")}
+    expected |= {f"similarity/{what}" for what in ("layers", "global", "clients")}
+    expected |= {"alignment/global", "alignment/local", "embedding/classes", "embedding/clients"}
+    assert {path.stem for path in (whole.run_dir / "figures").iterdir()} == {n.replace("/", "_") for n in expected}
+    assert set(EventAccumulator(str(whole.run_dir)).Reload().Tags()["images"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (LayerSimilarity(layers=["nothing"]), r"LayerSimilarity needs the tap 'nothing'"),
+        (Embedding(tap="nothing"), r"Embedding needs the tap 'nothing'"),
+        (LayerAlignment(layers=["classifier", "nothing"]), r"layers='nothing': no submodule of ImageClassifier"),
+        (Embedding(clients=[1, 9]), r"Embedding\.clients=\[9\]: give ids from 0 to 3"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callback, message):
+    with pytest.raises(UsageError, match=message):
+        fit(tmp_path, [callback])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [LayerSimilarity, Embedding])
+def test_without_test_data_they_are_refused(tmp_path, kind):
+    data = small_data()
+    data.test_dataloader = list
+    with pytest.raises(UsageError, match=rf"{kind.__name__} with the data='Digits': it has no test data"):
+        small_trainer(tmp_path, callbacks=[kind()]).fit(small_model(), data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (LayerSimilarity, {"every_n_rounds": 0}),
+        (LayerSimilarity, {"layers": []}),
+        (LayerSimilarity, {"examples": 7}),
+        (LayerSimilarity, {"max_clients": 1}),
+        (LayerAlignment, {"number": 0}),
+        (LayerAlignment, {"layers": ["classifier"]}),
+        (Embedding, {"every_n_rounds": 0}),
+        (Embedding, {"examples": 7}),
+        (Embedding, {"classes": []}),
+        (Embedding, {"perplexity": 0}),
+        (SpectrumMonitor, {"threshold": -0.1}),
+        (SpectrumMonitor, {"local_every_n_rounds": 0}),
+        (SpectrumMonitor, {"examples": 1}),
+    ],
+)
+def test_options_out_of_range_are_refused(kind, options):
+    with pytest.raises(UsageError, match=rf"{kind.__name__}\.{next(iter(options))}="):
+        kind(**options)
