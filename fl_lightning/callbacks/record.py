@@ -109,11 +109,10 @@ def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str,
 
 
 def tags_to_come(trainer: FederatedTrainer) -> list[str]:
-    """The usual tags of test and validation data that a round without an evaluation does not log."""
+    """The tags that a round has when it is over, and the usual ones of the data that it was not evaluated on."""
     missing = [phase for phase in PHASES if not any(tag.startswith(f"{phase}/") for tag in trainer.metrics)]
-    return [
-        f"{phase}/{name}" for phase in missing if trainer.run.evaluator.has_data(phase) for name in ("accuracy", "loss")
-    ]
+    due = [phase for phase in missing if trainer.run.evaluator.has_data(phase)]
+    return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
 
 
 def spread(tags: list[str]) -> list[str]:

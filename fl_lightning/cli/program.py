@@ -24,9 +24,9 @@ import fl_lightning.methods
 import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
-from fl_lightning.client.logged import tagged
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
@@ -233,13 +233,6 @@ class FederatedCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-
-
-def final_names(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that tell how a run ended: accuracy and loss, or else all of the test or the validation data."""
-    usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
-    of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
-    return usual or of_test or of_val
 
 
 def predictions_of(path: Path | None, root: Path) -> Path:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,7 +26,7 @@ from fl_lightning.engine.compiled import check_compile
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, clipped, require, text_of
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import is_callback, is_overridden
+from fl_lightning.namespaces import Logger, is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
 

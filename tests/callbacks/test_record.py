@@ -51,6 +51,7 @@ def test_a_chart_answers_one_question(tmp_path):
     assert shown["Accuracy", "test accuracy"] == ["test/accuracy"]
     assert shown["Accuracy", "training accuracy"] == ["train/accuracy"]
     assert shown["Accuracy", "validation accuracy"] == ["val/accuracy"]
+    assert shown["Time", "seconds of a round"] == ["time/round"]
     assert shown["Loss", "penalties"] == ["train/fedprox"]
     spectrum = shown["Spectra", "singular values of the representation"]
     assert len(spectrum) == CURVES
