@@ -27,6 +27,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
+from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
@@ -44,12 +45,14 @@ OF_SUITES = (
 
 
 class ConfigFile(ActionConfigFile):
-    """Reads a config; its lists replace those of the files before.
+    """Reads a config, a file or one that the package carries; its lists replace those of the files before.
 
     The parser would merge two lists of the same length item by item, and MOON in place of FedProx would get its mu.
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        if not os.path.exists(values):
+            values = str(packaged_config(values) or values)
         given = yaml.safe_load(Path(values).read_text()) if os.path.isfile(values) else {}
         forget_lists(cfg, given)
         super().__call__(parser, cfg, values, option_string)
