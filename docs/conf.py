@@ -1,0 +1,28 @@
+"""The site of the documentation: ``sphinx-build -W -b html docs build/docs``."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fl_lightning  # noqa: E402, found through the path above
+
+project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
+html_title = f"fl_lightning {release}"
+html_theme = "furo"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+exclude_patterns = ["build"]
+# a page's own headings can be linked, as a code host does it
+myst_heading_anchors = 3
+# Lightning's own docstrings would not pass, so inherited members stay out
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_class_signature = "mixed"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+# the site works from disk and asks no other machine for anything but the formulas' typesetter
+html_copy_source = False
+html_show_sourcelink = False
