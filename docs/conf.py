@@ -15,7 +15,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx
 exclude_patterns = ["build"]
 # a page's own headings can be linked, as a code host does it
 myst_heading_anchors = 3
-# Lightning's own docstrings would not pass, so inherited members stay out
+# Lightning's own docstrings would not pass: neither inherited members nor inherited docstrings are shown
+autodoc_inherit_docstrings = False
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_class_signature = "mixed"
 autodoc_typehints = "description"
@@ -23,6 +24,6 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-# the site works from disk and asks no other machine for anything but the formulas' typesetter
+# the site works from disk; pages with formulas fetch their typesetter
 html_copy_source = False
 html_show_sourcelink = False
