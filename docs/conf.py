@@ -1,5 +1,6 @@
 """The site of the documentation: ``sphinx-build -W -b html docs build/docs``."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -27,3 +28,14 @@ napoleon_use_ivar = True
 # the site works from disk; pages with formulas fetch their typesetter
 html_copy_source = False
 html_show_sourcelink = False
+
+
+def link_files(app, page, source):
+    """Make a page of another folder, such as that of results, a file that is copied beside the site."""
+    if "/" not in page:
+        source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", link_files)
