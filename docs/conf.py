@@ -25,6 +25,8 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+# an argument's name may end with _, as lambda_ does
+strip_signature_backslash = True
 # the site works from disk; pages with formulas fetch their typesetter
 html_copy_source = False
 html_show_sourcelink = False

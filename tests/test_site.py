@@ -54,6 +54,10 @@ def test_the_docstrings_are_in_the_pages_of_classes_and_functions(site, page, na
     assert f'id="{name}"' in (site / "api" / f"{page}.html").read_text()
 
 
+def test_a_name_that_ends_with_an_underscore_keeps_it(site):
+    assert "<strong>lambda_</strong>" in (site / "api" / "methods.html").read_text()
+
+
 def test_the_first_page_asks_no_other_machine_for_anything(site):
     text = (site / "index.html").read_text()
     assert not re.findall(r'(?:src|<link[^>]* href)="https?://[^"]*"', text)
