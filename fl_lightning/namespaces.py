@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities import model_helpers
 
 if TYPE_CHECKING:
+    from lightning.fabric.loggers import Logger
     from lightning.pytorch import LightningDataModule, LightningModule
 
 NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
+# where else a class lies
+PLACES = {"Logger": ("lightning.fabric.loggers", "lightning_fabric.loggers")}
 # Lightning's classes with hooks
 KINDS = ("LightningModule", "LightningDataModule", "Callback")
 
 
 def classes(name: str) -> tuple[type, ...]:
     """Lightning's classes called ``name``, one of each distribution that is imported."""
-    modules = [sys.modules.get(space) for space in NAMESPACES]
+    modules = [sys.modules.get(space) for space in PLACES.get(name, NAMESPACES)]
     return tuple(getattr(module, name) for module in modules if hasattr(module, name))
 
 
@@ -68,3 +71,6 @@ if not TYPE_CHECKING:
 
     class LightningDataModule(metaclass=_OfBoth):
         """A LightningDataModule of either distribution."""
+
+    class Logger(metaclass=_OfBoth):
+        """A logger of Fabric or of either distribution."""

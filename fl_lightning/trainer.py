@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import CSVLogger, Logger
+from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -23,6 +23,7 @@ from fl_lightning.engine.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList
+from fl_lightning.namespaces import Logger
 from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.records.partition import save_partition
 from fl_lightning.sampling import Sampler, UniformSampler
@@ -106,7 +107,8 @@ class FederatedTrainer(RunAccess):
         systems: clients that drop out, stragglers, and clients that are not always there, as FedProx's and FedNova's
             papers simulate them; None has all clients do all of their work.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
-        enable_progress_bar: show a bar over the rounds on a terminal.
+        enable_progress_bar: say on stderr how the run gets on: a line for each evaluation, a table at the end, and on a
+            terminal a bar over the rounds and, in long ones, over the local steps.
 
     Attributes:
         callbacks: observers of the run.

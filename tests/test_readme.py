@@ -1,4 +1,4 @@
-"""The README's commands and program run."""
+"""The commands and the program of the README and of the guide's first pages run."""
 
 import re
 import shlex
@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import data, models
+from fl_lightning import data, methods, models, optim
 from fl_lightning.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-LINES = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+NAMES = ("first_run", "composing", "data", "own", "pictures", "workers", "reproducing", "speed")
+PAGES = {ROOT / "README.md": README} | {
+    path: path.read_text() for path in (ROOT / "docs" / f"{one}.md" for one in NAMES)
+}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
+# a line that two pages have is run once
+LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.splitlines()))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +30,7 @@ def _alone(monkeypatch, tmp_path):
 
 
 def command(text):
-    """The arguments of ``cli.py`` in the README's line that holds ``text``."""
+    """The arguments of ``cli.py`` in the line that holds ``text``."""
     (line,) = (line for line in LINES if text in line)
     return shlex.split(line[line.index("cli.py") :])[1:]
 
@@ -32,6 +38,7 @@ def command(text):
 def test_every_command_is_known_to_a_test():
     known = (
         "smoke/feduv.yaml",
+        "--config smoke/feduv",
         ".[test]",
         "tensorboard",
         "--method+=",
@@ -101,7 +108,7 @@ def test_the_partition_is_shown(capsys):
 
 
 def test_every_data_set_partitioner_and_network_is_named():
-    text = README.split("## Data, clients and networks")[1].split("## Your own")[0]
+    text = PAGES[ROOT / "docs" / "data.md"]
     bases = {
         "Augmentation",
         "Batches",
@@ -128,13 +135,40 @@ def test_the_cifar10_command_is_parsed():
 
 
 def test_the_program_runs(capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    (program,) = (block for text in PAGES.values() for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    exec(compile(program, "own.md", "exec"), {"__name__": "readme"})
     loss, penalty = map(float, capsys.readouterr().out.split()[-2:])
     assert loss > penalty > 0
 
 
-def test_the_files_and_the_picture_it_names_are_there():
-    for path in re.findall(r"\]\(((?!http)[^)]+)\)", README):
-        assert (ROOT / path.split("#")[0]).is_file(), path
-    assert (ROOT / "experiments" / "speed" / "overhead.py").is_file()
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
+)
+def test_the_files_that_a_page_names_are_there(page):
+    for path in re.findall(r"\]\((?!http|#)([^)]+)\)", page.read_text()):
+        assert (page.parent / path.split("#")[0]).exists(), path
+
+
+def test_the_packaged_config_of_the_first_run_is_found(capsys):
+    (line,) = (line for line in LINES if line.startswith("fl-lightning"))
+    with pytest.raises(SystemExit, match="0"):
+        main([*shlex.split(line)[1:], "--print_config"])
+    assert "FedUV" in capsys.readouterr().out
+
+
+def test_the_loggers_of_the_first_run_are_parsed(capsys, tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGES[ROOT / "docs" / "first_run.md"], re.DOTALL)
+    (tmp_path / "loggers.yaml").write_text(text)
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "smoke/feduv", "--config", "loggers.yaml", "--print_config"])
+    assert "MLFlowLogger" in capsys.readouterr().out
+
+
+def test_every_method_and_server_optimizer_is_named_in_the_readme_and_in_the_guide():
+    for name in (*methods.__all__, *optim.__all__):
+        assert re.search(rf"\b{name}\b", README), name
+        assert re.search(rf"`{name}\b", PAGES[ROOT / "docs" / "composing.md"]), name
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) < 80

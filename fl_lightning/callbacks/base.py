@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -26,9 +26,12 @@ class Callback:
 
     Attributes:
         requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
+        panels: charts for TensorBoard's page Custom Scalars: by panel and title, a regular expression that the
+            beginning of a tag matches, as in ``{"Classes": {"worst class": "class/worst$"}}``.
     """
 
     requires: tuple[str, ...] = ()
+    panels: Mapping[str, Mapping[str, str]] = {}
 
     def wants_evaluation(self, round_: int) -> bool:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""

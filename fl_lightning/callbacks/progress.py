@@ -1,40 +1,201 @@
-"""A progress bar over the rounds."""
+"""What a run says on the console: a line for each evaluation, bars on a terminal, and a summary at the end."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.client.logged import tagged
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.trainer import FederatedTrainer
 
+# seconds after which a round has a bar of its own, and from one look at it to the next
+LONG, LOOK = 2.0, 0.5
+# words in the name of a metric of which less is better, and of which more is
+LESS, MORE = ("loss", "error", "mse", "mae", "perplexity"), ("accuracy", "auc", "auroc", "f1", "precision", "recall")
+
 
 class ProgressBar(Callback):
-    """Rounds done, time left, accuracy and loss; nothing where the output is not a terminal."""
+    """Says on stderr how a run gets on: a line for each evaluation, and a table of best and final metrics at the end.
+
+    A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients and local
+    steps (of several workers, the first one's), with the time that is left.
+    """
+
+    _rounds: Any = None
+    _visits: Visits | None = None
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        # disable=None asks tqdm to be quiet when it does not write to a terminal
-        quiet = None if trainer.global_rank == 0 else True
-        self._bar: Any = tqdm(total=trainer.max_rounds, desc="rounds", unit="round", disable=quiet)
-        self._shown: dict[str, str] = {}
+        self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
+        self._speaks = trainer.global_rank == 0
+        if self._speaks and sys.stderr.isatty():
+            self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
-        self._clients = 0
+        if self._rounds is not None:
+            self._visits = Visits(trainer)
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
-        self._clients += 1
-        self._bar.set_postfix({**self._shown, "clients": f"{self._clients}/{len(trainer.server.cohort)}"})
+        if self._visits is not None:
+            self._visits.end_client(client.num_steps)
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        names = ("test/accuracy", "test/loss", "train/loss")
-        self._shown |= {name: f"{trainer.metrics[name]:.4f}" for name in names if name in trainer.metrics}
-        self._bar.set_postfix(self._shown, refresh=False)
-        self._bar.update()
+        if self._visits is not None:
+            self._visits.close()
+        if self._rounds is not None:
+            self._rounds.update()
+        due = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
+        if self._speaks and (due or evaluated(trainer.metrics)):
+            self._say_round(trainer)
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        if self._speaks and self._said != trainer.server.round:
+            self._say_round(trainer)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if self._speaks and len(trainer.history) > self._first:
+            self._close()
+            self._say(summary(trainer.history, time.perf_counter() - self._began, self._first, trainer.run_dir))
 
     def teardown(self, trainer: FederatedTrainer) -> None:
-        if hasattr(self, "_bar"):
+        self._close()
+
+    def _say_round(self, trainer: FederatedTrainer) -> None:
+        self._said = trainer.server.round
+        done = trainer.server.round + 1
+        seconds = (time.perf_counter() - self._began) / (done - self._first)
+        self._say(line_of(trainer.metrics, done, trainer.max_rounds, seconds))
+
+    def _say(self, text: str) -> None:
+        if self._rounds is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            tqdm.write(text, file=sys.stderr)
+
+    def _close(self) -> None:
+        for bar in (self._visits, self._rounds):
+            if bar is not None:
+                bar.close()
+        self._visits = self._rounds = None
+
+
+class Visits:
+    """A bar over the local steps of this worker in a round. A thread looks at them while a client trains."""
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self._trainer, self._cohort = trainer, trainer.server.cohort
+        self._clients = self._steps = 0
+        self._began = time.time()
+        self._closed = threading.Event()
+        self._bar: Any = None
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def end_client(self, steps: int) -> None:
+        """Count a client that has trained."""
+        self._clients, self._steps = self._clients + 1, self._steps + steps
+
+    def close(self) -> None:
+        """End the thread, and remove the bar."""
+        self._closed.set()
+        self._thread.join()
+        if self._bar is not None:
             self._bar.close()
+
+    def _look(self) -> None:
+        wait = LONG
+        while not self._closed.wait(wait):
+            wait = LOOK
+            self._bar = self._bar or self._new_bar()
+            # between two clients the last one's steps may be counted twice for a moment
+            self._bar.n = min(self._steps + self._trainer.client.num_steps, self._bar.total)
+            self._bar.set_postfix_str(f"client {self._clients + 1} of {self._number}")
+
+    def _new_bar(self) -> Any:
+        trainer = self._trainer
+        steps = sum(trainer.run.local_training.steps(k) for k in self._cohort)
+        mine = f"placed/{trainer.global_rank}"
+        self._number = int(trainer.metrics.get(f"{mine}/clients", len(self._cohort)))
+        total = int(trainer.metrics.get(f"{mine}/steps", steps))
+        bar = tqdm(total=total, desc=f"round {trainer.server.round + 1}", unit="step", leave=False, position=1)
+        bar.start_t = self._began  # for the rate and the time that is left
+        return bar
+
+
+def line_of(metrics: Mapping[str, float], done: int, rounds: int, seconds: float) -> str:
+    """The line of a round: its metrics, the mean seconds of a round so far, and the time that is left.
+
+    Args:
+        metrics: of the round.
+        done: rounds that are done.
+        rounds: rounds of the run.
+        seconds: mean of the rounds since the run began or resumed.
+    """
+    shown = [f"{name} {short(metrics[name])}" for name in names_to_show(metrics)]
+    left = [f"{tqdm.format_interval(seconds * (rounds - done))} left"] if done < rounds else []
+    return f"round {done}/{rounds}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
+
+
+def summary(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
+    """A table of the best and the final value of each metric, and where the run lies.
+
+    Args:
+        history: the metrics of all rounds.
+        seconds: since the run began or resumed.
+        first: round in which it did.
+        folder: of the run; None where nothing is written.
+    """
+    names = names_to_show({name: value for row in history for name, value in row.items()})
+    width = max([len(name) for name in names], default=0)
+    lines = [f"{'':{width}}  {'best':>10}  {'round':>6}  {'final':>10}"] if names else []
+    for name in names:
+        value, round_ = best(history, name)
+        final = next(short(row[name]) for row in reversed(history) if name in row)
+        lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final:>10}")
+    number = len(history) - first
+    lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
+    if folder is not None:
+        lines.append(f"{folder}: metrics.csv, config.yaml, figures, checkpoints/last.ckpt")
+    return "\n".join(lines)
+
+
+def best(history: list[dict[str, float]], name: str) -> tuple[str, str]:
+    """The best value of a metric, and its round as the lines count them, from 1; dashes where best has no meaning."""
+    words = name.replace("/", "_").split("_")
+    if not any(word in words for word in (*LESS, *MORE)):
+        return "-", "-"
+    sign = 1 if any(word in words for word in LESS) else -1
+    value, round_ = min((sign * row[name], row["round"]) for row in history if name in row)
+    return short(sign * value), str(int(round_) + 1)
+
+
+def names_to_show(metrics: Mapping[str, float]) -> list[str]:
+    """The metrics that a line has room for: accuracy and loss of each phase, or what there is of its data."""
+    val = [name for name in ("val/accuracy", "val/loss") if name in metrics]
+    train = [name for name in ("train/loss",) if name in metrics]
+    return list(dict.fromkeys([*final_names(metrics)[:4], *val, *train]))
+
+
+def final_names(metrics: Mapping[str, float]) -> list[str]:
+    """The metrics that tell how a run ended: accuracy and loss, or else all of the test or the validation data."""
+    usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
+    of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
+    return usual or of_test or of_val
+
+
+def evaluated(metrics: Mapping[str, float]) -> bool:
+    """Whether the global model was evaluated in a round."""
+    return bool(final_names(metrics))
+
+
+def short(value: float) -> str:
+    """A metric with four digits after the point, or as many in all."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"

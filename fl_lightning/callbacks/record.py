@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,23 +23,42 @@ if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
-LAYOUT = {
-    "Spectra": {
-        "classifier": ["Multiline", [r"spectrum/classifier/.*"]],
-        "representation": ["Multiline", [r"spectrum/representation/.*"]],
+# the charts of TensorBoard's page Custom Scalars: by panel and title, the regular expression of a tag's beginning.
+# A colour is a run, so a chart of one tag tells runs apart.
+LAYOUT: dict[str, dict[str, str]] = {
+    "Accuracy": {
+        "test accuracy": "test/accuracy$",
+        "validation accuracy": "val/accuracy$",
+        "training accuracy": "train/accuracy$",
+    },
+    "Loss": {
+        "test loss": "test/loss$",
+        "validation loss": "val/loss$",
+        "training loss": "train/loss$",
+        "penalties": "train/(?!accuracy$|loss$)",
     },
     "Ranks": {
-        "effective rank": ["Multiline", [r"rank/.*/effective"]],
-        "stable rank": ["Multiline", [r"rank/.*/stable"]],
+        "effective rank of the representation": "rank/representation/effective$",
+        "effective rank of the classifier": "rank/classifier/effective$",
+        "stable rank of the representation": "rank/representation/stable$",
+        "stable rank of the classifier": "rank/classifier/stable$",
     },
-    "Accuracy": {"accuracy": ["Multiline", [r".*/accuracy"]], "loss": ["Multiline", [r".*/loss"]]},
-    "Drift": {"drift": ["Multiline", [r"drift/.*"]]},
-    "Time": {"seconds": ["Multiline", [r"time/.*"]]},
+    "Spectra": {
+        "singular values of the representation": "spectrum/representation/",
+        "singular values of the classifier": "spectrum/classifier/",
+    },
+    "Drift": {"drift of the clients": "drift/client$", "drift of the global model": "drift/global$"},
+    "Time": {"seconds of a round": "time/round$", "seconds of its phases": "time/(?!round$)"},
 }
+# lines of a chart of singular values, spread evenly from the first to the last that is logged
+CURVES = 5
+PHASES = ("test", "val")
 
 
 class RunRecord(Callback):
-    """Writes ``plan.npz``, ``environment.json`` and the layout of TensorBoard's panels."""
+    """Writes ``plan.npz``, ``environment.json`` and, after the first round, the layout of TensorBoard's panels."""
+
+    _layout_is_due = False
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or trainer.resumed:
@@ -56,8 +77,49 @@ class RunRecord(Callback):
         if trainer.weights is not None:
             record["weights"] = {"path": str(trainer.weights), "sha256": sha256(trainer.weights)}
         (trainer.run_dir / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
-        for writer in trainer.summary_writers:
-            writer.add_custom_scalars(LAYOUT)
+        self._layout_is_due = True
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        # now it is known which tags there are
+        if self._layout_is_due:
+            self._layout_is_due = False
+            panels = layout([*trainer.metrics, *tags_to_come(trainer)], trainer.callbacks)
+            for writer in trainer.summary_writers:
+                writer.add_custom_scalars(panels)
+
+
+def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
+    """The panels of TensorBoard's page Custom Scalars: those of :data:`LAYOUT` that have tags, and the callbacks' own.
+
+    Args:
+        tags: what the run logs.
+        callbacks: those of the run, whose ``panels`` are added.
+    """
+    charts: dict[str, dict[str, list[Any]]] = {}
+    for panel, titles in LAYOUT.items():
+        for title, pattern in titles.items():
+            matching = [tag for tag in tags if re.match(pattern, tag)]
+            if matching:
+                shown = spread(matching) if panel == "Spectra" else [pattern]
+                charts.setdefault(panel, {})[title] = ["Multiline", shown]
+    for callback in callbacks:
+        for panel, titles in getattr(callback, "panels", {}).items():
+            charts.setdefault(panel, {}).update({title: ["Multiline", [one]] for title, one in titles.items()})
+    return charts
+
+
+def tags_to_come(trainer: FederatedTrainer) -> list[str]:
+    """The tags that a round has when it is over, and the usual ones of the data that it was not evaluated on."""
+    missing = [phase for phase in PHASES if not any(tag.startswith(f"{phase}/") for tag in trainer.metrics)]
+    due = [phase for phase in missing if trainer.run.evaluator.has_data(phase)]
+    return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
+
+
+def spread(tags: list[str]) -> list[str]:
+    """At most :data:`CURVES` tags, spread evenly from the first to the last, as regular expressions."""
+    last, number = len(tags) - 1, min(CURVES, len(tags))
+    places = sorted({round(one * last / max(number - 1, 1)) for one in range(number)})
+    return [f"{tags[place]}$" for place in places]
 
 
 def environment() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.refused import replacement
+from fl_lightning.cli.packaged import names_near
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import clipped
 from fl_lightning.method import Method
@@ -197,6 +198,8 @@ def of_unloaded(place: Place, match: re.Match[str]) -> str:
 def of_file(place: Place, match: re.Match[str]) -> str:
     """The line about a file of a config that cannot be read."""
     hint = f"{match['why'].lower()}; give the path of a file that can be read"
+    if place.key in ("", "config"):
+        hint += f", or a config of the package: {names_near(os.path.relpath(match['value']))}"
     return f"{place.key or 'config'}={os.path.relpath(match['value'])!r}: {hint}"
 
 

@@ -24,9 +24,10 @@ import fl_lightning.methods
 import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import shorten
-from fl_lightning.client.logged import tagged
+from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
@@ -44,12 +45,14 @@ OF_SUITES = (
 
 
 class ConfigFile(ActionConfigFile):
-    """Reads a config; its lists replace those of the files before.
+    """Reads a config, a file or one that the package carries; its lists replace those of the files before.
 
     The parser would merge two lists of the same length item by item, and MOON in place of FedProx would get its mu.
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        if not os.path.exists(values):
+            values = str(packaged_config(values) or values)
         given = yaml.safe_load(Path(values).read_text()) if os.path.isfile(values) else {}
         forget_lists(cfg, given)
         super().__call__(parser, cfg, values, option_string)
@@ -233,13 +236,6 @@ class FederatedCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-
-
-def final_names(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that tell how a run ended: accuracy and loss, or else all of the test or the validation data."""
-    usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
-    of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
-    return usual or of_test or of_val
 
 
 def predictions_of(path: Path | None, root: Path) -> Path:

@@ -28,7 +28,7 @@ from fl_lightning.engine.compiled import check_compile
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, clipped, require, text_of
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import is_callback, is_overridden
+from fl_lightning.namespaces import Logger, is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+# TensorBoard's page HParams shows five columns until others are chosen
+SHOWN_FIRST = ("methods", "coefficients", "data/partitioner/alpha", "model/optimizer/lr", "seed_everything")
+
 
 def experiment(logger: Any) -> Any:
     """What the logger writes through; None where it has no such object."""
@@ -34,19 +37,57 @@ def compare_hyperparams(logger: Any, params: Mapping[str, Any], metrics: Mapping
     from torch.utils.tensorboard.summary import hparams
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
-    for summary in hparams(flat(params), dict(metrics)) if metrics else ():
-        experiment(logger).file_writer.add_summary(summary, round_)
+    if metrics:
+        ordered = {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
+        columns, start, end = hparams({**flat(params), "coefficients": coefficients(params)}, ordered)
+        for summary in (_shown_first(columns), start, end):
+            experiment(logger).file_writer.add_summary(summary, round_)
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers, truth values and texts by the path of their keys; anything else as its text."""
+    """Numbers, truth values and texts by the path of their keys; anything else as its text.
+
+    A class has the path of its key, and so have its arguments: ``model/optimizer`` and ``model/optimizer/lr``.
+    """
     values: dict[str, Any] = {}
     for key, value in params.items():
+        path = prefix.rstrip("/") if key in ("class_path", "init_args") and prefix else f"{prefix}{key}"
         if isinstance(value, Mapping):
-            values |= flat(value, f"{prefix}{key}/")
+            values |= flat(value, f"{path}/")
         else:
-            values[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
+            values[path] = value if isinstance(value, (bool, int, float, str)) else str(value)
     return values
+
+
+def coefficients(params: Mapping[str, Any]) -> str:
+    """The methods of a run with their arguments on one line; empty for FedAvg.
+
+    TensorBoard takes the columns of its page HParams from one run, so those of another run's methods would be missing.
+    """
+    methods = params.get("method")
+    texts = []
+    for name, given in methods.items() if isinstance(methods, Mapping) else ():
+        arguments = ", ".join(f"{key}={value}" for key, value in given.items() if value is not None)
+        texts.append(f"{name}({arguments})")
+    return ", ".join(texts)
+
+
+def _rank(tag: str) -> tuple[int, bool, str]:
+    """The place of a metric: test, validation, training; accuracy first. The page shows the first five."""
+    phases = [phase for phase in ("test", "val", "train") if tag.startswith(phase)]
+    return ("test", "val", "train").index(phases[0]) if phases else 3, not tag.endswith("accuracy"), tag
+
+
+def _shown_first(columns: Any) -> Any:
+    """The same description of the columns, in which those that tell runs apart are marked, so that they are shown."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = columns.value[0].metadata.plugin_data
+    described = HParamsPluginData.FromString(content.content)
+    for column in described.experiment.hparam_infos:
+        column.differs = column.name in SHOWN_FIRST
+    content.content = described.SerializeToString()
+    return columns
 
 
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:

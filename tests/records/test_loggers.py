@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
+from fl_lightning.records.loggers import SHOWN_FIRST, coefficients, flat
 
 
 class Fake(Logger):
@@ -139,3 +140,45 @@ def test_runs_are_compared_by_metrics_whose_names_begin_with_the_phase(tmp_path)
     fit(tmp_path, True, callbacks=[Logs()])
     _, compared, _ = hparams_of(next(tmp_path.glob("**/events.out*")).parent)
     assert "test_mine" in compared and "mine" not in compared
+
+
+def test_a_resumed_run_has_each_point_and_its_hyperparameters_once(tmp_path):
+    fit(tmp_path, True, name="run")
+    trainer = small_trainer(tmp_path, logger=True, local_steps=1, name="run", max_rounds=4)
+    trainer.fit(plain_sgd_model(), small_data(train_size=100), [FedProx(0.5), FedDecorr(0.2)], ckpt_path="last")
+    (folder,) = tmp_path.glob("run/version_*")
+    params, compared, events = hparams_of(folder)
+    points = events.Scalars("test/accuracy")
+    assert [point.step for point in points] == [0, 1, 2, 3]
+    assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
+    assert params["coefficients"].string_value.startswith("fedprox(mu=0.5")
+    assert "test/accuracy" in compared
+    assert len(events.Tensors("custom_scalars__config__")) == 1
+
+
+def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(tmp_path):
+    fit(tmp_path, True)
+    events = EventAccumulator(str(next(tmp_path.glob("**/events.out*")).parent)).Reload()
+    content = events.PluginTagToContent("hparams")["_hparams_/experiment"]
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    shown = {info.name for info in experiment.hparam_infos if info.differs}
+    assert {"methods", "coefficients"} <= shown <= set(SHOWN_FIRST)
+    assert [info.name.tag for info in experiment.metric_infos][:2] == ["test/accuracy", "test/loss"]
+
+
+def test_classes_and_their_arguments_have_the_paths_of_their_keys():
+    sgd = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    config = {"model": {"class_path": "Net", "init_args": {"optimizer": sgd, "sizes": [1, 2]}}, "class_path": "x"}
+    assert flat(config) == {
+        "model": "Net",
+        "model/optimizer": "torch.optim.SGD",
+        "model/optimizer/lr": 0.1,
+        "model/sizes": "[1, 2]",
+        "class_path": "x",
+    }
+
+
+def test_the_coefficients_of_all_methods_are_one_text():
+    config = {"method": {"FedUV": {"mu": 0.5, "lambda_": None}, "FedBN": {}}}
+    assert coefficients(config) == "FedUV(mu=0.5), FedBN()"
+    assert coefficients({"method": None}) == coefficients({"method": []}) == ""

@@ -1,0 +1,43 @@
+"""The site of the documentation: ``sphinx-build -W -b html docs build/docs``."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fl_lightning  # noqa: E402, found through the path above
+
+project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
+html_title = f"fl_lightning {release}"
+html_theme = "furo"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+exclude_patterns = ["build"]
+# a page's own headings can be linked, as a code host does it
+myst_heading_anchors = 3
+# Lightning's own docstrings would not pass: neither inherited members nor inherited docstrings are shown
+autodoc_inherit_docstrings = False
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_class_signature = "mixed"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+# an argument's name may end with _, as lambda_ does
+strip_signature_backslash = True
+# the site works from disk; pages with formulas fetch their typesetter
+html_copy_source = False
+html_show_sourcelink = False
+
+
+def link_files(app, page, source):
+    """Make a page of another folder, such as that of results, a file that is copied beside the site."""
+    if "/" not in page:
+        source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", link_files)

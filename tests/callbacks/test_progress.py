@@ -1,0 +1,117 @@
+"""What a run says on the console."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+from helpers.runs import small_data, small_model, small_trainer
+from tqdm import tqdm
+
+from fl_lightning.callbacks import Callback, progress
+from fl_lightning.callbacks.progress import best, line_of, names_to_show, short, summary
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Fails(Callback):
+    def on_client_end(self, trainer, client):
+        if trainer.server.round == 1:
+            raise RuntimeError("mine")
+
+
+class Waits(Callback):
+    """Makes a round a long one, as far as the bar can tell."""
+
+    def on_client_end(self, trainer, client):
+        time.sleep(0.05)
+
+
+def fit(tmp_path, **kwargs):
+    trainer = small_trainer(tmp_path, local_steps=1, **{"name": "run", **kwargs})
+    trainer.fit(small_model(), small_data(train_size=100))
+    return trainer
+
+
+def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at_the_end(tmp_path, capsys):
+    trainer = fit(tmp_path, max_rounds=4, eval_every_n_rounds=2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if line.startswith("round ")]
+    assert [line.split(":")[0] for line in lines] == ["round 2/4", "round 4/4"]
+    accuracy = f"test/accuracy {trainer.metrics['test/accuracy']:.4f}"
+    assert accuracy in lines[1] and " left" in lines[0] and " left" not in lines[1]
+    assert max(map(len, lines)) < 120
+    assert "\r" not in said.err and "\x1b" not in said.err
+    table = said.err.partition("round 4/4")[2]
+    assert re.search(r"test/accuracy +0\.\d{4} +[24] +0\.\d{4}\n", table)
+    assert f"{tmp_path}/run/version_0: " in table
+
+
+@pytest.mark.parametrize("kwargs", [{"enable_progress_bar": False}, {"enable_progress_bar": False, "devices": 2}])
+def test_a_run_can_be_quiet(tmp_path, capfd, kwargs):
+    fit(tmp_path, **kwargs)
+    assert "round " not in capfd.readouterr().err
+
+
+def test_of_several_workers_one_speaks(tmp_path, capfd):
+    fit(tmp_path, devices=2)
+    assert capfd.readouterr().err.count("round 2/2: ") == 1
+
+
+def test_a_run_that_resumes_counts_the_rounds_before_and_times_its_own(tmp_path, capsys):
+    fit(tmp_path)
+    capsys.readouterr()
+    trainer = small_trainer(tmp_path, local_steps=1, name="run", max_rounds=3)
+    trainer.fit(small_model(), small_data(train_size=100), [], ckpt_path="last")
+    said = capsys.readouterr().err
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("round ")] == ["round 3/3"]
+    assert "\n1 round in" in said
+
+
+def test_a_terminal_has_bars_too_and_they_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LONG", 0.01)
+    monkeypatch.setattr(progress, "LOOK", 0.01)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    fit(tmp_path, callbacks=[Waits()])
+    said = terminal.getvalue()
+    assert re.search(r"rounds: 100%.*2/2", said)
+    assert re.search(r"round 1: .*/4 \[.*client [1-4] of 4", said)
+    assert "round 2/2: test/accuracy" in said
+    assert not tqdm._instances
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", terminal := stream())
+    with pytest.raises(RuntimeError, match="mine"):
+        fit(tmp_path, callbacks=[Fails()])
+    assert "best" not in terminal.getvalue()
+    assert not tqdm._instances
+
+
+def test_a_line_has_what_there_is_of_other_modules():
+    metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
+    assert names_to_show(metrics) == ["val_f1", "train/loss"]
+    assert line_of(metrics, 2, 10, 1.5) == "round 2/10: val_f1 0.5000, train/loss 2e-05, 1.5 s a round, 00:12 left"
+    assert line_of({}, 1, 1, 0.25) == "round 1/1: 0.25 s a round"
+
+
+def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metric():
+    history = [{"round": 0, "test/accuracy": 0.5, "test_loss": 1.0, "test/x": 1.0}, {"round": 1, "test/accuracy": 0.4}]
+    history.append({"round": 2, "test/accuracy": 0.5, "test_loss": 2.0})
+    assert best(history, "test/accuracy") == ("0.5000", "1")
+    assert best(history, "test_loss") == ("1.0000", "1")
+    assert best(history, "test/x") == ("-", "-")
+
+
+def test_the_table_of_a_run_without_metrics_or_folder_has_its_rounds():
+    assert summary([{"round": 0}], 3.0, 0, None) == "1 round in 00:03"
+
+
+def test_numbers_keep_their_digits():
+    assert [short(value) for value in (0.0, 0.12345, 1e-9, 123456.0)] == ["0.0000", "0.1235", "1e-09", "1.235e+05"]

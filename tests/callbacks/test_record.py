@@ -1,0 +1,80 @@
+"""The panels of TensorBoard's page Custom Scalars."""
+
+import re
+
+import pytest
+from helpers.runs import small_data, small_model, small_trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from fl_lightning.callbacks import Callback, SpectrumMonitor
+from fl_lightning.callbacks.record import CURVES, layout, spread
+from fl_lightning.methods import FedProx
+
+
+class Watches(Callback):
+    panels = {"Mine": {"one": "mine/one$"}, "Time": {"mine": "time/mine"}}  # noqa: RUF012
+
+
+def charts_of(folder):
+    """The tags of each chart that TensorBoard shows for a run, by panel and title."""
+    events = EventAccumulator(str(folder)).Reload()
+    (point,) = events.Tensors("custom_scalars__config__")
+    read = layout_pb2.Layout.FromString(point.tensor_proto.string_val[0])
+    tags = events.Tags()["scalars"]
+    return {
+        (panel.title, chart.title): sorted(
+            {tag for pattern in chart.multiline.tag for tag in tags if re.match(pattern, tag)}
+        )
+        for panel in read.category
+        for chart in panel.chart
+    }
+
+
+def charts(tmp_path, methods=(), **kwargs):
+    trainer = small_trainer(tmp_path, logger=True, local_steps=1, name="run", **kwargs)
+    trainer.fit(small_model(), small_data(train_size=100, val_fraction=0.2), list(methods))
+    return charts_of(tmp_path / "run" / "version_0")
+
+
+def test_a_chart_answers_one_question(tmp_path):
+    shown = charts(tmp_path, [FedProx(0.1)], callbacks=[SpectrumMonitor(), Watches()])
+    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Ranks", "Spectra", "Drift", "Time", "Mine"}
+    several = {chart: tags for chart, tags in shown.items() if len(tags) != 1}
+    assert several.keys() == {
+        ("Spectra", "singular values of the representation"),
+        ("Spectra", "singular values of the classifier"),
+        ("Time", "seconds of its phases"),
+        ("Mine", "one"),  # the callback has not logged it
+        ("Time", "mine"),
+    }
+    assert shown["Accuracy", "test accuracy"] == ["test/accuracy"]
+    assert shown["Accuracy", "training accuracy"] == ["train/accuracy"]
+    assert shown["Accuracy", "validation accuracy"] == ["val/accuracy"]
+    assert shown["Time", "seconds of a round"] == ["time/round"]
+    assert shown["Loss", "penalties"] == ["train/fedprox"]
+    spectrum = shown["Spectra", "singular values of the representation"]
+    assert len(spectrum) == CURVES
+    assert spectrum[0] == "spectrum/representation/00"
+
+
+@pytest.mark.parametrize("eval_every_n_rounds", [1, 2])
+def test_a_chart_without_any_tag_is_left_out(tmp_path, eval_every_n_rounds):
+    shown = charts(tmp_path, eval_every_n_rounds=eval_every_n_rounds)
+    assert all(shown.values())
+    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Drift", "Time"}
+    assert len(shown["Accuracy", "test accuracy"]) == 1
+
+
+def test_panels_name_no_tag_twice_and_none_of_a_longer_name():
+    shown = layout(["test/accuracy", "test/accuracy_top5", "train/loss", "train/loss_of_mine"], [])
+    assert shown["Accuracy"] == {"test accuracy": ["Multiline", ["test/accuracy$"]]}
+    assert not re.match(shown["Loss"]["training loss"][1][0], "train/loss_of_mine")
+    assert re.match(shown["Loss"]["penalties"][1][0], "train/loss_of_mine")
+
+
+@pytest.mark.parametrize(
+    ("number", "places"), [(1, [0]), (3, [0, 1, 2]), (10, [0, 2, 4, 7, 9]), (32, [0, 8, 16, 23, 31])]
+)
+def test_curves_are_spread_from_the_first_to_the_last(number, places):
+    assert spread([f"s/{one:02d}" for one in range(number)]) == [f"s/{one:02d}$" for one in places]

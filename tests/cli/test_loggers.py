@@ -1,0 +1,81 @@
+"""Loggers by class path, from the command line."""
+
+import csv
+
+import pytest
+import yaml
+from lightning.fabric.loggers import Logger
+
+from fl_lightning.cli import main
+
+CONFIG = {
+    "model": {"class_path": "ImageClassifier", "init_args": {"encoder": {"class_path": "Logistic"}}},
+    "data": {"class_path": "Digits", "init_args": {"num_clients": 2, "train_size": 60, "test_size": 30}},
+    "trainer": {"max_rounds": 2, "threads_per_worker": 1},
+}
+
+
+class Unreachable(Logger):
+    """A logger whose server does not answer."""
+
+    name, version, root_dir = "unreachable", 0, None
+
+    def log_metrics(self, metrics, step=None):
+        raise ConnectionError("no answer from tracker.example")
+
+    log_hyperparams = finalize = log_metrics
+
+
+class Missing:
+    """Stands for a requirement that is not there."""
+
+    def __bool__(self):
+        return False
+
+    def __str__(self):
+        return "mlflow is not installed"
+
+
+@pytest.fixture
+def fit(monkeypatch, tmp_path):
+    """``fit(loggers)`` runs a config with these and gives the run's own table."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(loggers):
+        (tmp_path / "config.yaml").write_text(
+            yaml.safe_dump({**CONFIG, "trainer": {**CONFIG["trainer"], "logger": loggers}})
+        )
+        main(["fit", "--config", "config.yaml"])
+        return list(csv.DictReader((tmp_path / "runs/fedavg/version_0/metrics.csv").open()))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "distribution", ["lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"]
+)
+def test_a_table_of_lightnings_logger_has_what_that_of_the_run_has(fit, tmp_path, distribution):
+    where = "root_dir" if "fabric" in distribution else "save_dir"
+    given = {"class_path": f"{distribution}.loggers.CSVLogger", "init_args": {where: str(tmp_path / "theirs")}}
+    ours = fit([given])
+    (path,) = (tmp_path / "theirs").glob("**/metrics.csv")
+    theirs = list(csv.DictReader(path.open()))
+    assert [row["test/accuracy"] for row in theirs] == [row["test/accuracy"] for row in ours]
+    assert len(ours) == 2
+
+
+def test_a_logger_that_fails_warns_once_and_the_others_and_the_run_go_on(fit, tmp_path):
+    board = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "theirs"}}
+    with pytest.warns(UserWarning, match="Unreachable fails, and the run goes on: no answer") as warned:
+        rows = fit([{"class_path": f"{__name__}.Unreachable"}, board])
+    assert sum("Unreachable" in str(one.message) for one in warned) == 1
+    assert len(rows) == 2
+    assert list((tmp_path / "theirs").glob("**/events.out.*"))
+    assert (tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt").is_file()
+
+
+def test_a_logger_whose_library_is_not_installed_is_one_line(fit, capsys, monkeypatch):
+    monkeypatch.setattr("lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE", Missing())
+    with pytest.raises(SystemExit, match="2"):
+        fit({"class_path": "lightning.pytorch.loggers.MLFlowLogger"})
+    assert "mlflow is not installed" in capsys.readouterr().err.splitlines()[-1]

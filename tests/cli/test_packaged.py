@@ -1,0 +1,83 @@
+"""Configs that the package carries, and the wheel that has them."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main, packaged
+from fl_lightning.cli.packaged import named_configs, packaged_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["fl-lightning"])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_config_has_the_same_name_with_and_without_its_ending():
+    names = ("smoke/feduv", "smoke/feduv.yaml", "experiments/smoke/feduv.yaml")
+    assert {packaged_config(name) for name in names} == {ROOT / "experiments/smoke/feduv.yaml"}
+    assert packaged_config("smoke/nothing") is packaged_config("feduv") is packaged_config("papers/x") is None
+
+
+def test_a_run_begins_with_a_name_where_there_is_no_file(capsys):
+    given = ["--config", "data/digits", "--config", "models/feduvcnn_small.yaml", "--config", "methods/feduv"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", *given, "--print_config"])
+    said = capsys.readouterr().out
+    assert "FedUV" in said and "Digits" in said
+
+
+def test_a_file_of_that_name_comes_first(capsys, tmp_path):
+    (tmp_path / "smoke").mkdir()
+    text = (ROOT / "experiments/smoke/feduv.yaml").read_text()
+    (tmp_path / "smoke/fedavg.yaml").write_text(text)
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "smoke/fedavg.yaml", "--print_config"])
+    assert "FedUV" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [("smoke/fedup", "smoke/feduv"), ("experiments/data/digit.yaml", "data/digits"), ("x", "smoke/decov")],
+)
+def test_a_name_that_there_is_not_is_refused_with_some_that_there_are(capsys, name, listed):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config", name])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"config={name!r}: file does not exist" in line
+    assert listed in line and line.endswith("experiments")
+    assert len(line) < 300
+
+
+def test_the_folders_are_those_that_the_wheel_takes():
+    assert f"CONFIGS = {packaged.PARTS}".replace("'", '"') in (ROOT / "setup.py").read_text()
+    assert len(named_configs()) > 70
+
+
+def test_a_wheel_holds_the_configs_and_its_program_finds_them(tmp_path):
+    for name in ("fl_lightning", "experiments"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    build = [sys.executable, "-m", "pip", "wheel", "./source", "--no-deps", "--no-build-isolation", "-q", "-w", "."]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    if built.returncode and "invalid command" in built.stderr + built.stdout:
+        pytest.skip(f"setuptools cannot build a wheel here: {built.stderr.splitlines()[-1]}")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        carried = {name for name in archive.namelist() if name.endswith(".yaml")}
+        archive.extractall(tmp_path / "site")
+    assert carried == {f"fl_lightning/configs/{name}.yaml" for name in named_configs()}
+    assert not any("tests" in path.parts for path in (tmp_path / "site").iterdir())
+    finds = "from fl_lightning.cli.packaged import packaged_config; print(packaged_config('smoke/feduv'))"
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
+    said = subprocess.run([sys.executable, "-c", finds], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout.strip() == str(tmp_path / "site/fl_lightning/configs/smoke/feduv.yaml")

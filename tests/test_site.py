@@ -1,0 +1,63 @@
+"""The documentation builds as a site without a warning, and each of its pages can be reached."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytest.importorskip("sphinx", reason='the extra "docs" is not installed')
+pytest.importorskip("furo", reason='the extra "docs" is not installed')
+pytest.importorskip("myst_parser", reason='the extra "docs" is not installed')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    place = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(place)]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return place
+
+
+def test_every_page_is_in_the_site_and_in_its_contents(site):
+    contents = (site / "index.html").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+        assert (site / name).is_file()
+        assert name == "index.html" or f'href="{name}"' in contents, name
+
+
+def test_links_within_the_site_lead_to_a_page_and_to_a_place_on_it(site):
+    pages = {path: path.read_text() for path in site.rglob("*.html")}
+    for page, text in pages.items():
+        for link in set(re.findall(r'href="(?!https?:|#|data:|mailto:)([^"]+)"', text)):
+            path, _, place = link.partition("#")
+            target = (page.parent / path.partition("?")[0]).resolve()
+            assert target.exists(), (page.name, link)
+            assert not place or target not in pages or f'id="{place}"' in pages[target], (page.name, link)
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("core", "fl_lightning.trainer.FederatedTrainer.fit"),
+        ("methods", "fl_lightning.methods.FedUV"),
+        ("callbacks", "fl_lightning.callbacks.SpectrumMonitor"),
+        ("data", "fl_lightning.data.Dirichlet"),
+        ("functional", "fl_lightning.functional.linear_cka"),
+    ],
+)
+def test_the_docstrings_are_in_the_pages_of_classes_and_functions(site, page, name):
+    assert f'id="{name}"' in (site / "api" / f"{page}.html").read_text()
+
+
+def test_a_name_that_ends_with_an_underscore_keeps_it(site):
+    assert "<strong>lambda_</strong>" in (site / "api" / "methods.html").read_text()
+
+
+def test_the_first_page_asks_no_other_machine_for_anything(site):
+    text = (site / "index.html").read_text()
+    assert not re.findall(r'(?:src|<link[^>]* href)="https?://[^"]*"', text)
