@@ -1,0 +1,245 @@
+"""The figures of a report, each with its caption and its data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fl_lightning.report.style import HATCHES, LIGHT, LINES, line_style, settings
+from fl_lightning.report.svg import inline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 4.3, 3.0
+Draw = Callable[["Axes"], None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing of a figure.
+
+    Args:
+        draw: draws it into axes.
+        told: what it shows, in words.
+        height: in inches.
+        legend: number and label of each of its bars.
+    """
+
+    draw: Draw
+    told: str
+    height: float = HEIGHT
+    legend: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure: drawings that belong together.
+
+    Args:
+        name: its name on the command line.
+        title: what it shows.
+        caption: how to read it.
+        panels: its drawings.
+        legend: number and label of each of its curves.
+        head: names of the columns of its data.
+        rows: its data.
+    """
+
+    name: str
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    legend: Sequence[tuple[int, str]] = ()
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = field(default_factory=list)
+
+    def drawings(self) -> Iterator[str]:
+        """Its drawings as elements of a page."""
+        for at, panel in enumerate(self.panels):
+            figure = new_figure(1, panel.height)
+            draw_panels(figure, [panel])
+            add_legend(figure, panel.legend, 3, bar_handle)
+            # names may be long, and a drawing has many ids
+            yield inline(figure, f"f{zlib.crc32(self.name.encode()):x}-{at}", panel.told)
+
+    def csv(self) -> str:
+        """Its data as CSV, with six digits."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.head)
+        writer.writerows([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in self.rows)
+        return file.getvalue()
+
+    def figure(self) -> Figure:
+        """All of it as one figure with its legend, as for a paper."""
+        figure = new_figure(len(self.panels), max(panel.height for panel in self.panels))
+        draw_panels(figure, self.panels)
+        add_legend(figure, self.legend, 3 * len(self.panels), line_handle)
+        of_bars = dict.fromkeys(one for panel in self.panels for one in panel.legend)
+        add_legend(figure, list(of_bars), 3 * len(self.panels), bar_handle)
+        return figure
+
+
+def new_figure(panels: int, height: float) -> Figure:
+    """An empty figure."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH * panels, height), layout="constrained")
+
+
+def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side."""
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        panel.draw(axes)
+
+
+def add_legend(figure: Figure, entries: Sequence[tuple[int, str]], columns: int, handle: Callable[[int], Any]) -> None:
+    """Add a legend below the drawings, where there is something to tell apart."""
+    if entries:
+        handles, labels = [handle(at) for at, _ in entries], [label for _, label in entries]
+        how = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4}
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), **how)
+
+
+def line_handle(at: int) -> Any:
+    """What stands for a curve in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **line_style(at))
+
+
+def bar_handle(at: int) -> Any:
+    """What stands for a bar in a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(**bar_style(at))
+
+
+def bar_style(at: int) -> dict[str, Any]:
+    """The arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card."""
+    return {"facecolor": LINES[at % len(LINES)], "hatch": HATCHES[at % len(HATCHES)], "edgecolor": LIGHT["card"]}
+
+
+def in_style() -> Any:
+    """The context in which figures are drawn and saved."""
+    import matplotlib
+
+    return matplotlib.rc_context(settings())
+
+
+# ------------------------------------------------------------------ drawings
+def curves(
+    lines: Sequence[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]], log: bool = False, **labels: str
+) -> Draw:
+    """Curves with bands.
+
+    Args:
+        lines: of each curve its number, x ``(R,)``, y ``(R,)`` and half the height of its band ``(R,)``, or None.
+        log: whether y is on a logarithmic scale.
+        labels: ``xlabel``, ``ylabel``, ``title``.
+    """
+
+    def draw(axes: Axes) -> None:
+        for at, x, y, half in lines:
+            style = line_style(at)
+            every = max(1, len(x) // 8)
+            axes.plot(x, y, markevery=(at % every, every), **(style | ({"marker": "o"} if len(x) == 1 else {})))
+            if half is not None and half.any():
+                axes.fill_between(x, y - half, y + half, color=style["color"], alpha=0.18, linewidth=0)
+        if log:
+            axes.set_yscale("log")
+        axes.set(**labels)  # type: ignore[arg-type]
+        axes.margins(x=0.02)
+
+    return draw
+
+
+def bars(
+    heights: Sequence[tuple[int, np.ndarray]], names: Sequence[str], errors: Sequence[np.ndarray] = (), **labels: str
+) -> Draw:
+    """Groups of bars side by side: of each its number and its heights ``(n,)``."""
+
+    def draw(axes: Axes) -> None:
+        width = 0.84 / max(len(heights), 1)
+        for place, (at, values) in enumerate(heights):
+            x = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
+            axes.bar(x, values, width, linewidth=0, **bar_style(at))
+        rotated = {"rotation": 60, "ha": "right"} if max(map(len, names), default=0) > 4 else {}
+        axes.set_xticks(np.arange(len(names)), names, **rotated)
+        axes.grid(axis="x", visible=False)
+        axes.set(**labels)  # type: ignore[arg-type]
+
+    return draw
+
+
+def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
+    """Horizontal bars of parts: of each part its name and its length in each bar ``(n,)``."""
+
+    def draw(axes: Axes) -> None:
+        begin = np.zeros(len(names))
+        for at, (_, lengths) in enumerate(parts):
+            axes.barh(np.arange(len(names)), lengths, 0.7, begin, linewidth=0, **bar_style(at))
+            begin = begin + lengths
+        axes.set_yticks(np.arange(len(names)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(xlabel)
+
+    return draw
+
+
+def heat(
+    values: np.ndarray,
+    unit: str,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    **labels: str,
+) -> Draw:
+    """A map of values ``(n, m)``; what is nan, or 0 on a logarithmic scale, stays empty."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import LogNorm, Normalize
+
+        hidden = ~np.isfinite(values) | (log & (values <= 0))
+        shown = np.ma.masked_array(values, hidden)
+        low, high = limits or ((float(shown.min()), float(shown.max())) if shown.count() else (0.0, 1.0))
+        norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
+        drawn = axes.imshow(shown, aspect="auto", interpolation="none", cmap="viridis", norm=norm)
+        bar = axes.figure.colorbar(drawn, ax=axes, label=unit, pad=0.02)
+        bar.solids.set_rasterized(True)  # its 256 shades would be as many elements
+        bar.outline.set_visible(False)
+        axes.grid(visible=False)
+        for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+            if names is not None and len(names) <= 24:
+                axis.set_ticks(np.arange(len(names)), names)
+            else:
+                axis.get_major_locator().set_params(integer=True)
+        if columns is not None and max(map(len, columns), default=0) > 4:
+            axes.tick_params(axis="x", rotation=60)
+        axes.set(**labels)  # type: ignore[arg-type]
+
+    return draw
+
+
+def points(places: np.ndarray, kinds: np.ndarray | None, **labels: str) -> Draw:
+    """Points ``(n, 2)``, each with the colour and the marker of its kind ``(n,)``."""
+
+    def draw(axes: Axes) -> None:
+        marks = "os^Dv<>Pp*hX"
+        for at, kind in enumerate(np.unique(kinds) if kinds is not None else [None]):
+            chosen = places if kind is None else places[kinds == kind]
+            colour, mark = LINES[at % len(LINES)], marks[at % len(marks)]
+            axes.plot(*chosen.T, linestyle="none", marker=mark, markersize=2.5, color=colour, markeredgewidth=0)
+        axes.set(xticks=[], yticks=[], **labels)  # type: ignore[arg-type]
+
+    return draw
