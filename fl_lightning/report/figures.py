@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 4.3, 3.0
+MARGINS = (0.72, 0.48, 0.12, 0.14)
+# of a legend below a drawing
+COLUMNS = 3
 Draw = Callable[["Axes"], None]
 
 
@@ -29,14 +32,28 @@ class Panel:
     Args:
         draw: draws it into axes.
         told: what it shows, in words.
-        height: in inches.
+        height: in inches, without its legend.
         legend: number and label of each of its bars.
+        margins: left, bottom, right and top of its axes, in inches.
     """
 
     draw: Draw
     told: str
     height: float = HEIGHT
     legend: Sequence[tuple[int, str]] = ()
+    margins: tuple[float, float, float, float] = MARGINS
+
+    def drawing(self) -> Figure:
+        """The drawing alone; its margins are given, since to measure all texts takes as long as to draw them."""
+        from matplotlib.figure import Figure
+
+        below = 0.2 * -(-len(self.legend) // COLUMNS)
+        left, bottom, right, top = self.margins
+        whole, width, height = self.height + below, WIDTH - left - right, self.height - bottom - top
+        figure = Figure(figsize=(WIDTH, whole))
+        self.draw(figure.add_axes((left / WIDTH, (bottom + below) / whole, width / WIDTH, height / whole)))
+        add_legend(figure, self.legend, COLUMNS, bar_handle, "lower center")
+        return figure
 
 
 @dataclass(frozen=True)
@@ -64,11 +81,8 @@ class Card:
     def drawings(self) -> Iterator[str]:
         """Its drawings as elements of a page."""
         for at, panel in enumerate(self.panels):
-            figure = new_figure(1, panel.height)
-            draw_panels(figure, [panel])
-            add_legend(figure, panel.legend, 3, bar_handle)
             # names may be long, and a drawing has many ids
-            yield inline(figure, f"f{zlib.crc32(self.name.encode()):x}-{at}", panel.told)
+            yield inline(panel.drawing(), f"f{zlib.crc32(self.name.encode()):x}-{at}", panel.told)
 
     def csv(self) -> str:
         """Its data as CSV, with six digits."""
@@ -80,33 +94,30 @@ class Card:
 
     def figure(self) -> Figure:
         """All of it as one figure with its legend, as for a paper."""
-        figure = new_figure(len(self.panels), max(panel.height for panel in self.panels))
-        draw_panels(figure, self.panels)
+        from matplotlib.figure import Figure
+
+        size = (WIDTH * len(self.panels), max(panel.height for panel in self.panels))
+        figure = Figure(figsize=size, layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(self.panels), squeeze=False)[0], self.panels, strict=True):
+            panel.draw(axes)
         add_legend(figure, self.legend, 3 * len(self.panels), line_handle)
         of_bars = dict.fromkeys(one for panel in self.panels for one in panel.legend)
         add_legend(figure, list(of_bars), 3 * len(self.panels), bar_handle)
         return figure
 
 
-def new_figure(panels: int, height: float) -> Figure:
-    """An empty figure."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(WIDTH * panels, height), layout="constrained")
-
-
-def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
-    """Draw panels side by side."""
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        panel.draw(axes)
-
-
-def add_legend(figure: Figure, entries: Sequence[tuple[int, str]], columns: int, handle: Callable[[int], Any]) -> None:
+def add_legend(
+    figure: Figure,
+    entries: Sequence[tuple[int, str]],
+    columns: int,
+    handle: Callable[[int], Any],
+    place: str = "outside lower center",
+) -> None:
     """Add a legend below the drawings, where there is something to tell apart."""
     if entries:
         handles, labels = [handle(at) for at, _ in entries], [label for _, label in entries]
-        how = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4}
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), **how)
+        how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
+        figure.legend(handles, labels, loc=place, ncols=min(len(labels), columns), **how)
 
 
 def line_handle(at: int) -> Any:
@@ -148,6 +159,8 @@ def curves(
     """
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import NullLocator
+
         for at, x, y, half in lines:
             style = line_style(at)
             every = max(1, len(x) // 8)
@@ -156,6 +169,8 @@ def curves(
                 axes.fill_between(x, y - half, y + half, color=style["color"], alpha=0.18, linewidth=0)
         if log:
             axes.set_yscale("log")
+            axes.yaxis.set_minor_locator(NullLocator())
+        few(axes)
         axes.set(**labels)  # type: ignore[arg-type]
         axes.margins(x=0.02)
 
@@ -174,10 +189,20 @@ def bars(
             axes.bar(x, values, width, linewidth=0, **bar_style(at))
         rotated = {"rotation": 60, "ha": "right"} if max(map(len, names), default=0) > 4 else {}
         axes.set_xticks(np.arange(len(names)), names, **rotated)
+        few(axes)
         axes.grid(axis="x", visible=False)
         axes.set(**labels)  # type: ignore[arg-type]
 
     return draw
+
+
+def few(axes: Axes) -> None:
+    """Have few numbers along the axes: each costs time, and there is little room on a phone."""
+    from matplotlib.ticker import AutoLocator, MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_locator(), AutoLocator):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
@@ -191,6 +216,7 @@ def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabe
         axes.set_yticks(np.arange(len(names)), names)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
+        few(axes)
         axes.set_xlabel(xlabel)
 
     return draw
@@ -215,7 +241,7 @@ def heat(
         low, high = limits or ((float(shown.min()), float(shown.max())) if shown.count() else (0.0, 1.0))
         norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
         drawn = axes.imshow(shown, aspect="auto", interpolation="none", cmap="viridis", norm=norm)
-        bar = axes.figure.colorbar(drawn, ax=axes, label=unit, pad=0.02)
+        bar = axes.figure.colorbar(drawn, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
         bar.solids.set_rasterized(True)  # its 256 shades would be as many elements
         bar.outline.set_visible(False)
         axes.grid(visible=False)
@@ -224,11 +250,24 @@ def heat(
                 axis.set_ticks(np.arange(len(names)), names)
             else:
                 axis.get_major_locator().set_params(integer=True)
-        if columns is not None and max(map(len, columns), default=0) > 4:
+        if columns is not None and len(columns) <= 24 and max(map(len, columns), default=0) > 4:
             axes.tick_params(axis="x", rotation=60)
         axes.set(**labels)  # type: ignore[arg-type]
 
     return draw
+
+
+def heat_margins(rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Any:
+    """The margins of a map: room for the names along it, for its title and for its scale."""
+    left = room(rows) if rows is not None and len(rows) <= 24 else 0.55
+    below = room(columns) if columns is not None and len(columns) <= 24 else 0.48
+    return (max(left, 0.55), max(below, 0.48), 0.85, 0.3)
+
+
+def room(names: Sequence[str]) -> float:
+    """The inches that names along an axis and its label take."""
+    longest = max(map(len, names), default=0)
+    return 0.3 + 0.075 * min(longest, 24)
 
 
 def points(places: np.ndarray, kinds: np.ndarray | None, **labels: str) -> Draw:

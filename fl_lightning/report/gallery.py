@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fl_lightning.report.curves import BYTES, SECONDS, Curve, curve, last_profile, spent
-from fl_lightning.report.figures import Card, Panel, bars, curves, heat, points, stacked
+from fl_lightning.report.figures import HEIGHT, Card, Panel, bars, curves, heat, heat_margins, points, room, stacked
 from fl_lightning.report.run import PLAN
 from fl_lightning.report.sections import Group, Section
 
@@ -38,6 +38,8 @@ TITLES = {
 }
 # of singular values; those below this share of the largest are rounding errors
 VISIBLE = 1e-12
+# the margins of what has no numbers along its axes
+BARE = (0.1, 0.1, 0.1, 0.3)
 PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
@@ -221,7 +223,8 @@ def partitions(section: Section, setting: str, prefix: str) -> Iterator[tuple[st
         of = f" of {group.line}" if len(found) > 1 else ""
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
         draw = heat(counts.T.astype(float), "samples", log=True, xlabel="client", ylabel="class", title=title)
-        panels.append(Panel(draw, f"samples of each class at each client, {title}"))
+        told = f"samples of each class at each client, {title}"
+        panels.append(Panel(draw, told, margins=heat_margins()))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
     head = ("partition", "client", "class", "samples")
@@ -333,7 +336,9 @@ def profile(
             some = [(number_of(section, group), unit * values) for group, (_, values) in found[start : start + 4]]
             label = f"{name} in %" if unit > 1 else name
             legend = [(at, section.lines[at]) for at, _ in some]
-            panels.append(Panel(bars(some, labels, xlabel=axis, ylabel=label), f"{name} by {axis}", legend=legend))
+            below = max(room(labels), 0.48) if max(map(len, labels)) > 4 else 0.48
+            draw = bars(some, labels, xlabel=axis, ylabel=label)
+            panels.append(Panel(draw, f"{name} by {axis}", HEIGHT, legend, (0.72, below, 0.12, 0.14)))
     else:
         lines = [(number_of(section, group), np.arange(len(values)), values, None) for group, (_, values) in found]
         panels = [Panel(curves(lines, xlabel=axis, ylabel=name), f"{name} by {axis}")]
@@ -356,7 +361,8 @@ def maps(section: Section, setting: str, file: str, name: str, names: dict[int, 
     for group, (round_, values) in found[:PANELS]:
         kinds = [names.get(length) for length in values.shape]
         labels = {"title": group.line, "ylabel": axis_of(file, 0, name), "xlabel": axis_of(file, 1, name)}
-        panels.append(Panel(heat(values, name, *kinds, limits=limits, **labels), f"{name} of {group.line}"))
+        draw = heat(values, name, *kinds, limits=limits, **labels)
+        panels.append(Panel(draw, f"{name} of {group.line}", margins=heat_margins(*kinds)))
         rows += [
             [group.line, round_, i, j, float(values[i, j])]
             for i, j in np.ndindex(*values.shape)
@@ -391,7 +397,7 @@ def embedding(section: Section, setting: str, file: str, name: str, prefix: str)
             values = None if kind is None else arrays.values[kind][-1]
             title = group.line if kind is None else f"{group.line}, by {kind}"
             if len(panels) < PANELS:
-                panels.append(Panel(points(places, values, title=title), f"embedding of {title}"))
+                panels.append(Panel(points(places, values, title=title), f"embedding of {title}", margins=BARE))
         kept = [(kind, arrays.values[kind][-1]) for kind in sorted(kinds)[:1]]
         rows += [
             [group.line, int(arrays.rounds[-1]), *map(float, places[i]), *(float(values[i]) for _, values in kept)]
@@ -414,10 +420,11 @@ def cost(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Car
     names = [group.line for group in groups]
     parts = [(phase, np.array([one.get(phase, 0.0) for one in means])) for phase in (*VISITS, *PHASES[1:])]
     parts = [(phase, lengths) for phase, lengths in parts if lengths.any()]
-    height = min(max(2.0, 0.28 * len(names) + 1.4), 9.0)
+    height = 0.26 * len(names) + 0.65
     caption = "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers."
     legend = [(at, phase.replace("_", " and ")) for at, (phase, _) in enumerate(parts)]
-    panel = Panel(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend)
+    margins = (max(room(names), 0.6), 0.45, 0.15, 0.1)
+    panel = Panel(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend, margins)
     rows = [[name, phase, float(lengths[at])] for at, name in enumerate(names) for phase, lengths in parts]
     title = "Seconds of a round"
     head = ("curve", "phase", "seconds")

@@ -21,9 +21,9 @@ METRICS, ENVIRONMENT, CONFIG, PLAN, CHANGES = (
     *("metrics.csv", "environment.json", "config.yaml", "plan.npz"),
     "changes.yaml",
 )
-# a run is taken for one that still goes on as long as its last sign of life is younger than this many of its rounds, ...
+# a run still goes on, as far as one can see, while its last sign of life is younger than this many of its rounds ...
 ROUNDS = 3
-# ... and than so many seconds; the first round, which nobody has timed yet, has longer
+# ... or than so many seconds; the first round, which nobody has timed yet, has longer
 SECONDS, FIRST = 120.0, 1800.0
 
 

@@ -138,7 +138,7 @@ class Section:
             path=Path("report"),
             title=self.title,
             base=(),
-            axes={axis: {label: () for label in labels} for axis, labels in axes.items()},
+            axes={axis: dict.fromkeys(labels, ()) for axis, labels in axes.items()},
             seeds=(),
             tables=(),
             metric=self.metric.tag,

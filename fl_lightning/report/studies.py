@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.cells_csv import column, parsed, result_of as result_of_line
+from fl_lightning.bench.cells_csv import parsed
+from fl_lightning.bench.cells_csv import result_of as result_of_line
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
@@ -149,9 +150,9 @@ def snapshot(url: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="fl-report-") as folder:
         copy = Path(folder) / path.name
         try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{still}", uri=True)) as source:
-                with closing(sqlite3.connect(copy)) as target:
-                    source.backup(target)
+            address = f"{path.resolve().as_uri()}?mode=ro{still}"
+            with closing(sqlite3.connect(address, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
         except sqlite3.Error as error:
             raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; give the output of bench") from error
         yield f"{SQLITE}{copy}"

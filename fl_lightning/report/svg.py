@@ -29,8 +29,14 @@ def inline(figure: Figure, name: str, told: str) -> str:
         name: what the ids within the drawing begin with; of one page, each figure has its own.
         told: what the figure shows, for those who do not see it.
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    # savefig would draw it twice, in order to lay it out
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
     text = AROUND.sub("", file.getvalue()[file.getvalue().index("<svg") :])
     text = OF_PAGE.sub(lambda found: f"var(--{COLOURS[found[0]]})", text)
     text = text.replace(f"'{FONT}', sans-serif", "var(--font)")

@@ -17,7 +17,7 @@ from fl_lightning.bench.suite import Show
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
 from fl_lightning.report.configs import ABSENT, differing, of_method
 from fl_lightning.report.curves import BYTES, cumulative
-from fl_lightning.report.gallery import mean_phases, PHASES
+from fl_lightning.report.gallery import PHASES, mean_phases
 from fl_lightning.report.run import Run
 from fl_lightning.report.sections import Group, Section
 
