@@ -102,6 +102,26 @@ def of_method(key: str) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
 
 
+def compact(config: Flat) -> Flat:
+    """A config in which each method is one text with its coefficients, and the server optimizer, too."""
+    made: Flat = {}
+    for key, value in config.items():
+        prefix = next((one for one in OF_METHOD if key.startswith(f"{one}.")), None)
+        if not of_method(key):
+            made[key] = value
+        elif prefix is None:
+            made[key] = called(config, key, value)
+        elif prefix == "method" and key.count(".") == 1:
+            made["method"] = " + ".join(filter(None, [made.get("method"), called(config, key, value)]))
+    return made
+
+
+def called(config: Flat, key: str, name: str) -> str:
+    """A class with its arguments."""
+    arguments = [f"{one[len(key) + 1 :]}={value}" for one, value in config.items() if one.startswith(f"{key}.")]
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """The shortest ends of keys that tell them apart."""
     made = {}

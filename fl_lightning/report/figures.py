@@ -170,6 +170,7 @@ def curves(
         if log:
             axes.set_yscale("log")
             axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(plain_number)
         few(axes)
         axes.set(**labels)  # type: ignore[arg-type]
         axes.margins(x=0.02)
@@ -194,6 +195,11 @@ def bars(
         axes.set(**labels)  # type: ignore[arg-type]
 
     return draw
+
+
+def plain_number(value: float, place: int | None = None) -> str:
+    """A number along an axis; those of matplotlib's logarithmic axes would be formulas."""
+    return f"{value:g}"
 
 
 def few(axes: Axes) -> None:
@@ -235,6 +241,7 @@ def heat(
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import LogNorm, Normalize
+        from matplotlib.ticker import NullLocator
 
         hidden = ~np.isfinite(values) | (log & (values <= 0))
         shown = np.ma.masked_array(values, hidden)
@@ -242,6 +249,9 @@ def heat(
         norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
         drawn = axes.imshow(shown, aspect="auto", interpolation="none", cmap="viridis", norm=norm)
         bar = axes.figure.colorbar(drawn, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
+        if log:
+            bar.ax.yaxis.set_minor_locator(NullLocator())
+            bar.ax.yaxis.set_major_formatter(plain_number)
         bar.solids.set_rasterized(True)  # its 256 shades would be as many elements
         bar.outline.set_visible(False)
         axes.grid(visible=False)

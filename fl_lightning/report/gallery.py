@@ -251,7 +251,7 @@ def of_file(section: Section, setting: str, file: str, prefix: str) -> Iterator[
         what = f"{stem}-{name}"
         if file == "embedding.npz":
             card = embedding(section, setting, file, name, prefix)
-        elif file == "spectra.npz" and depth == 2:
+        elif file == "spectra.npz" and depth in (2, 3):
             card = spectra(section, setting, file, name, prefix)
         elif depth == 1:
             card = course(section, setting, file, name, prefix)
@@ -270,9 +270,10 @@ def spectra(section: Section, setting: str, file: str, name: str, prefix: str) -
     lines, rows, shown = [], [], []
     for group in section.at(setting):
         found = last_profile(group, file, name)
-        if found is None or not np.nanmax(found[1], initial=0) > 0:
+        if found is None or not np.nan_to_num(found[1]).max(initial=0) > 0:
             continue
         round_, values = found
+        values = values if values.ndim == 1 else mean_of_rows(values)
         visible = np.where(values > VISIBLE * np.nanmax(values), values, np.nan)
         lines.append((number_of(section, group), np.arange(len(values)), visible, None))
         rows += [[group.line, round_, at, float(one)] for at, one in enumerate(values)]
@@ -282,10 +283,18 @@ def spectra(section: Section, setting: str, file: str, name: str, prefix: str) -
     rounds = sorted({row[1] for row in rows})
     when = f"Round {rounds[0]}" if len(rounds) == 1 else f"Rounds {rounds[0]} to {rounds[-1]}"
     of = {"classifier": "the classifier's weight", "representation": "the covariance of the test representations"}
-    caption = f"Singular values of {of.get(name, name)}, the mean over the seeds. {when}. Note the logarithmic scale."
+    what = of.get(name.removeprefix("local_"), name)
+    who = ", the mean over the clients' own models and the seeds" if "local" in name else ", the mean over the seeds"
+    caption = f"Singular values of {what}{who}. {when}. The scale is logarithmic."
     panel = Panel(curves(lines, log=True, xlabel="index", ylabel="singular value"), f"spectrum of {name}")
     head = ("curve", "round", "index", "singular value")
     return Card(name, titled(f"Spectrum: {name}", setting), caption, [panel], legend_of(section, shown), head, rows)
+
+
+def mean_of_rows(values: np.ndarray) -> np.ndarray:
+    """The mean of the rows that are not nan, as of the clients that took part."""
+    rows = values[np.isfinite(values).all(1)]
+    return rows.mean(0) if len(rows) else np.zeros(values.shape[1])
 
 
 def course(section: Section, setting: str, file: str, name: str, prefix: str) -> Card | None:
@@ -421,7 +430,8 @@ def cost(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Car
     parts = [(phase, np.array([one.get(phase, 0.0) for one in means])) for phase in (*VISITS, *PHASES[1:])]
     parts = [(phase, lengths) for phase, lengths in parts if lengths.any()]
     height = 0.26 * len(names) + 0.65
-    caption = "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers."
+    caption = "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers. "
+    caption += "Of a run whose folder is not here, those of its last round."
     legend = [(at, phase.replace("_", " and ")) for at, (phase, _) in enumerate(parts)]
     margins = (max(room(names), 0.6), 0.45, 0.15, 0.1)
     panel = Panel(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend, margins)

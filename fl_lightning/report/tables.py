@@ -15,7 +15,7 @@ from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.suite import Show
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
-from fl_lightning.report.configs import ABSENT, differing, of_method
+from fl_lightning.report.configs import ABSENT, compact, differing, of_method
 from fl_lightning.report.curves import BYTES, cumulative
 from fl_lightning.report.gallery import PHASES, mean_phases
 from fl_lightning.report.run import Run
@@ -125,17 +125,18 @@ def value_text(section: Section, value: float | None) -> str:
 def config_sheet(section: Section) -> Sheet | None:
     """The keys in which the configurations differ; None where there is nothing to compare."""
     groups = [group for setting in section.settings for group in section.at(setting)]
-    keys = sorted(differing([group.config for group in groups]), key=lambda key: not of_method(key))
+    configs = [compact(group.config) for group in groups]
+    keys = sorted(differing(configs), key=lambda key: not of_method(key))
     if not keys:
         return None
     labels = [", ".join(filter(None, [group.line, group.setting])) for group in groups]
     told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
-    if len(groups) <= len(keys):
-        lines = [[Text(key), *(Text(group.config.get(key, ABSENT)) for group in groups)] for key in keys]
+    if len(groups) < len(keys):
+        lines = [[Text(key), *(Text(config.get(key, ABSENT)) for config in configs)] for key in keys]
         return Sheet(told, ["key"], [(label, []) for label in labels], lines)
     lines = [
-        [Text(label), *(Text(group.config.get(key, ABSENT)) for key in keys)]
-        for label, group in zip(labels, groups, strict=True)
+        [Text(label), *(Text(config.get(key, ABSENT)) for key in keys)]
+        for label, config in zip(labels, configs, strict=True)
     ]
     return Sheet(told, ["configuration"], [(key, []) for key in keys], lines)
 
