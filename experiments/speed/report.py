@@ -169,23 +169,24 @@ def write_measurements(folder: Path, rng: np.random.Generator, rounds: int, clie
         rounds=at,
         classifier=falling[:, :10],
         representation=falling,
+        local_rounds=at,
         local_representation=local,
     )
-    layers = np.array(["conv1", "conv2", "conv3", "linear1", "linear2"])
-    similarity = np.linspace(0.95, 0.5, 5) + 0.03 * rng.standard_normal((many, clients, 5))
-    arrays = {"global": similarity.mean(1), "clients": similarity}
-    np.savez(folder / "layer_similarity.npz", rounds=at, layers=layers, **arrays)
-    np.savez(
-        folder / "drift.npz",
-        rounds=at,
-        norms=rng.uniform(1, 2, (many, clients)),
-        cosines=rng.uniform(-1, 1, (many, clients, clients)),
-    )
-    by_class = rng.uniform(0.2, 0.9, (many, 10))
+    layers = np.tile(["conv1", "conv2", "conv3", "linear1", "linear2"], (many, 1))
+    similarity = np.linspace(0.95, 0.5, 5)[:, None] + 0.03 * rng.standard_normal((many, 5, clients))
+    arrays = {"layers": layers, "to_global": similarity, "between_rounds": similarity.mean(2)}
+    arrays["between_clients"] = np.broadcast_to(similarity[..., None], (*similarity.shape, clients)) - 0.1
+    np.savez(folder / "layer_similarity.npz", rounds=at, **arrays)
+    cosines, norms = rng.uniform(-1, 1, (many, clients, clients)), rng.uniform(1, 2, (many, 5, clients))
+    arrays = {"layers": layers, "norms": norms.mean(1), "pairwise": cosines, "dissimilarity": norms.mean((1, 2))}
+    np.savez(folder / "drift.npz", rounds=at, layer_norms=norms, **arrays)
+    by_class = rng.uniform(0.2, 0.9, (many, clients, 10))
+    arrays = {"before": by_class**2, "after": by_class, "groups_after": by_class[..., :3]}
     confusion = rng.integers(0, 100, (many, 10, 10))
-    np.savez(folder / "per_class.npz", rounds=at, after=by_class, before=by_class**2, confusion=confusion)
+    np.savez(folder / "per_class.npz", rounds=at, confusion_after=confusion, **arrays)
     places, kinds = rng.standard_normal((many, 512, 2)), np.tile(np.arange(512) % 10, (many, 1))
-    np.savez(folder / "embedding.npz", rounds=at, points=places + kinds[..., None] / 2, classes=kinds)
+    arrays = {"global": places + kinds[..., None] / 2, "labels": kinds}
+    np.savez(folder / "embedding.npz", rounds=at, **arrays)
     (folder / "cost.csv").write_text("round,flops,extra_forwards\n0,2.5e9,1\n")
 
 

@@ -17,14 +17,14 @@ class Arrays:
     """The arrays of a file of measurements.
 
     Args:
-        rounds: the rounds of the measurements ``(R,)``.
-        values: arrays of numbers by name, each with R entries along its first axis.
-        names: names of what lies along an axis, such as those of layers, by their number.
+        values: arrays of numbers by name, each with an entry for each of its rounds along the first axis.
+        rounds: the rounds of each array.
+        names: lists of names, such as those of layers.
     """
 
-    rounds: np.ndarray
     values: dict[str, np.ndarray] = field(default_factory=dict)
-    names: dict[int, list[str]] = field(default_factory=dict)
+    rounds: dict[str, np.ndarray] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -51,13 +51,24 @@ def read_arrays(path: Path) -> Arrays | None:
         ValueError: it cannot be read.
     """
     loaded = load_arrays(path)
-    rounds = loaded.pop("rounds", None)
-    if rounds is None or rounds.ndim != 1 or not len(rounds):
+    if loaded.get("rounds", np.zeros(())).ndim != 1:
         return None
-    values, names = {}, {}
+    whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}
+    clocks = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
+    made = Arrays()
     for name, array in loaded.items():
-        if array.dtype.kind in "US" and array.ndim == 1:
-            names[len(array)] = [str(one) for one in array.tolist()]
-        elif array.dtype.kind in "fiub" and array.ndim and len(array) == len(rounds):
-            values[name] = array.astype(float)
-    return Arrays(rounds, values, names)
+        if array.dtype.kind in "US":
+            made.names[name] = texts_of(array)
+        elif name not in clocks and array.dtype.kind in "fiub" and array.ndim:
+            # local_classifier has the rounds of local_rounds
+            own = clocks.get(f"{name.split('_')[0]}_rounds", loaded["rounds"])
+            fitting = next((one for one in (own, *clocks.values()) if len(one) == len(array) > 0), None)
+            if fitting is not None:
+                made.values[name], made.rounds[name] = array.astype(float), fitting.astype(int)
+    return made
+
+
+def texts_of(array: np.ndarray) -> list[str]:
+    """Names, which are the same in every measurement; those of pairs as one."""
+    last = array[-1] if array.ndim > 1 and len(array) else array
+    return [" to ".join(one) if isinstance(one, list) else str(one) for one in last.tolist()]

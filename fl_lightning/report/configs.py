@@ -72,8 +72,8 @@ def shown(value: Any) -> str:
 
 def data_set(config: Mapping[str, Any]) -> str:
     """The name of the data set of a run."""
-    data = config.get("data")
-    inner = look_up(data, "init_args.datamodule") if class_of(data) == "Partitioned" else None
+    data: Mapping[str, Any] = config.get("data") or {}
+    inner = look_up(dict(data), "init_args.datamodule") if class_of(data) == "Partitioned" else None
     data = inner if class_of(inner) else data
     name = class_of(data)
     if not name:

@@ -83,7 +83,7 @@ def last_profile(group: Group, file: str, name: str) -> tuple[int, np.ndarray] |
     for run in group.runs.values():
         arrays = run.arrays(file)
         if arrays is not None and name in arrays.values:
-            found.append(dict(zip(arrays.rounds.tolist(), arrays.values[name], strict=True)))
+            found.append(dict(zip(arrays.rounds[name].tolist(), arrays.values[name], strict=True)))
     common = set.intersection(*(set(one) for one in found)) if found else set()
     if not common or len({one[max(common)].shape for one in found}) > 1:
         return None

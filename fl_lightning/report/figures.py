@@ -111,7 +111,7 @@ def add_legend(
     entries: Sequence[tuple[int, str]],
     columns: int,
     handle: Callable[[int], Any],
-    place: str = "outside lower center",
+    place: Any = "outside lower center",
 ) -> None:
     """Add a legend below the drawings, where there is something to tell apart."""
     if entries:
@@ -143,23 +143,28 @@ def in_style() -> Any:
     """The context in which figures are drawn and saved."""
     import matplotlib
 
-    return matplotlib.rc_context(settings())
+    wanted: Any = settings()
+    return matplotlib.rc_context(wanted)
 
 
 # ------------------------------------------------------------------ drawings
 def curves(
-    lines: Sequence[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]], log: bool = False, **labels: str
+    lines: Sequence[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]],
+    log: bool = False,
+    ticks: Sequence[str] | None = None,
+    **labels: str,
 ) -> Draw:
     """Curves with bands.
 
     Args:
         lines: of each curve its number, x ``(R,)``, y ``(R,)`` and half the height of its band ``(R,)``, or None.
         log: whether y is on a logarithmic scale.
+        ticks: the names of the places along x, if they have some.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import NullLocator
+        from matplotlib.ticker import LogLocator, NullLocator
 
         for at, x, y, half in lines:
             style = line_style(at)
@@ -169,10 +174,14 @@ def curves(
                 axes.fill_between(x, y - half, y + half, color=style["color"], alpha=0.18, linewidth=0)
         if log:
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0), numticks=7))
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(plain_number)
         few(axes)
-        axes.set(**labels)  # type: ignore[arg-type]
+        if ticks is not None and len(ticks) <= 24:
+            axes.set_xticks(np.arange(len(ticks)), ticks, rotation=60, ha="right", rotation_mode="anchor")
+        axes.set(**labels)
         axes.margins(x=0.02)
 
     return draw
@@ -188,16 +197,17 @@ def bars(
         for place, (at, values) in enumerate(heights):
             x = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
             axes.bar(x, values, width, linewidth=0, **bar_style(at))
-        rotated = {"rotation": 60, "ha": "right"} if max(map(len, names), default=0) > 4 else {}
+        rotated: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+        rotated = rotated if max(map(len, names), default=0) > 4 else {}
         axes.set_xticks(np.arange(len(names)), names, **rotated)
         few(axes)
         axes.grid(axis="x", visible=False)
-        axes.set(**labels)  # type: ignore[arg-type]
+        axes.set(**labels)
 
     return draw
 
 
-def plain_number(value: float, place: int | None = None) -> str:
+def plain_number(value: float, place: float = 0) -> str:
     """A number along an axis; those of matplotlib's logarithmic axes would be formulas."""
     return f"{value:g}"
 
@@ -241,7 +251,7 @@ def heat(
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import LogNorm, Normalize
-        from matplotlib.ticker import NullLocator
+        from matplotlib.ticker import MaxNLocator, NullLocator
 
         hidden = ~np.isfinite(values) | (log & (values <= 0))
         shown = np.ma.masked_array(values, hidden)
@@ -252,17 +262,18 @@ def heat(
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter(plain_number)
-        bar.solids.set_rasterized(True)  # its 256 shades would be as many elements
+        for shades in bar.ax.collections:
+            shades.set_rasterized(True)  # they would be 256 elements
         bar.outline.set_visible(False)
         axes.grid(visible=False)
         for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
             if names is not None and len(names) <= 24:
                 axis.set_ticks(np.arange(len(names)), names)
             else:
-                axis.get_major_locator().set_params(integer=True)
+                axis.set_major_locator(MaxNLocator(6, integer=True))
         if columns is not None and len(columns) <= 24 and max(map(len, columns), default=0) > 4:
             axes.tick_params(axis="x", rotation=60)
-        axes.set(**labels)  # type: ignore[arg-type]
+        axes.set(**labels)
 
     return draw
 
@@ -289,6 +300,6 @@ def points(places: np.ndarray, kinds: np.ndarray | None, **labels: str) -> Draw:
             chosen = places if kind is None else places[kinds == kind]
             colour, mark = LINES[at % len(LINES)], marks[at % len(marks)]
             axes.plot(*chosen.T, linestyle="none", marker=mark, markersize=2.5, color=colour, markeredgewidth=0)
-        axes.set(xticks=[], yticks=[], **labels)  # type: ignore[arg-type]
+        axes.set(xticks=[], yticks=[], **labels)
 
     return draw

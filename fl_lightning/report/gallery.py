@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fl_lightning.report.curves import BYTES, SECONDS, Curve, curve, last_profile, spent
-from fl_lightning.report.figures import HEIGHT, Card, Panel, bars, curves, heat, heat_margins, points, room, stacked
-from fl_lightning.report.run import PLAN
+from fl_lightning.report.curves import BYTES, SECONDS, Curve, curve, spent
+from fl_lightning.report.figures import Card, Panel, curves, heat, heat_margins, room, stacked
+from fl_lightning.report.measured import measured
+from fl_lightning.report.names import PANELS, band, legend_of, named, number_of, titled
 from fl_lightning.report.sections import Group, Section
 
-# settings that have figures, and drawings of one figure; the others are in the tables
-SETTINGS, PANELS = 6, 6
+# settings that have figures; the others are in the tables
+SETTINGS = 6
 # what is drawn elsewhere, or says nothing of a model
 ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
 FAMILIES = {
@@ -29,17 +29,6 @@ ABOUT_TAG = {
     "rank/classifier/stable": "stable rank of the classifier",
     "rank/representation/stable": "stable rank of the representation",
 }
-TITLES = {
-    "spectra.npz": "Spectra",
-    "layer_similarity.npz": "Similarity layer by layer",
-    "drift.npz": "Drift in detail",
-    "per_class.npz": "Accuracy by class",
-    "embedding.npz": "Embedding of the representations",
-}
-# of singular values; those below this share of the largest are rounding errors
-VISIBLE = 1e-12
-# the margins of what has no numbers along its axes
-BARE = (0.1, 0.1, 0.1, 0.3)
 PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
@@ -59,31 +48,8 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Card]]:
         for family in FAMILIES:
             yield from scalars(section, setting, family, prefix)
         yield from others(section, setting, prefix)
-        for file in files_of(section.at(setting)):
-            yield from of_file(section, setting, file, prefix)
+        yield from measured(section, setting, prefix)
         yield from cost(section, setting, prefix)
-
-
-def named(prefix: str, setting: str, what: str) -> str:
-    """The name of a figure."""
-    parts = [prefix, setting, what]
-    return "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", one).strip("-").lower() for one in parts if one)
-
-
-def titled(title: str, setting: str) -> str:
-    """A title with the setting."""
-    return f"{title}, {setting}" if setting else title
-
-
-def legend_of(section: Section, groups: Sequence[Group]) -> list[tuple[int, str]]:
-    """The number and the label of each curve."""
-    return [(section.lines.index(group.line), group.line) for group in groups]
-
-
-def band(groups: Sequence[Group]) -> str:
-    """What a band shows, where there is one."""
-    many = any(len(group.runs) > 1 for group in groups)
-    return "The line is the mean over the seeds, the band one standard deviation on either side." if many else ""
 
 
 # ------------------------------------------------------------------ metrics
@@ -95,7 +61,7 @@ def main(section: Section, setting: str, prefix: str) -> Iterator[Card]:
         return
     bytes_ = [spent(list(group.runs.values()), BYTES, one.rounds) for group, one in found]
     seconds = [spent(list(group.runs.values()), SECONDS, one.rounds) for group, one in found]
-    axes = [
+    axes: list[tuple[str, str, Sequence[np.ndarray | None]]] = [
         ("rounds", "round", [one.rounds.astype(float) for _, one in found]),
         ("bytes", *scaled(bytes_, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "sent down and up")),
         ("seconds", *scaled(seconds, (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)), "spent")),
@@ -123,11 +89,6 @@ def main(section: Section, setting: str, prefix: str) -> Iterator[Card]:
     title = titled(f"{metric.tag} against rounds, bytes and seconds", setting)
     shown = [group for group, _ in found]
     yield Card(named(prefix, setting, metric.tag), title, caption, panels, legend_of(section, shown), head, rows)
-
-
-def number_of(section: Section, group: Group) -> int:
-    """The number of a group's curve, which gives its colour and its strokes."""
-    return section.lines.index(group.line)
 
 
 def fewer(found: Sequence[Curve]) -> str:
@@ -230,193 +191,6 @@ def partitions(section: Section, setting: str, prefix: str) -> Iterator[tuple[st
     head = ("partition", "client", "class", "samples")
     title = "Who holds what"
     yield title, Card(named(prefix, setting, "partition"), titled(title, setting), caption, panels, (), head, rows)
-
-
-# ------------------------------------------------------------------ files of callbacks
-def files_of(groups: Sequence[Group]) -> list[str]:
-    """The names of the files of measurements of some groups, the known ones first."""
-    found = {name for group in groups for run in group.runs.values() for name in run.files(".npz")}
-    return sorted(found - {PLAN}, key=lambda name: (list(TITLES).index(name) if name in TITLES else len(TITLES), name))
-
-
-def of_file(section: Section, setting: str, file: str, prefix: str) -> Iterator[tuple[str, Card]]:
-    """The figures of a file of measurements, by the shapes of its arrays."""
-    title = TITLES.get(file, f"Measured in {file}")
-    groups = section.at(setting)
-    arrays = [one for group in groups for run in group.runs.values() if (one := run.arrays(file)) is not None]
-    shapes = {name: values.ndim for one in arrays for name, values in one.values.items()}
-    names = {length: labels for one in arrays for length, labels in one.names.items()}
-    stem = file.removesuffix(".npz")
-    for name, depth in shapes.items():
-        what = f"{stem}-{name}"
-        if file == "embedding.npz":
-            card = embedding(section, setting, file, name, prefix)
-        elif file == "spectra.npz" and depth in (2, 3):
-            card = spectra(section, setting, file, name, prefix)
-        elif depth == 1:
-            card = course(section, setting, file, name, prefix)
-        elif depth == 2:
-            card = profile(section, setting, file, name, names, prefix)
-        elif depth == 3:
-            card = maps(section, setting, file, name, names, prefix)
-        else:
-            card = None
-        if card is not None:
-            yield title, Card(**{**vars(card), "name": named(prefix, setting, what)})
-
-
-def spectra(section: Section, setting: str, file: str, name: str, prefix: str) -> Card | None:
-    """Singular values by their index, of the last measurement."""
-    lines, rows, shown = [], [], []
-    for group in section.at(setting):
-        found = last_profile(group, file, name)
-        if found is None or not np.nan_to_num(found[1]).max(initial=0) > 0:
-            continue
-        round_, values = found
-        values = values if values.ndim == 1 else mean_of_rows(values)
-        visible = np.where(values > VISIBLE * np.nanmax(values), values, np.nan)
-        lines.append((number_of(section, group), np.arange(len(values)), visible, None))
-        rows += [[group.line, round_, at, float(one)] for at, one in enumerate(values)]
-        shown.append(group)
-    if not lines:
-        return None
-    rounds = sorted({row[1] for row in rows})
-    when = f"Round {rounds[0]}" if len(rounds) == 1 else f"Rounds {rounds[0]} to {rounds[-1]}"
-    of = {"classifier": "the classifier's weight", "representation": "the covariance of the test representations"}
-    what = of.get(name.removeprefix("local_"), name)
-    who = ", the mean over the clients' own models and the seeds" if "local" in name else ", the mean over the seeds"
-    caption = f"Singular values of {what}{who}. {when}. The scale is logarithmic."
-    panel = Panel(curves(lines, log=True, xlabel="index", ylabel="singular value"), f"spectrum of {name}")
-    head = ("curve", "round", "index", "singular value")
-    return Card(name, titled(f"Spectrum: {name}", setting), caption, [panel], legend_of(section, shown), head, rows)
-
-
-def mean_of_rows(values: np.ndarray) -> np.ndarray:
-    """The mean of the rows that are not nan, as of the clients that took part."""
-    rows = values[np.isfinite(values).all(1)]
-    return rows.mean(0) if len(rows) else np.zeros(values.shape[1])
-
-
-def course(section: Section, setting: str, file: str, name: str, prefix: str) -> Card | None:
-    """A number of each measurement against the rounds."""
-    from fl_lightning.report.curves import averaged
-
-    lines, rows, shown = [], [], []
-    for group in section.at(setting):
-        values = []
-        for run in group.runs.values():
-            arrays = run.arrays(file)
-            if arrays is not None and name in arrays.values and arrays.values[name].ndim == 1:
-                values.append(dict(zip(arrays.rounds.astype(int).tolist(), arrays.values[name].tolist(), strict=True)))
-        one = averaged(values)
-        if one is not None:
-            lines.append((number_of(section, group), one.rounds, one.mean, one.deviation))
-            rows += [[group.line, *two] for two in zip(one.rounds.tolist(), one.mean.tolist(), strict=True)]
-            shown.append(group)
-    if not lines:
-        return None
-    panel = Panel(curves(lines, xlabel="round", ylabel=name), f"{name} against rounds")
-    caption = f"From `{file}`. {band(section.at(setting))}".strip()
-    return Card(
-        name, titled(name, setting), caption, [panel], legend_of(section, shown), ("curve", "round", name), rows
-    )
-
-
-def profile(
-    section: Section, setting: str, file: str, name: str, names: dict[int, list[str]], prefix: str
-) -> Card | None:
-    """Numbers along an axis, such as classes or layers, of the last measurement; bars where they are of classes."""
-    found = [(group, one) for group in section.at(setting) if (one := last_profile(group, file, name)) is not None]
-    found = [(group, one) for group, one in found if np.isfinite(one[1]).any()]
-    if not found:
-        return None
-    length = max(len(values) for _, (_, values) in found)
-    labels = names.get(length, [str(at) for at in range(length)])
-    axis = "class" if file == "per_class.npz" else "layer" if file == "layer_similarity.npz" else "index"
-    rows = [
-        [group.line, round_, labels[at] if at < len(labels) else at, float(one)]
-        for group, (round_, values) in found
-        for at, one in enumerate(values)
-    ]
-    if file == "per_class.npz" and length <= 24:
-        unit = 100.0 if all(np.nanmax(values) <= 1 for _, (_, values) in found) else 1.0
-        panels = []
-        for start in range(0, len(found), 4):  # more bars side by side cannot be told apart
-            some = [(number_of(section, group), unit * values) for group, (_, values) in found[start : start + 4]]
-            label = f"{name} in %" if unit > 1 else name
-            legend = [(at, section.lines[at]) for at, _ in some]
-            below = max(room(labels), 0.48) if max(map(len, labels)) > 4 else 0.48
-            draw = bars(some, labels, xlabel=axis, ylabel=label)
-            panels.append(Panel(draw, f"{name} by {axis}", HEIGHT, legend, (0.72, below, 0.12, 0.14)))
-    else:
-        lines = [(number_of(section, group), np.arange(len(values)), values, None) for group, (_, values) in found]
-        panels = [Panel(curves(lines, xlabel=axis, ylabel=name), f"{name} by {axis}")]
-    caption = f"Of the last measurement in `{file}`, round {found[0][1][0]}, the mean over the seeds."
-    if length in names and not (file == "per_class.npz" and length <= 24):
-        caption += f" In order: {', '.join(labels[:40])}."
-    legend = [] if panels[0].legend else legend_of(section, [group for group, _ in found])
-    return Card(name, titled(name, setting), caption, panels, legend, ("curve", "round", axis, name), rows)
-
-
-def maps(section: Section, setting: str, file: str, name: str, names: dict[int, list[str]], prefix: str) -> Card | None:
-    """A matrix of the last measurement for each method, as a map."""
-    found = [(group, one) for group in section.at(setting) if (one := last_profile(group, file, name)) is not None]
-    found = [(group, one) for group, one in found if np.isfinite(one[1]).any()]
-    if not found:
-        return None
-    finite = np.concatenate([values[np.isfinite(values)] for _, (_, values) in found])
-    limits = (float(finite.min()), float(finite.max()))
-    panels, rows = [], []
-    for group, (round_, values) in found[:PANELS]:
-        kinds = [names.get(length) for length in values.shape]
-        labels = {"title": group.line, "ylabel": axis_of(file, 0, name), "xlabel": axis_of(file, 1, name)}
-        draw = heat(values, name, *kinds, limits=limits, **labels)
-        panels.append(Panel(draw, f"{name} of {group.line}", margins=heat_margins(*kinds)))
-        rows += [
-            [group.line, round_, i, j, float(values[i, j])]
-            for i, j in np.ndindex(*values.shape)
-            if values.size <= 10000
-        ]
-    left = f" The first {PANELS} of {len(found)} are drawn." if len(found) > PANELS else ""
-    caption = f"Of the last measurement in `{file}`, round {found[0][1][0]}, the mean over the seeds.{left}"
-    return Card(name, titled(name, setting), caption, panels, (), ("curve", "round", "row", "column", "value"), rows)
-
-
-def axis_of(file: str, at: int, name: str) -> str:
-    """What lies along an axis of a matrix, as far as its file tells."""
-    if file == "per_class.npz":
-        return ("true class", "predicted class")[at] if "confusion" in name else ("client", "class")[at]
-    if file == "layer_similarity.npz":
-        return ("layer or client", "client or layer")[at]
-    return ("client" if name.startswith("local_") else "row", "index" if name.startswith("local_") else "column")[at]
-
-
-def embedding(section: Section, setting: str, file: str, name: str, prefix: str) -> Card | None:
-    """Points of the last measurement, coloured by the kind that the file gives them."""
-    panels, rows = [], []
-    for group in section.at(setting):
-        arrays = group.first.arrays(file)
-        if arrays is None or name not in arrays.values or arrays.values[name].ndim != 3:
-            continue
-        places = arrays.values[name][-1]
-        if places.shape[-1] != 2:
-            continue
-        kinds = [key for key, one in arrays.values.items() if one.ndim == 2 and one.shape[1] == len(places)]
-        for kind in sorted(kinds)[:2] or [None]:
-            values = None if kind is None else arrays.values[kind][-1]
-            title = group.line if kind is None else f"{group.line}, by {kind}"
-            if len(panels) < PANELS:
-                panels.append(Panel(points(places, values, title=title), f"embedding of {title}", margins=BARE))
-        kept = [(kind, arrays.values[kind][-1]) for kind in sorted(kinds)[:1]]
-        rows += [
-            [group.line, int(arrays.rounds[-1]), *map(float, places[i]), *(float(values[i]) for _, values in kept)]
-            for i in range(len(places))
-        ]
-    if not panels:
-        return None
-    caption = f"Of the last measurement in `{file}`, of the smallest seed. Colour and marker are those of a kind."
-    head = ("curve", "round", "x", "y", "kind")
-    return Card(name, titled("Embedding", setting), caption, panels, (), head, rows)
 
 
 # ------------------------------------------------------------------ cost

@@ -31,7 +31,7 @@ class StoredCell(Cell):
     known: str = ""
 
     @cached_property
-    def digest(self) -> str:  # type: ignore[override]
+    def digest(self) -> str:
         """The digest."""
         return self.known or super().digest
 
@@ -123,9 +123,8 @@ def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | Non
         lines = []
         for digest, trials in by_cell.items():
             given = trials[-1].user_attrs
-            trial = decisive(trials)
             cell = StoredCell(dict(given["labels"]), int(given["seed"]), (), given.get("scale", 1.0), digest)
-            lines.append(Line(dict(cell.labels), cell.seed, result_of(cell, trial)))
+            lines.append(Line(dict(cell.labels), cell.seed, result_of(cell, decisive(trials))))
         attributes = summary.user_attrs
         named = [*suites, *suite_at(attributes.get("file"))]
         yield from studies_of(attributes["suite"], lines, attributes.get("metric", "test/accuracy"), named, root)
@@ -200,7 +199,7 @@ def suite_of(name: str, lines: Sequence[Line], metric: str) -> Suite:
     rows = ("method",) if "method" in axes else tuple(axes)[:1]
     table = Table("final", rows, tuple(axis for axis in axes if axis not in rows))
     baseline = {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
-    how = {"minimize": "loss" in metric, "percent": "accuracy" in metric}
+    how: dict[str, Any] = {"minimize": "loss" in metric, "percent": "accuracy" in metric}
     tables = (table,) if axes else ()
     return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
 
