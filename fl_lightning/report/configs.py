@@ -72,7 +72,7 @@ def shown(value: Any) -> str:
 
 def data_set(config: Mapping[str, Any]) -> str:
     """The name of the data set of a run."""
-    data: Mapping[str, Any] = config.get("data") or {}
+    data: Any = config.get("data") or {}
     inner = look_up(dict(data), "init_args.datamodule") if class_of(data) == "Partitioned" else None
     data = inner if class_of(inner) else data
     name = class_of(data)
