@@ -1,6 +1,8 @@
 """The command ``report``: what it takes, what it refuses, and what it writes."""
 
 import csv
+import hashlib
+import os
 import subprocess
 import sys
 
@@ -11,6 +13,9 @@ from helpers.reports import make_old, write_run
 from fl_lightning.bench.study import connect, open_study, results_of
 from fl_lightning.bench.table import write_tables
 from fl_lightning.cli import main
+from fl_lightning.report.figures import Card
+from fl_lightning.report.page import Asked, make_report
+from fl_lightning.report.sources import read_sources
 
 SMALL = """
 model:
@@ -24,6 +29,18 @@ trainer: {max_rounds: 2, logger: false, enable_progress_bar: false, callbacks: [
 PUBLISHED = """tables:
   - {caption: Table 7, page: 3, published: {FedAvg: {0.1: 40, 0.2: 41}, FedProx: {0.1: 45.5, 0.2: 40}}}
 """
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch, request):
+    """Leave the drawings out where they do not matter: they take most of the time."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Card, "drawings", lambda self: iter(["<svg></svg>"]))
+
+
+@pytest.fixture
+def drawn():
+    """For a test that needs the drawings."""
 
 
 @pytest.fixture
@@ -145,19 +162,27 @@ def test_one_figure_is_made_by_the_command_on_the_page(command, run, tmp_path, e
 
 
 CHECK = """
-import sys
-from fl_lightning.cli import main
-main(["report", sys.argv[1], "--output", sys.argv[2]])
+import hashlib, sys
+import fl_lightning.cli.report
+from fl_lightning.report.page import Asked, make_report
+from fl_lightning.report.sources import read_sources
+files = make_report(read_sources(sys.argv[1:], []), Asked()).files("page")
+print(hashlib.sha256(repr(files).encode()).hexdigest())
 print([name for name in ("torch", "lightning", "torchvision", "optuna", "matplotlib.pyplot") if name in sys.modules])
 """
 
 
-def test_a_report_never_imports_torch(run, tmp_path):
-    args = [sys.executable, "-c", CHECK, run, tmp_path / "page.html"]
-    ended = subprocess.run(args, capture_output=True, text=True, check=True, timeout=300)
-    assert ended.stdout.splitlines()[1] == "[]"
+@pytest.mark.usefixtures("drawn")
+def test_a_report_is_the_same_in_every_process_and_never_imports_torch(run, tmp_path):
+    write_run(tmp_path / "runs" / "feduv" / "version_0", "FedUV", rounds=3)
+    files = make_report(read_sources([str(tmp_path / "runs")], []), Asked()).files("page")
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    args = [sys.executable, "-c", CHECK, tmp_path / "runs"]
+    ended = subprocess.run(args, capture_output=True, text=True, check=True, timeout=300, env=environment)
+    assert ended.stdout.split() == [hashlib.sha256(repr(files).encode()).hexdigest(), "[]"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_real_runs_have_a_page(command, tmp_path):
     """What the trainer leaves is what the report reads."""
     (tmp_path / "small.yaml").write_text(SMALL)
@@ -185,16 +210,21 @@ def answers(cell, on_round):
     return outcome((0.25, 0.5 + better))
 
 
-@pytest.fixture
-def study(tmp_path):
-    """A suite of which one label came later, and the output of a bench that has run it."""
+def run_study(folder):
+    """A suite with published numbers, and the output of a bench that has run it, with its tables."""
     text = TOY.replace("seeds: 1", "seeds: 2\nnotes: [One thing is left open.]") + PUBLISHED
-    suite = toy_suite(tmp_path, text)
-    output = tmp_path / "output"
+    suite = toy_suite(folder, text)
+    output = folder / "output"
     output.mkdir()
     driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
     driver.run()
-    return suite, output, opened
+    write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")
+    return suite, output, folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return run_study(tmp_path_factory.mktemp("study"))
 
 
 def page_of(tmp_path):
@@ -215,24 +245,22 @@ def test_a_study_has_the_papers_table_and_its_verdicts(command, study, tmp_path)
 
 
 def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
-    suite, output, opened = study
-    write_tables(suite, suite.cells(), results_of(opened, suite.cells()), tmp_path / "bench")
+    _, output, tables = study
     command(output)
-    (table,) = (tmp_path / "bench").glob("*.table.md")
+    (table,) = tables.glob("*.table.md")
     report = (tmp_path / "here" / "report.md").read_text()
     for line in table.read_text().splitlines():
         assert not line.startswith("|") or line in report
 
 
 @pytest.mark.parametrize("how", ["folder", "database", "url", "cells", "suite"])
-def test_a_study_is_found_by_any_of_its_names(command, study, tmp_path, how, monkeypatch):
-    suite, output, opened = study
-    write_tables(suite, suite.cells(), results_of(opened, suite.cells()), output)
+def test_a_study_is_found_by_any_of_its_names(command, study, tmp_path, how):
+    suite, output, tables = study
     given = {
         "folder": [output],
         "database": [output / "study.db"],
         "url": [f"sqlite:///{output / 'study.db'}"],
-        "cells": [output / f"{suite.name}.cells.csv", "--suite", suite.path],
+        "cells": [tables / f"{suite.name}.cells.csv", "--suite", suite.path],
         "suite": [suite.path],
     }
     if how == "suite":
@@ -243,23 +271,22 @@ def test_a_study_is_found_by_any_of_its_names(command, study, tmp_path, how, mon
     assert ">reversed<" in page_of(tmp_path)
 
 
-def test_a_report_writes_nothing_beside_a_database(command, study, tmp_path):
+def test_a_report_writes_nothing_beside_a_database(command, study):
     before = files(study[1])
     command(study[1])
     assert files(study[1]) == before
 
 
 def test_cells_without_their_suite_have_tables_without_published_numbers(command, study, tmp_path):
-    suite, output, opened = study
-    write_tables(suite, suite.cells(), results_of(opened, suite.cells()), output)
-    status, _, err = command(output / f"{suite.name}.cells.csv")
+    suite, _, tables = study
+    status, _, err = command(tables / f"{suite.name}.cells.csv")
     assert status == 0 and "its suite is not known" in err and "--suite" in err
     page = page_of(tmp_path)
     assert "45.50" not in page and "56.25" in page and "lr=0.1" in page
 
 
-def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, study, tmp_path):
-    suite, output, _ = study
+def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
+    suite, output, _ = run_study(tmp_path)
     suite.path.write_text(suite.path.read_text().replace("max_rounds: 3", "max_rounds: 4"))
     status, _, err = command(output)
     assert status == 0 and "8 cells were run with another config than the suite's file says now" in err
