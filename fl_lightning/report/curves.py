@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +73,16 @@ def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
     return Curve(np.array(rounds), np.array(mean), np.array(deviation), np.array([len(found[one]) for one in rounds]))
 
 
-def last_profile(group: Group, file: str, name: str) -> tuple[int, np.ndarray] | None:
-    """An array of the last measurement that all runs of a group have in common, as the mean over them.
+def last_profile(
+    group: Group, file: str, name: str, reduce: Callable[[np.ndarray], np.ndarray]
+) -> tuple[int, np.ndarray] | None:
+    """What is drawn of the last measurement that all runs of a group have in common, as the mean over the runs.
+
+    Args:
+        group: the group.
+        file: the file of the measurements.
+        name: the array.
+        reduce: makes of a run's entry what is drawn; clients of two seeds are not the same, so it comes before the mean.
 
     Returns:
         The round and the mean, which leaves out what is nan; None where no run has the array, or shapes differ.
@@ -85,10 +93,10 @@ def last_profile(group: Group, file: str, name: str) -> tuple[int, np.ndarray] |
         if arrays is not None and name in arrays.values:
             found.append(dict(zip(arrays.rounds[name].tolist(), arrays.values[name], strict=True)))
     common = set.intersection(*(set(one) for one in found)) if found else set()
-    if not common or len({one[max(common)].shape for one in found}) > 1:
+    entries = [reduce(one[max(common)]) for one in found] if common else []
+    if len({entry.shape for entry in entries}) != 1:
         return None
-    stacked = np.stack([one[max(common)] for one in found])
+    stacked = np.stack(entries)
     counted = np.isfinite(stacked).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(np.isfinite(stacked), stacked, 0).sum(0) / counted
-    return int(max(common)), mean
+        return int(max(common)), np.where(np.isfinite(stacked), stacked, 0).sum(0) / counted

@@ -168,9 +168,9 @@ def last_of(section: Section, setting: str, file: str, name: str, spec: Spec) ->
     """What is drawn of the last measurement of each group, with its round; without those that have nothing."""
     found = []
     for group in section.at(setting):
-        made = last_profile(group, file, name)
+        made = last_profile(group, file, name, spec.reduce)
         if made is not None:
-            values = spec.reduce(made[1]) * (100.0 if spec.percent else 1.0)
+            values = made[1] * (100.0 if spec.percent else 1.0)
             if np.isfinite(values).any():
                 found.append((group, made[0], values))
     return found
