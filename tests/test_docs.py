@@ -15,6 +15,7 @@ from helpers.runs import small_data, small_model, small_trainer
 from fl_lightning import callbacks, methods, optim
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import main
+from fl_lightning.cli.report import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -152,3 +153,26 @@ def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatc
     (code,) = re.findall(r"```python\n(.*?)```", CALLBACKS, re.DOTALL)
     exec(code, {})
     assert (tmp_path / "spectra.png").is_file()
+
+
+def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "report.md").read_text()
+    begin, sources, figure = (block.splitlines() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    few = ["--trainer.max_rounds", "1", "--data.train_size", "100", "--data.test_size", "50"]
+    for line in (*begin, *figure):
+        command = shlex.split(line)[2:]
+        main([*command, *few] if command[0] == "fit" else command)
+    assert "2 runs: report.html" in capsys.readouterr().out and (tmp_path / "test-accuracy.pdf").is_file()
+    for name in re.findall(r"`(report[a-z.]*\.[a-z]+)`", text.split("## What it can read")[0]):
+        assert (tmp_path / name).is_file() or name == "report.paper.csv", name
+    for line in sources:
+        parser_of().parse_args(shlex.split(line, comments=True)[3:])
+
+
+def test_the_guide_of_reports_names_all_arguments():
+    text = (ROOT / "docs" / "report.md").read_text()
+    keys = {key for action in parser_of()._actions for key in action.option_strings if key.startswith("--")}
+    assert set(re.findall(r"`(--[a-z]+)", text)) == keys - {"--help"}

@@ -146,7 +146,8 @@ def open_study(suite: Suite, backend: RDBStorage, cells: Sequence[Cell] = ()) ->
     except DuplicatedStudyError:
         study = optuna.load_study(study_name=suite.name, **how)
     check_study(study, suite)
-    for key, value in {"suite": suite.name, "metric": suite.metric, "title": suite.title}.items():
+    told = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
+    for key, value in told.items():
         study.set_user_attr(key, value)
     return study
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from optuna.study import Study
 
@@ -37,19 +36,13 @@ from fl_lightning.bench.suite import plain, select
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, any_begun, check_metric, open_search, retry_failed, why_none, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
+from fl_lightning.cli.arguments import Parser, program
 from fl_lightning.errors import UsageError, clipped, require
 
 ABOUT = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
     "tune": "Tune what a suite says under its key `tune`, on a validation split.",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -305,11 +298,6 @@ def make_folder(folder: Path, key: str) -> Path:
 def say(line: str) -> None:
     """Print a line at once."""
     print(line, flush=True)
-
-
-def program() -> str:
-    """The beginning of the command line, such as ``python cli.py``."""
-    return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
 
 
 def again(args: Sequence[str]) -> str:

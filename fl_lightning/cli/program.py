@@ -40,7 +40,7 @@ from fl_lightning.trainer import FederatedTrainer
 
 OF_SUITES = (
     "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
-    "split; `bench --help` and `tune --help` list their arguments."
+    "split; `report DIR` makes a page of runs. `bench --help`, `tune --help` and `report --help` list their arguments."
 )
 
 

@@ -7,6 +7,8 @@ from importlib import import_module
 
 # their process talks to a database from several threads, and starts others that train: it never imports torch
 OF_SUITES = ("bench", "tune")
+# it reads what runs have left, for which it needs no torch
+REPORT = "report"
 
 
 def main(args: list[str] | None = None) -> None:
@@ -19,5 +21,7 @@ def main(args: list[str] | None = None) -> None:
     given = sys.argv[1:] if args is None else args
     if given and given[0] in OF_SUITES:
         import_module("fl_lightning.cli.bench").main(given)
+    elif given and given[0] == REPORT:
+        import_module("fl_lightning.cli.report").main(given)
     else:
         import_module("fl_lightning.cli.program").main(args)

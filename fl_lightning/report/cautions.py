@@ -1,0 +1,101 @@
+"""What a reader of a report has to know before trusting its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from fl_lightning.report.run import Run
+from fl_lightning.report.sections import Group, Section
+
+SKIPPED = {"clients/failed": "clients failed and were skipped", "batches/skipped": "batches were skipped"}
+
+
+def cautions(section: Section) -> Iterator[str]:
+    """The warnings of a section, the gravest first."""
+    for group in section.groups:
+        for run in (*group.runs.values(), *group.repeats):
+            yield from of_run(section, run)
+    yield from of_partitions(section)
+    yield from of_repeats(section.groups)
+    yield from of_seeds(section)
+    yield from of_versions(section.runs)
+
+
+def of_run(section: Section, run: Run) -> Iterator[str]:
+    """The warnings of one run."""
+    if run.state == "running":
+        yield f"{run.name} is still running, {run.told.partition(', ')[2]}: it is not in the means."
+    if run.state == "stopped":
+        last = "--ckpt_path last" if run.rounds else "nothing to resume from"
+        yield f"{run.name} was stopped: {run.told.partition(', ')[2]}, {last}; it is not in the means."
+    if run.state == "failed":
+        yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
+    yield from (f"{run.name}: {note}." for note in run.notes)
+    yield from (f"{run.name}: {text}." for text in not_finite(section, run))
+    for tag, told in SKIPPED.items():
+        number = sum(run.values(tag).values())
+        if number:
+            rounds = sum(value > 0 for value in run.values(tag).values())
+            yield f"{run.name}: {number:g} {told}, in {rounds} round{'s' * (rounds != 1)}."
+    if run.rounds and run.state == "finished" and not run.values(section.metric.tag):
+        yield f"{run.name} has no {section.metric.tag}."
+
+
+def not_finite(section: Section, run: Run) -> Iterator[str]:
+    """That a metric of a run was nan or infinite: the report's own, or a loss."""
+    found: dict[str, int] = {}
+    for row in run.rows:
+        for tag, value in row.items():
+            if not math.isfinite(value) and (tag == section.metric.tag or "loss" in tag):
+                found.setdefault(tag, int(row["round"]))
+    for tag, round_ in found.items():
+        yield f"{tag} was {run.values(tag)[round_]} in round {round_}"
+
+
+def of_partitions(section: Section) -> Iterator[str]:
+    """That runs that a reader compares had different partitions."""
+    for setting in section.settings:
+        hashes: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for group in section.at(setting):
+            for seed, run in group.runs.items():
+                if run.plan_hash:
+                    hashes[seed][run.plan_hash].append(group.line)
+        for seed, found in hashes.items():
+            if len(found) > 1:
+                told = "; ".join(f"{digest[:8]} of {', '.join(lines)}" for digest, lines in found.items())
+                where = f"{setting}, seed {seed}" if setting else f"seed {seed}"
+                yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
+
+
+def of_repeats(groups: Sequence[Group]) -> Iterator[str]:
+    """That a configuration was run several times with one seed, of which one counts."""
+    for group in groups:
+        if group.repeats:
+            names = ", ".join(run.name for run in group.repeats)
+            yield f"{names}: left out, since another run has the same config and seed and has come as far or further."
+
+
+def of_seeds(section: Section) -> Iterator[str]:
+    """That not all configurations of a setting have the same seeds."""
+    for setting in section.settings:
+        seeds = {group.line: sorted(group.runs) for group in section.at(setting)}
+        if len({tuple(one) for one in seeds.values()}) > 1:
+            told = "; ".join(f"{line}: {', '.join(map(str, one))}" for line, one in seeds.items())
+            where = f" ({setting})" if setting else ""
+            yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
+
+
+def of_versions(runs: Sequence[Run]) -> Iterator[str]:
+    """That the runs were made with different code."""
+    known = [run.environment for run in runs if run.environment]
+    revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}
+    torch = {(one.get("versions") or {}).get("torch") for one in known}
+    if len(revisions) > 1:
+        yield f"The runs are of {len(revisions)} revisions of the code; the table of the environment has them."
+    if len(torch) > 1:
+        yield f"The runs are of different versions of torch: {', '.join(sorted(map(str, torch)))}."
+    machines = {run.machine for run in runs if run.machine}
+    if len(machines) > 1:
+        yield f"The runs were on {len(machines)} kinds of machines: their seconds cannot be compared."

@@ -1,0 +1,133 @@
+"""What a config says of a run: its method, its data set, and in which keys it differs from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from fl_lightning.bench.fragments import look_up, of_result
+
+Flat = dict[str, str]
+ABSENT = "-"
+# keys of a whole config that say how a run began, not what it is
+BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
+# callbacks that change the result of a run; the others observe
+ACTING = ("EarlyStopping", "CCVR")
+# keys that belong to the method of a run
+OF_METHOD = ("method", "trainer.server_optimizer")
+# arguments that tell data sets of one class apart; of a folder the name
+APART = {"NpyImages": ("root",), "ImageFolderImages": ("root",), "Synthetic": ("alpha", "beta")}
+UNKNOWN = "data set not known"
+
+
+def class_of(value: Any) -> str:
+    """The name of the class of a config's entry; empty where it has none."""
+    return str(value["class_path"]).rsplit(".", 1)[-1] if isinstance(value, Mapping) and "class_path" in value else ""
+
+
+def flat(config: Mapping[str, Any]) -> Flat:
+    """What decides the result of a run, as texts by dotted keys; the seed is left out.
+
+    A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
+    ``data.partitioner.alpha`` is ``0.1``.
+    """
+    kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
+    trainer = kept.get("trainer")
+    if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
+        acting = [one for one in trainer["callbacks"] if acts(one)]
+        kept["trainer"] = {**trainer, "callbacks": acting}
+    return dict(items(kept))
+
+
+def acts(callback: Any) -> bool:
+    """Whether a callback may change a result: a user's own may, those of this package observe, but for two."""
+    own = str(callback.get("class_path", "")).startswith("fl_lightning.") if isinstance(callback, Mapping) else False
+    return not own or class_of(callback) in ACTING
+
+
+def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and texts of nested values."""
+    name = class_of(value)
+    if name:
+        yield key, name
+        value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+    if isinstance(value, Mapping):
+        for inner, one in value.items():
+            yield from items(one, f"{key}.{inner}" if key else str(inner))
+    elif isinstance(value, list) and value and all(map(class_of, value)):
+        for at, one in enumerate(value):
+            same = sum(class_of(other) == class_of(one) for other in value[:at])
+            yield from items(one, f"{key}.{class_of(one)}{f'.{same}' if same else ''}")
+    elif not (value is None or value == []):
+        yield key, shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value of a config as a table shows it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(shown, value)) if isinstance(value, list) else str(value)
+
+
+def data_set(config: Mapping[str, Any]) -> str:
+    """The name of the data set of a run."""
+    data: Any = config.get("data") or {}
+    inner = look_up(dict(data), "init_args.datamodule") if class_of(data) == "Partitioned" else None
+    data = inner if class_of(inner) else data
+    name = class_of(data)
+    if not name:
+        return UNKNOWN
+    arguments = data.get("init_args") or {}
+    apart = [PurePath(str(arguments[key])).name for key in APART.get(name, ()) if arguments.get(key) is not None]
+    return f"{name} ({', '.join(apart)})" if apart else name
+
+
+def method_names(config: Mapping[str, Any]) -> str:
+    """The methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
+    given = config.get("method") or []
+    named = "+".join(filter(None, map(class_of, given if isinstance(given, list) else [given]))) or "FedAvg"
+    server = class_of(look_up(dict(config), "trainer.server_optimizer"))
+    return f"{named}, server {server}" if server else named
+
+
+def differing(configs: Sequence[Flat]) -> list[str]:
+    """The keys whose values are not the same in all configs, in the order of the first that has them."""
+    keys = dict.fromkeys(key for one in configs for key in one)
+    return [key for key in keys if len({one.get(key) for one in configs}) > 1]
+
+
+def of_method(key: str) -> bool:
+    """Whether a key belongs to the method."""
+    return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
+
+
+def compact(config: Flat) -> Flat:
+    """A config in which each method is one text with its coefficients, and the server optimizer, too."""
+    made: Flat = {}
+    for key, value in config.items():
+        prefix = next((one for one in OF_METHOD if key.startswith(f"{one}.")), None)
+        if not of_method(key):
+            made[key] = value
+        elif prefix is None:
+            made[key] = called(config, key, value)
+        elif prefix == "method" and key.count(".") == 1:
+            made["method"] = " + ".join(filter(None, [made.get("method"), called(config, key, value)]))
+    return made
+
+
+def called(config: Flat, key: str, name: str) -> str:
+    """A class with its arguments."""
+    arguments = [f"{one[len(key) + 1 :]}={value}" for one, value in config.items() if one.startswith(f"{key}.")]
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """The shortest ends of keys that tell them apart."""
+    made = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        others = [other for other in keys if other != key]
+        made[key] = next((one for one in ends if not any(f".{other}".endswith(f".{one}") for other in others)), key)
+    return made

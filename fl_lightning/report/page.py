@@ -1,0 +1,257 @@
+"""The page of a report, and the files of tables beside it."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fl_lightning import __version__
+from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.layout import Sheet, latex, markdown
+from fl_lightning.bench.table import first_upper, sheets, shown, summary_lines
+from fl_lightning.report.cautions import cautions
+from fl_lightning.report.figures import Card, in_style
+from fl_lightning.report.gallery import SETTINGS, cards_of
+from fl_lightning.report.sections import Metric, Section, check_baseline, choose_metric, sections_of
+from fl_lightning.report.sources import Found
+from fl_lightning.report.studies import Study
+from fl_lightning.report.style import DARK, DASHES, LIGHT, LINES, LINES_DARK, MARKERS, variables
+from fl_lightning.report.tables import (
+    commands,
+    common_config,
+    config_sheet,
+    cost_sheet,
+    environment_sheet,
+    numbers_csv,
+    results_sheets,
+    runs_csv,
+    runs_sheet,
+)
+
+MARKS = {
+    "o": '<circle cx="17" cy="5" r="3"/>',
+    "s": '<path d="M14 2h6v6h-6z"/>',
+    "^": '<path d="M17 1l4 7h-8z"/>',
+    "D": '<path d="M17 1l4 4-4 4-4-4z"/>',
+    "v": '<path d="M17 9l4-7h-8z"/>',
+    "P": '<path d="M15 1h4v2h2v4h-2v2h-4v-2h-2v-4h2z"/>',
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a report is asked for.
+
+    Args:
+        metric: tag of the metric; None for the usual one.
+        minimize: whether smaller values of it are better.
+        baseline: label to compare with; None for FedAvg.
+        target: value of the metric for which rounds are counted; None for none.
+        command: the command line that makes the report, without ``--output``.
+        title: title of the page.
+    """
+
+    metric: str | None = None
+    minimize: bool = False
+    baseline: str | None = None
+    target: float | None = None
+    command: Sequence[str] = ("fl-lightning", "report")
+    title: str = "Report"
+
+
+@dataclass
+class Report:
+    """What a report shows.
+
+    Args:
+        sections: by data set.
+        studies: the studies, with the tables of their suites.
+        asked: what was asked for.
+        warnings: what a reader has to know.
+    """
+
+    sections: list[Section]
+    studies: list[Study]
+    asked: Asked
+    warnings: list[str] = field(default_factory=list)
+
+    def cards(self) -> Iterator[tuple[Section, str, Card]]:
+        """All figures, each with its section and heading; no two have one name."""
+        several, taken = len(self.sections) > 1, Counter[str]()
+        for section in self.sections:
+            for heading, card in cards_of(section, section.title if several else ""):
+                taken[card.name] += 1
+                number = taken[card.name]
+                yield section, heading, card if number == 1 else replace(card, name=f"{card.name}-{number}")
+
+    def files(self, stem: str) -> dict[str, str]:
+        """All files of the report by name."""
+        made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
+        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in compared(section)])
+        made[f"{stem}.runs.csv"] = runs_csv(self.sections)
+        if any(study.suite.tables for study in self.studies):
+            made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in comparisons(study)])
+        return {f"{stem}.html": self.in_html(list(made)), **made}
+
+    def in_html(self, files: Sequence[str]) -> str:
+        """The page."""
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        template = environment.from_string(text_of("page.html.j2"))
+        runs = [run for section in self.sections for run in section.runs]
+        parts = [self.part(at, section) for at, section in enumerate(self.sections)]
+        studies = [view_of(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
+        contents = [(one["anchor"], one["title"]) for one in (*studies, *parts)] + [("environment", "Environment")]
+        with in_style():
+            return template.render(
+                version=__version__,
+                title=self.asked.title,
+                told=f"{len(runs)} runs of {sum(len(section.groups) for section in self.sections)} configurations",
+                **{"light": variables(LIGHT, LINES), "dark": variables(DARK, LINES_DARK), "css": text_of("page.css")},
+                **{"contents": contents, "warnings": self.warnings, "studies": studies, "sections": parts},
+                **{"environment": environment_sheet(runs), "commands": commands(runs)[:60], "files": files},
+                command=shlex.join(self.asked.command),
+                **{"swatch": swatch, "data_uri": data_uri, "command_of": self.command_of},
+            )
+
+    def part(self, at: int, section: Section) -> dict[str, Any]:
+        """What the page shows of a section."""
+        by_heading: dict[str, list[Card]] = {}
+        for of, heading, card in self.cards():
+            if of is section:
+                by_heading.setdefault(heading, []).append(card)
+        cards = list(by_heading.items())
+        first = [one for one in cards if one[0] in ("Accuracy", "Metric")]
+        left = len(section.settings) - SETTINGS
+        told = [f"{len(section.runs)} runs by {section.metric.label}."]
+        told += [f"Differences are to {section.baseline}."] if section.baseline else []
+        told += [f"The figures are of the first {SETTINGS} settings of {SETTINGS + left}."] if left > 0 else []
+        return {
+            **{"anchor": f"section-{at}", "title": section.title, "told": " ".join(told)},
+            **{
+                "results": list(results_sheets(section)),
+                "first": first,
+                "rest": [one for one in cards if one not in first],
+            },
+            **{"configs": config_sheet(section), "common": common_config(section), "runs": runs_sheet(section)},
+            **{"cost": cost_sheet(section), "seeds": len({run.seed for run in section.runs})},
+        }
+
+    def command_of(self, name: str) -> str:
+        """The command that makes one figure."""
+        return shlex.join([*self.asked.command, "--figure", name, "--output", f"{name}.pdf"])
+
+    def sheets(self) -> Iterator[tuple[str, Sheet]]:
+        """All tables, each with its heading."""
+        for study in self.studies:
+            for one in comparisons(study):
+                yield from ((f"{study.suite.title}: {heading_of(one)}", sheet) for sheet in sheets(one))
+        for section in self.sections:
+            yield from ((section.title, sheet) for sheet in results_sheets(section))
+            for made in (config_sheet(section), runs_sheet(section), cost_sheet(section)):
+                if made is not None:
+                    yield section.title, made
+
+    def in_markdown(self) -> str:
+        """The warnings and all tables in Markdown."""
+        lines = [f"# {self.asked.title}", "", *(f"- Warning: {one}" for one in self.warnings), ""]
+        for heading, found in groupby(self.sheets(), key=lambda one: one[0]):
+            lines += [f"## {heading}", "", *(line for _, sheet in found for line in markdown(sheet))]
+        return "\n".join(lines)
+
+    def in_latex(self) -> str:
+        """All tables in LaTeX."""
+        lines = ["% \\usepackage{booktabs}", *(f"% warning: {one}" for one in self.warnings)]
+        return "\n".join([*lines, *(line for _, sheet in self.sheets() for line in latex(sheet))])
+
+
+def make_report(found: Found, asked: Asked) -> Report:
+    """The report of some runs and studies.
+
+    Raises:
+        UsageError: no run has the metric, no line is called like the baseline, or the target cannot be reached.
+    """
+    sections: list[Section] = []
+    if found.runs:
+        metric = choose_metric(found.runs, asked.metric, asked.minimize, asked.target)
+        sections += sections_of(found.runs, metric, asked.baseline)
+    warnings = []
+    for study in found.studies:
+        warnings += [f"{note}." for note in study.notes]
+        sections += sections_of(study.runs, metric_of(study, asked), asked.baseline, study.suite.title)
+    check_baseline(sections, asked.baseline)
+    for section in sections:
+        of = f"{section.title}: " if len(sections) > 1 else ""
+        warnings += [f"{of}{one}" for one in cautions(section)]
+    return Report(sections, found.studies, asked, list(dict.fromkeys(warnings)))
+
+
+def metric_of(study: Study, asked: Asked) -> Metric:
+    """The metric of a study's sections, by default that of its suite."""
+    suite = study.suite
+    if asked.metric is None and study.runs:
+        return replace(choose_metric(study.runs, None, suite.minimize, asked.target), tag=suite.metric)
+    return choose_metric(study.runs, asked.metric, asked.minimize, asked.target)
+
+
+def comparisons(study: Study) -> list[Comparison]:
+    """The tables of a study's suite."""
+    return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
+
+
+def compared(section: Section) -> list[Comparison]:
+    """The comparisons of a section, of which the file of numbers is made."""
+    more = ["rounds_to"] if section.metric.target is not None else []
+    return [section.comparison(show) for show in ("final", "best", *more)]  # type: ignore[arg-type]
+
+
+def heading_of(comparison: Comparison) -> str:
+    """What a table of a paper is called."""
+    table = comparison.table
+    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+    return f"{table.caption or first_upper(shown(comparison))}{f' ({page})' if page is not None else ''}"
+
+
+def view_of(at: int, study: Study) -> dict[str, Any]:
+    """What the page shows of a study."""
+    states = Counter(
+        study.results[cell.digest].state if cell.digest in study.results else "waiting" for cell in study.cells
+    )
+    told = ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
+    scale = study.cells[0].scale if study.cells else 1.0
+    tables = []
+    for one in comparisons(study):
+        verdicts = [line.removeprefix("- ") for line in summary_lines(one) if line]
+        tables.append({"heading": heading_of(one), "sheets": list(sheets(one)), "verdicts": verdicts})
+    return {
+        **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},
+        **{"told": f"{len(study.cells)} cells: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},
+        "notes": study.suite.notes,
+    }
+
+
+def swatch(at: int) -> str:
+    """A piece of a curve, for the legend of a page."""
+    colour, dash = f"var(--line-{at % len(LINES)})", DASHES[at % len(DASHES)]
+    strokes = " ".join(f"{2 * float(one):g}" for one in dash.split())
+    style = f' stroke-dasharray="{strokes}"' if strokes else ""
+    mark = MARKS.get(MARKERS[at // len(DASHES) % len(MARKERS)], "")
+    line = f'<line x1="0" y1="5" x2="34" y2="5" stroke="{colour}" stroke-width="2.2"{style}/>'
+    return f'<svg viewBox="0 0 34 10" aria-hidden="true" fill="{colour}">{line}{mark}</svg>'
+
+
+def data_uri(text: str) -> str:
+    """A table as an address that a browser saves."""
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def text_of(name: str) -> str:
+    """A file of this package."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

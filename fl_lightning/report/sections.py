@@ -1,0 +1,318 @@
+"""The runs of a report in their order: by data set, then by setting and by method, with the seeds of one together."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import State as ResultState
+from fl_lightning.bench.suite import Cell, Show, Suite, Table
+from fl_lightning.errors import require
+from fl_lightning.report.configs import (
+    UNKNOWN,
+    Flat,
+    data_set,
+    differing,
+    flat,
+    method_names,
+    of_method,
+    short_keys,
+)
+from fl_lightning.report.run import Run, State
+
+# what a report is about, in the order in which it is looked for
+METRICS = ("test/accuracy", "val/accuracy", "test/loss", "val/loss", "train/accuracy", "train/loss")
+# a run that was stopped can go on: it waits for that
+STATES: Mapping[State, ResultState] = {
+    "finished": "done",
+    "running": "running",
+    "stopped": "waiting",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The metric of a report.
+
+    Args:
+        tag: its tag.
+        minimize: whether smaller values are better.
+        target: value for which the rounds are counted that a run needs; None for none.
+    """
+
+    tag: str
+    minimize: bool = False
+    target: float | None = None
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is shown in percent."""
+        return self.tag.endswith("accuracy")
+
+    @property
+    def label(self) -> str:
+        """Its name with its unit."""
+        return f"{self.tag} in %" if self.percent else self.tag
+
+    def in_unit(self, value: float) -> float:
+        """A value in the unit that is shown."""
+        return 100 * value if self.percent else value
+
+
+@dataclass
+class Group:
+    """The runs of one configuration, which differ in the seed alone.
+
+    Args:
+        line: what its curve is called, such as the method.
+        setting: the other keys in which it differs, as one text.
+        runs: by seed.
+        config: its config by dotted keys.
+        repeats: runs of a seed that is there already, which do not count.
+    """
+
+    line: str
+    setting: str
+    runs: dict[int, Run]
+    config: Flat
+    repeats: list[Run] = field(default_factory=list)
+
+    @property
+    def first(self) -> Run:
+        """The run of the smallest seed."""
+        return self.runs[min(self.runs)]
+
+
+@dataclass
+class Section:
+    """The runs of one data set.
+
+    Args:
+        title: the data set, or the study.
+        groups: the configurations.
+        metric: what they are compared by.
+        baseline: the line with which the others are compared; empty for none.
+    """
+
+    title: str
+    groups: list[Group]
+    metric: Metric
+    baseline: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The labels of the curves, the baseline first."""
+        labels = dict.fromkeys(group.line for group in self.groups)
+        return sorted(labels, key=lambda label: label != self.baseline)
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings, by the numbers in them."""
+        return sorted(dict.fromkeys(group.setting for group in self.groups), key=by_numbers)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that count."""
+        return [group.runs[seed] for group in self.groups for seed in sorted(group.runs)]
+
+    def at(self, setting: str) -> list[Group]:
+        """The groups of a setting, in the order of their lines."""
+        return [group for line in self.lines for group in self.groups if (group.line, group.setting) == (line, setting)]
+
+    def comparison(self, show: Show) -> Comparison:
+        """What the groups come to, with the statistics of a suite's table.
+
+        Args:
+            show: the ``final`` or the ``best`` value, or the ``rounds_to`` the target.
+        """
+        axes: dict[str, list[str]] = {"method": self.lines}
+        if len(self.settings) > 1:
+            axes["setting"] = self.settings
+        suite = Suite(
+            path=Path("report"),
+            title=self.title,
+            base=(),
+            axes={axis: dict.fromkeys(labels, ()) for axis, labels in axes.items()},
+            seeds=(),
+            tables=(),
+            metric=self.metric.tag,
+            minimize=self.metric.minimize,
+            percent=self.metric.percent,
+            baseline={"method": self.baseline} if self.baseline else {},
+        )
+        table = Table(show, ("method",), tuple(axes)[1:], target=self.metric.target)
+        cells, results = [], {}
+        for group in self.groups:
+            labels = {axis: {"method": group.line, "setting": group.setting}[axis] for axis in axes}
+            for seed, run in group.runs.items():
+                cell = Cell(labels, seed, ({"run": [group.line, group.setting, seed]},))
+                cells.append(cell)
+                results[cell.digest] = result_of(run, cell, self.metric.tag)
+        return Comparison(suite, table, cells, results)
+
+
+def result_of(run: Run, cell: Cell, tag: str) -> Result:
+    """A run as the result of a cell."""
+    values = run.values(tag)
+    known = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
+    return Result(cell.name, cell.digest, STATES[run.state], values=values, **known)  # type: ignore[arg-type]
+
+
+def by_numbers(setting: str) -> list[tuple[float, str]]:
+    """What sorts settings so that alpha=0.1 comes before alpha=10."""
+
+    def key(part: str) -> tuple[float, str]:
+        try:
+            return float(part), ""
+        except ValueError:
+            return math.inf, part
+
+    return [key(part) for one in setting.split(", ") for part in reversed(one.rpartition("=")[::2])]
+
+
+def choose_metric(runs: Sequence[Run], tag: str | None, minimize: bool, target: float | None) -> Metric:
+    """The metric of a report: the one that is asked for, or the first of the usual ones that a run has.
+
+    Raises:
+        UsageError: no run has the one that is asked for, or the target cannot be reached.
+    """
+    known = dict.fromkeys(key for run in runs for row in run.rows for key in row)
+    if tag is not None:
+        some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
+        require(tag in known, "--metric", tag, f"no run has it; there are {some}")
+    chosen = tag or next((one for one in METRICS if one in known), METRICS[0])
+    metric = Metric(chosen, minimize or "loss" in chosen, target)
+    if target is not None:
+        hint = "give the value as the run logs it, such as 0.6 for 60 %"
+        require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
+    return metric
+
+
+def sections_of(runs: Iterable[Run], metric: Metric, baseline: str | None, title: str = "") -> list[Section]:
+    """The sections of some runs, one for each data set.
+
+    Args:
+        runs: the runs, all with labels of one study or all without.
+        metric: what they are compared by.
+        baseline: the line to compare with; None for FedAvg where there is one.
+        title: beginning of the titles, such as that of a study.
+    """
+    by_data: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_data[data_of(run)].append(run)
+    made = []
+    for data, some in by_data.items():
+        groups = grouped(some)
+        named = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
+        lines = {group.line for group in groups}
+        chosen = baseline if baseline in lines else "FedAvg" if baseline is None and "FedAvg" in lines else ""
+        made.append(Section(named, groups, metric, chosen or ""))
+    return made
+
+
+def check_baseline(sections: Sequence[Section], baseline: str | None) -> None:
+    """Refuse a baseline that no run is called.
+
+    Raises:
+        UsageError: it is none.
+    """
+    lines = list(dict.fromkeys(line for section in sections for line in section.lines))
+    if baseline is not None:
+        require(baseline in lines, "--baseline", baseline, f"no run is called so; there are {', '.join(lines)}")
+
+
+def data_of(run: Run) -> str:
+    """The data set of a run."""
+    return run.labels.get("data") or data_set(run.config)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The runs of one data set by configuration."""
+    found: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    configs = {id(run): flat(run.config) for run in runs}
+    for run in runs:
+        # without a config, what has the same name is taken for the same
+        alike = () if run.config or run.labels or run.folder is None else (str(run.folder.parent),)
+        own = tuple(run.labels.items()) if run.labels else (*alike, *sorted(configs[id(run)].items()))
+        found[own].append(run)
+    groups = [group_of(some, configs[id(some[0])]) for some in found.values()]
+    if any(run.labels for run in runs):
+        name_by_labels(groups)
+    else:
+        name_by_configs(groups)
+    return groups
+
+
+def group_of(runs: Sequence[Run], config: Flat) -> Group:
+    """Runs of one configuration; of several with one seed, the one that has come furthest counts."""
+    order: Callable[[Run], tuple[bool, bool, int]] = lambda run: (  # noqa: E731
+        run.state == "finished",
+        run.state == "running",
+        run.rounds,
+    )
+    chosen: dict[int, Run] = {}
+    for run in runs:
+        if run.seed not in chosen or order(run) >= order(chosen[run.seed]):
+            chosen[run.seed] = run
+    counted = {id(run) for run in chosen.values()}
+    return Group("", "", chosen, config, [run for run in runs if id(run) not in counted])
+
+
+def name_by_labels(groups: Sequence[Group]) -> None:
+    """Name the cells of a study: the method is the line, and what the other axes say is the setting."""
+    axes = dict.fromkeys(axis for group in groups for axis in group.first.labels)
+    own = "method" if "method" in axes else next(iter(axes))
+    for group in groups:
+        labels = group.first.labels
+        group.line = labels.get(own, "")
+    others = [axis for axis in axes if axis not in (own, "data")]
+    told = [axis for axis in others if len({group.first.labels.get(axis) for group in groups}) > 1]
+    for group in groups:
+        group.setting = ", ".join(f"{axis}={group.first.labels[axis]}" for axis in told if axis in group.first.labels)
+
+
+def name_by_configs(groups: Sequence[Group]) -> None:
+    """Name configurations by the keys in which they differ: method and coefficients, then the setting.
+
+    A key that follows from the method belongs to it, as a learning rate that each method has of its own.
+    """
+    keys = differing([group.config for group in groups])
+    for group in groups:
+        group.line = base_name(group)
+    for name in dict.fromkeys(group.line for group in groups):
+        alike = [group for group in groups if group.line == name]
+        own = [key for key in differing([group.config for group in alike]) if of_method(key)]
+        short = short_keys(own)
+        for group in alike:
+            more = [f"{short[key]}={group.config[key]}" for key in own if key in group.config]
+            group.line = " ".join([name, *more])
+    lines = {group.line for group in groups}
+    settings = [key for key in keys if not of_method(key) and (len(lines) == 1 or not follows(key, groups))]
+    short = short_keys(settings)
+    for group in groups:
+        group.setting = ", ".join(f"{short[key]}={group.config[key]}" for key in settings if key in group.config)
+    if len(lines) == 1 and settings:  # the settings are what is compared
+        for group in groups:
+            group.line, group.setting = group.setting or group.line, ""
+
+
+def base_name(group: Group) -> str:
+    """The methods of a group; without a config, the name of its folder."""
+    run = group.first
+    if run.config:
+        return method_names(run.config)
+    return run.folder.parent.name if run.folder is not None else run.name
+
+
+def follows(key: str, groups: Sequence[Group]) -> bool:
+    """Whether the line of a group tells its value of a key."""
+    values: dict[str, set[str | None]] = defaultdict(set)
+    for group in groups:
+        values[group.line].add(group.config.get(key))
+    return all(len(one) == 1 for one in values.values())

@@ -1,0 +1,259 @@
+"""Studies of ``bench`` and files of cells, as runs and as the tables of their suite."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.bench.cells_csv import parsed
+from fl_lightning.bench.cells_csv import result_of as result_of_line
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.suite import Cell, Suite, Table
+from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.errors import UsageError, require
+from fl_lightning.report.run import METRICS, Run, State, read_run
+
+
+@dataclass(frozen=True)
+class StoredCell(Cell):
+    """A cell that is known by the digest that it had when it was run.
+
+    Args:
+        known: the digest; empty for that of its config.
+    """
+
+    known: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest."""
+        return self.known or super().digest
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, at one scale.
+
+    Args:
+        suite: the suite, or what the cells themselves tell of it.
+        cells: the cells.
+        results: results by digest.
+        runs: the runs of the cells that have begun.
+        told: whether the suite is known, with its tables and published numbers.
+        notes: what is to be said of it.
+    """
+
+    suite: Suite
+    cells: list[Cell]
+    results: dict[str, Result]
+    runs: list[Run]
+    told: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a study or a file keeps of one cell."""
+
+    labels: dict[str, str]
+    seed: int
+    result: Result
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
+    """The studies of a file of cells, one for each scale.
+
+    Raises:
+        UsageError: it cannot be read, or is no such file.
+    """
+    import json
+
+    fixed = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
+
+    def line_of(line: Mapping[str, str]) -> Line:
+        axes = [key for key in line if key not in (*fixed, "values", "metrics", "config")]
+        labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
+        return Line(labels, int(line["seed"]), result_of_line(line), json.loads(line["config"]))
+
+    name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
+    yield from studies_of(name, list(parsed(path, line_of)), "test/accuracy", suites, path.parent)
+
+
+def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
+    """The studies of suites in a database.
+
+    Args:
+        url: where it is.
+        suites: suites that are known.
+        root: folder that has the folders of the runs.
+
+    Raises:
+        UsageError: it cannot be used, or has no study of a suite.
+    """
+    from fl_lightning.bench.study import connect, exists, hidden
+
+    require(exists(url), "STUDY", hidden(url), "there is no such database")
+    with snapshot(url) as copied:
+        yield from of_backend(connect(copied), url, suites, root)
+
+
+def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | None) -> Iterator[Study]:
+    """The studies of suites in a database that is open."""
+    import optuna
+
+    from fl_lightning.bench.study import decisive, digest_of, hidden, result_of
+
+    found = 0
+    for summary in optuna.get_all_study_summaries(backend, include_best_trial=False):
+        if "suite" not in summary.user_attrs:
+            continue
+        found += 1
+        study = optuna.load_study(study_name=summary.study_name, storage=backend)
+        by_cell: dict[str, list[Any]] = {}
+        for trial in study.get_trials(deepcopy=False):
+            if (digest := digest_of(trial)) is not None:
+                by_cell.setdefault(digest, []).append(trial)
+        lines = []
+        for digest, trials in by_cell.items():
+            given = trials[-1].user_attrs
+            cell = StoredCell(dict(given["labels"]), int(given["seed"]), (), given.get("scale", 1.0), digest)
+            lines.append(Line(dict(cell.labels), cell.seed, result_of(cell, decisive(trials))))
+        attributes = summary.user_attrs
+        named = [*suites, *suite_at(attributes.get("file"))]
+        yield from studies_of(attributes["suite"], lines, attributes.get("metric", "test/accuracy"), named, root)
+    require(found > 0, "STUDY", hidden(url), "it has no study of a suite; give the output of bench")
+
+
+@contextmanager
+def snapshot(url: str) -> Iterator[str]:
+    """The URL of a copy of a SQLite database, so that a report writes nothing beside it; of others the URL itself.
+
+    Raises:
+        UsageError: it is no database.
+    """
+    from fl_lightning.bench.study import SQLITE, hidden
+
+    if not url.startswith(SQLITE):
+        yield url
+        return
+    path = Path(url.removeprefix(SQLITE).split("?")[0])
+    # while nobody writes, there is nothing beside it, and nothing is to be put there
+    still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    with tempfile.TemporaryDirectory(prefix="fl-report-") as folder:
+        copy = Path(folder) / path.name
+        try:
+            address = f"{path.resolve().as_uri()}?mode=ro{still}"
+            with closing(sqlite3.connect(address, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        except sqlite3.Error as error:
+            raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; give the output of bench") from error
+        yield f"{SQLITE}{copy}"
+
+
+def suite_at(path: Any) -> list[Suite]:
+    """The suite that a study names, if it is still where it was."""
+    try:
+        return [load_suite(path)] if isinstance(path, str) and Path(path).is_file() else []
+    except UsageError:
+        return []
+
+
+def studies_of(
+    name: str, lines: Sequence[Line], metric: str, suites: Sequence[Suite], root: Path | None
+) -> Iterator[Study]:
+    """The studies of some lines, one for each scale."""
+    known = next((suite for suite in suites if suite.name == name), None)
+    for scale in sorted({line.result.scale for line in lines}, reverse=True) or [1.0]:
+        some = [line for line in lines if line.result.scale == scale]
+        suite = known or suite_of(name, some, metric)
+        notes = []
+        if known is None:
+            text = "its suite is not known, so that it has no published numbers; give its file with --suite"
+            notes.append(f"{name}: {text}")
+        fitting = [line for line in some if fits(line.labels, suite)]
+        if len(fitting) < len(some):
+            notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
+        cells = cells_of(suite, fitting, scale, known is not None)
+        other = {line.result.digest for line in fitting} - own_digests(suite, fitting, scale) if known else set()
+        if other:
+            text = "were run with another config than the suite's file says now (--config, or an edit)"
+            notes.append(f"{name}: {len(other)} cells {text}")
+        results = {line.result.digest: line.result for line in fitting}
+        runs = [run for line in fitting if (run := run_of(line, suite.metric, root)) is not None]
+        yield Study(suite, cells, results, runs, known is not None, tuple(notes))
+
+
+def suite_of(name: str, lines: Sequence[Line], metric: str) -> Suite:
+    """A suite as far as its cells tell it: its axes, and one table."""
+    axes: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for line in lines:
+        for axis, label in line.labels.items():
+            axes.setdefault(axis, {})[label] = ()
+    rows = ("method",) if "method" in axes else tuple(axes)[:1]
+    table = Table("final", rows, tuple(axis for axis in axes if axis not in rows))
+    baseline = {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
+    how: dict[str, Any] = {"minimize": "loss" in metric, "percent": "accuracy" in metric}
+    tables = (table,) if axes else ()
+    return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
+
+
+def fits(labels: Mapping[str, str], suite: Suite) -> bool:
+    """Whether a suite has these labels."""
+    return labels.keys() == suite.axes.keys() and all(label in suite.axes[axis] for axis, label in labels.items())
+
+
+def cells_of(suite: Suite, lines: Sequence[Line], scale: float, told: bool) -> list[Cell]:
+    """The cells of a suite as they were run, and those that have not begun."""
+    begun = {(tuple(line.labels[axis] for axis in suite.axes), line.seed): line for line in lines}
+    made: list[Cell] = []
+    for (labels, seed), line in begun.items():
+        given = dict(zip(suite.axes, labels, strict=True))
+        made.append(StoredCell(given, seed, (line.config,), scale, line.result.digest))
+    if told:
+        seeds = sorted({line.seed for line in lines}) or list(suite.seeds)
+        for seed in seeds:
+            for given in suite.combinations():
+                if (tuple(given.values()), seed) not in begun:
+                    made.append(StoredCell(given, seed, (), scale, f"{seed} {tuple(given.values())}"))
+    return made
+
+
+def own_digests(suite: Suite, lines: Sequence[Line], scale: float) -> set[str]:
+    """The digests that cells have by the suite's file."""
+    return {suite.cell({axis: line.labels[axis] for axis in suite.axes}, line.seed, scale).digest for line in lines}
+
+
+def run_of(line: Line, metric: str, root: Path | None) -> Run | None:
+    """The run of a cell, from its folder where that is there; None for a cell that has not begun."""
+    result = line.result
+    states: dict[str, State] = {"done": "finished", "running": "running", "failed": "failed"}
+    folder = folder_of(result, root)
+    if folder is None and result.state == "waiting" and not result.values:
+        return None
+    state = states.get(result.state, "stopped")
+    if folder is not None:
+        read = read_run(folder, f"{folder.parent.name}/{folder.name}")
+        return replace(read, labels=line.labels, number=line.seed, state=state, reason=result.reason)
+    rows = [{"round": float(round_), metric: value} for round_, value in sorted(result.values.items())]
+    if rows:
+        rows[-1] = {**result.metrics, **rows[-1]}
+    given = {"labels": line.labels, "number": line.seed, "plan": result.plan, "reason": result.reason}
+    known = {"machine_known": result.machine, "seconds_known": result.seconds, "config": line.config}
+    return Run(result.cell, rows=rows, state=state, **given, **known)  # type: ignore[arg-type]
+
+
+def folder_of(result: Result, root: Path | None) -> Path | None:
+    """The folder of the run of a cell; None where it is not here."""
+    if result.run_dir and (Path(result.run_dir) / METRICS).is_file():
+        return Path(result.run_dir)
+    if root is None:
+        return None
+    versions = [path.parent for path in (root / f"{result.cell[:200]}-{result.digest}").glob(f"version_*/{METRICS}")]
+    return max(versions, key=lambda path: int(path.name[8:] or 0), default=None)

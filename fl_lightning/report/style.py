@@ -1,0 +1,56 @@
+"""The colours of a report, light and dark, and the line styles that tell curves apart without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# text and what is behind it; each pair of a text and a ground has a contrast of 4.5 : 1 or more
+LIGHT = {
+    **{"page": "#f6f7f9", "card": "#ffffff", "band": "#eef1f5", "ink": "#1b2028", "quiet": "#545d69"},
+    **{"link": "#0b57b0", "rule": "#c9d0d9", "grid": "#dfe4ea", "mark": "#8a4b00", "mark-ground": "#fff4e0"},
+    **{"good": "#116329", "bad": "#a40e26"},
+}
+DARK = {
+    **{"page": "#11151b", "card": "#191f27", "band": "#222a34", "ink": "#e8ecf1", "quiet": "#a3adba"},
+    **{"link": "#86b9ff", "rule": "#3b4552", "grid": "#2e3742", "mark": "#ffc46b", "mark-ground": "#33270f"},
+    **{"good": "#6fdc8c", "bad": "#ff9aa2"},
+}
+# of curves and bars, with 3 : 1 or more against a card
+LINES = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563")
+LINES_DARK = ("#7ab7ff", "#ff9d6b", "#6fdc8d", "#d2a8ff", "#e3c15a", "#5fd4e4", "#ff8ec6", "#b6c2cf")
+# lengths of strokes and gaps, in widths of the line; with the markers they tell 5 x 7 curves apart
+DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2", "9 3")
+MARKERS = ("", "o", "s", "^", "D", "v", "P")
+# of lines alone: each dot of a hatch would be a path of its own
+HATCHES = ("", "///", "\\\\\\", "---", "xx", "|||", "++", "/")
+FONT = "DejaVu Sans"
+
+
+def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:
+    """Colours as variables of CSS."""
+    named = {**colours, **{f"line-{at}": one for at, one in enumerate(lines)}}
+    return "".join(f"--{name}:{value};" for name, value in named.items())
+
+
+def line_style(at: int) -> dict[str, Any]:
+    """The arguments of matplotlib for curve number ``at``."""
+    dash = DASHES[at % len(DASHES)]
+    style: Any = (0, tuple(map(float, dash.split()))) if dash else "solid"
+    # the first few are told apart by their strokes alone
+    marker = MARKERS[at // len(DASHES) % len(MARKERS)]
+    return {"color": LINES[at % len(LINES)], "linestyle": style, "marker": marker or None, "markersize": 3.5}
+
+
+def settings() -> dict[str, Any]:
+    """What matplotlib is set to while a figure is drawn and saved."""
+    ink, grid = LIGHT["ink"], LIGHT["grid"]
+    colours = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    return {
+        **dict.fromkeys(colours, ink),
+        **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
+        **{"font.family": ["sans-serif"], "font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
+        **{"axes.grid": True, "grid.color": grid, "grid.linewidth": 0.7, "axes.axisbelow": True},
+        **{"axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.6, "hatch.linewidth": 0.6},
+        **{"axes.linewidth": 0.8, "axes.unicode_minus": False, "savefig.transparent": True},
+    }

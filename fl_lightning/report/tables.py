@@ -1,0 +1,294 @@
+"""The tables of a report, as sheets that are rendered as HTML, Markdown and LaTeX, and as lines of CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.layout import NONE, Sheet, Text
+from fl_lightning.bench.suite import Show
+from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
+from fl_lightning.report.configs import ABSENT, compact, differing, of_method
+from fl_lightning.report.curves import BYTES, cumulative
+from fl_lightning.report.gallery import PHASES, mean_phases
+from fl_lightning.report.run import Run
+from fl_lightning.report.sections import Group, Section
+
+ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
+
+
+def results_sheets(section: Section) -> Iterator[Sheet]:
+    """What the configurations came to, and the differences to the baseline."""
+    shows: list[Show] = ["final", "best"]
+    if section.metric.target is not None:
+        shows.append("rounds_to")
+    compared = {show: section.comparison(show) for show in shows}
+    notes: dict[str, str] = {}
+    several = len(section.settings) > 1
+    lines = []
+    for setting in section.settings:
+        for group in section.at(setting):
+            place = ((group.line,), (setting,) if several else ())
+            line = [Text(setting)] if several else []
+            line += [Text(group.line), *(entry_text(compared[show], place, notes) for show in shows)]
+            lines.append([*line, *spent_texts(group)])
+    heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
+    if section.metric.target is not None:
+        heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
+    heads += ["seeds", "rounds", "seconds a round", "MB a round"]
+    names = ["setting", "method"] if several else ["method"]
+    yield Sheet(caption(section), names, [(head, []) for head in heads], lines, notes, section.title)
+    final = compared["final"]
+    if section.baseline and any(differs(one) for one in final.entries.values()):
+        yield differences_sheet(final, {note: number for number, note in notes.items()})
+
+
+def caption(section: Section) -> str:
+    """How to read the table of results."""
+    said = ["Mean ± standard deviation over the seeds, of the runs that are finished."]
+    said += [f"In bold: the best{' of each setting' if len(section.settings) > 1 else ''}."]
+    if section.metric.target is not None:
+        said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
+    return " ".join(said)
+
+
+def entry_text(comparison: Comparison, place: Any, notes: dict[str, str]) -> Text:
+    """A number of the table; a run that waits to go on is called stopped."""
+    entry = comparison.entries.get(place)
+    if entry is None:
+        return Text(NONE)
+    # what is not compared is said of the differences
+    kept = replace(entry, notes=tuple(note for note in entry.notes if "not compared" not in note))
+    numbered(entry, notes)
+    text = ours(entry, comparison, numbered(kept, notes))
+    return replace(text, text=text.text.replace("waiting", "stopped"))
+
+
+def spent_texts(group: Group) -> list[Text]:
+    """Seeds, rounds, seconds and megabytes of a group."""
+    runs = list(group.runs.values())
+    rounds = sorted({run.rounds for run in runs})
+    told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None and run.rounds]
+    return [
+        Text(str(len(runs))),
+        Text(told),
+        Text(f"{np.mean(seconds):.3g}" if seconds else NONE),
+        Text(f"{np.mean(bytes_) / 1e6:.3g}" if bytes_ else NONE),
+    ]
+
+
+def bytes_of(run: Run) -> float | None:
+    """Bytes that went down and up in all rounds; None where that is not known."""
+    return max(cumulative(run, BYTES).values(), default=None)
+
+
+def runs_sheet(section: Section) -> Sheet:
+    """The runs, one in each row, with what they are at."""
+    lines = []
+    for setting in section.settings:
+        for group in section.at(setting):
+            for seed in sorted(group.runs):
+                run = group.runs[seed]
+                label = ", ".join(filter(None, [group.line, setting]))
+                numbers = [Text(value_text(section, value)) for value in final_and_best(section, run)]
+                lines.append([Text(label), Text(str(seed)), Text(run.told), *numbers, Text(run.plan_hash[:8] or NONE)])
+                lines[-1].append(Text(run.name))
+    heads = ["last", "best", "partition", "folder"]
+    told = "Every run that counts, with its last and its best value so far, whether it is finished or not."
+    return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines)
+
+
+def final_and_best(section: Section, run: Run) -> tuple[float | None, float | None]:
+    """The last and the best value of a run, so far."""
+    values = run.values(section.metric.tag)
+    finite = [one for one in values.values() if one == one]
+    last = values[max(values)] if values else None
+    return last, (min if section.metric.minimize else max)(finite, default=None)
+
+
+def value_text(section: Section, value: float | None) -> str:
+    """A value of the metric in its unit."""
+    if value is None:
+        return NONE
+    return f"{section.metric.in_unit(value):.{2 if section.metric.percent else 4}f}"
+
+
+def config_sheet(section: Section) -> Sheet | None:
+    """The keys in which the configurations differ; None where there is nothing to compare."""
+    groups = [group for setting in section.settings for group in section.at(setting)]
+    configs = [compact(group.config) for group in groups]
+    keys = sorted(differing(configs), key=lambda key: not of_method(key))
+    if not keys:
+        return None
+    labels = [", ".join(filter(None, [group.line, group.setting])) for group in groups]
+    told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
+    if len(groups) < len(keys):
+        lines = [[Text(key), *(Text(config.get(key, ABSENT)) for config in configs)] for key in keys]
+        return Sheet(told, ["key"], [(label, []) for label in labels], lines)
+    lines = [
+        [Text(label), *(Text(config.get(key, ABSENT)) for key in keys)]
+        for label, config in zip(labels, configs, strict=True)
+    ]
+    return Sheet(told, ["configuration"], [(key, []) for key in keys], lines)
+
+
+def common_config(section: Section) -> list[tuple[str, str]]:
+    """The keys that all configurations have in common, with their values."""
+    configs = [group.config for group in section.groups]
+    differ = set(differing(configs))
+    return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
+
+
+def cost_sheet(section: Section) -> Sheet | None:
+    """What the configurations cost; None where no run tells."""
+    groups = [group for setting in section.settings for group in section.at(setting)]
+    phases = {id(group): mean_phases(group) for group in groups}
+    memory = sorted({tag for group in groups for run in group.runs.values() for tag in last_row(run) if of_memory(tag)})
+    own = {id(group): of_cost_file(group) for group in groups}
+    columns = dict.fromkeys(column for one in own.values() for column in one)
+    heads = [
+        *(f"{phase}, s" for phase in PHASES),
+        "round, s",
+        "down, MB",
+        "up, MB",
+        "all rounds, MB",
+        *memory,
+        *columns,
+    ]
+    lines = []
+    for group in groups:
+        label = ", ".join(filter(None, [group.line, group.setting]))
+        runs = list(group.runs.values())
+        line = [Text(label), *(amount([phases[id(group)].get(phase)]) for phase in PHASES)]
+        line.append(amount([run.seconds for run in runs]))
+        line += [amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES]
+        line.append(amount([bytes_of(run) for run in runs], 1e6))
+        line += [amount([last_row(run).get(tag) for run in runs]) for tag in memory]
+        lines.append([*line, *(Text(own[id(group)].get(column, NONE)) for column in columns)])
+    kept = [at for at in range(len(heads)) if any(line[at + 1].text != NONE for line in lines)]
+    if not kept:
+        return None
+    told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
+    told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
+    kept_lines = [[line[0], *(line[at + 1] for at in kept)] for line in lines]
+    return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines)
+
+
+def of_memory(tag: str) -> bool:
+    """Whether a metric is of the memory that a run takes."""
+    return tag.startswith("memory/")
+
+
+def last_row(run: Run) -> Mapping[str, float]:
+    """The metrics of the last round; none of a run without rounds."""
+    return run.rows[-1] if run.rows else {}
+
+
+def amount(values: Sequence[float | None], unit: float = 1.0) -> Text:
+    """The mean of the values that are known."""
+    known = [one for one in values if one is not None]
+    return Text(f"{np.mean(known) / unit:.3g}" if known else NONE)
+
+
+def of_cost_file(group: Group) -> dict[str, str]:
+    """The last line of ``cost.csv`` of the run of the smallest seed, where it has one."""
+    path = None if group.first.folder is None else group.first.folder / "cost.csv"
+    if path is None or not path.is_file():
+        return {}
+    try:
+        lines = list(csv.DictReader(io.StringIO(path.read_text())))
+    except (OSError, ValueError, csv.Error):
+        return {}
+    told = lines[-1] if lines else {}
+    return {key: short_number(value) for key, value in told.items() if key and value and key not in ("round", "step")}
+
+
+def short_number(text: str) -> str:
+    """A number with four digits; other text as it is."""
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
+
+
+def environment_sheet(runs: Sequence[Run]) -> Sheet | None:
+    """What the runs ran on; None where no run tells."""
+    told = [run.environment for run in runs if run.environment]
+    if not told:
+        return None
+    packages = dict.fromkeys(name for one in told for name in one.get("versions") or {})
+    keys = [(key, [one.get(key) for one in told]) for key in ENVIRONMENT]
+    keys += [(f"version of {name}", [(one.get("versions") or {}).get(name) for one in told]) for name in packages]
+    lines = []
+    for key, values in keys:
+        counts = Counter(plain(value) for value in values)
+        if set(counts) == {NONE}:
+            continue
+        of = [f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.most_common()]
+        lines.append([Text(key), Text("; ".join(of))])
+    return Sheet(f"What {len(told)} runs ran on.", ["key"], [("value", [])], lines)
+
+
+def plain(value: Any) -> str:
+    """A value of the environment as text."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return NONE if value is None else str(value)
+
+
+def commands(runs: Sequence[Run]) -> list[tuple[str, int]]:
+    """The distinct command lines of the runs, and how many runs have each."""
+    import shlex
+
+    given = [run.environment.get("command") for run in runs]
+    lines = Counter(shlex.join(map(str, one)) for one in given if isinstance(one, list) and one)
+    return list(lines.items())
+
+
+def numbers_csv(comparisons: Sequence[Comparison]) -> str:
+    """One line for each row and column of each table, with all numbers unrounded."""
+    return in_lines(
+        {"title": one.suite.title, **line} for at, one in enumerate(comparisons, 1) for line in csv_lines(at, one)
+    )
+
+
+def runs_csv(sections: Sequence[Section]) -> str:
+    """One line a run: what it is, what it came to, and all differing keys."""
+    return in_lines(line for section in sections for line in run_lines(section))
+
+
+def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
+    """A table as CSV with the columns of all its lines."""
+    made = list(lines)
+    columns = dict.fromkeys(column for line in made for column in line)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(columns), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(made)
+    return file.getvalue()
+
+
+def run_lines(section: Section) -> Iterator[dict[str, Any]]:
+    """The lines of the runs of a section."""
+    keys = differing([group.config for group in section.groups])
+    for setting in section.settings:
+        for group in section.at(setting):
+            for seed in sorted(group.runs):
+                run = group.runs[seed]
+                last, best = final_and_best(section, run)
+                yield {
+                    **{"data": section.title, "method": group.line, "setting": setting, "seed": seed},
+                    **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
+                    **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
+                    **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
+                    **{f"config {key}": group.config.get(key, "") for key in keys},
+                }

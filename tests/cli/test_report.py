@@ -1,0 +1,307 @@
+"""The command ``report``: what it takes, what it refuses, and what it writes."""
+
+import csv
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.benches import TOY, FakeRunner, outcome, toy_driver, toy_suite
+from helpers.reports import make_old, write_run
+
+from fl_lightning.bench.study import connect, open_study, results_of
+from fl_lightning.bench.table import write_tables
+from fl_lightning.cli import main
+from fl_lightning.report.figures import Card
+from fl_lightning.report.page import Asked, make_report
+from fl_lightning.report.sources import read_sources
+
+SMALL = """
+model:
+  class_path: ImageClassifier
+  init_args:
+    encoder: {class_path: MLP, init_args: {in_features: 64, hidden: [16]}}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data: {class_path: Digits, init_args: {num_clients: 3, train_size: 90, test_size: 50}}
+trainer: {max_rounds: 2, logger: false, enable_progress_bar: false, callbacks: [{class_path: SpectrumMonitor}]}
+"""
+PUBLISHED = """tables:
+  - {caption: Table 7, page: 3, published: {FedAvg: {0.1: 40, 0.2: 41}, FedProx: {0.1: 45.5, 0.2: 40}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch, request):
+    """Leave the drawings out where they do not matter: they take most of the time."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Card, "drawings", lambda self: iter(["<svg></svg>"]))
+
+
+@pytest.fixture
+def drawn():
+    """For a test that needs the drawings."""
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """``command(*args)`` runs the report in an empty folder; gives the status, and what it says and complains of."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+
+    def run(*args):
+        status = 0
+        try:
+            main(["report", *map(str, args)])
+        except SystemExit as ended:
+            status = ended.code
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# ------------------------------------------------------------------ bad input
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ([], "the following arguments are required: DIR|STUDY"),
+        (["nowhere"], "nowhere: cannot be read: No such file or directory; give a folder that has runs below it"),
+        (["empty"], "empty: there is no run in this folder or below it; give a folder"),
+        (["notes.txt"], "notes.txt: is neither a database, a file of cells nor a suite"),
+        (["broken.cells.csv"], "broken.cells.csv: is no file of cells"),
+        (["broken.db"], "broken.db': cannot be read: file is not a database"),
+        (["sqlite:///nowhere.db"], "STUDY='sqlite:///nowhere.db': there is no such database"),
+        (["suite.yaml"], "is not there; give the folder that bench wrote, with --suite suite.yaml"),
+        (["RUNS", "--output", "page.txt"], "--output='page.txt': give a file that ends in .html"),
+        (["RUNS", "--output", "empty"], "--output='empty': give a file that ends in .html"),
+        (["RUNS", "--output", "folder.html"], "--output='folder.html': is a folder"),
+        (["RUNS", "--output", "notes.txt/page.html"], "--output='notes.txt/page.html': cannot be written"),
+        (["RUNS", "--output", "/proc/nowhere/page.html"], "--output='/proc/nowhere"),
+        (["RUNS", "--metric", "test/f1"], "--metric='test/f1': no run has it; there are"),
+        (["RUNS", "--baseline", "FedUV"], "--baseline='FedUV': no run is called so; there are FedAvg"),
+        (["RUNS", "--target", "60"], "--target=60.0: give the value as the run logs it, such as 0.6 for 60 %"),
+        (["RUNS", "--figure", "nothing"], "--figure='nothing': the report has none of this name; it has test-accuracy"),
+        (["RUNS", "--figure", "test-accuracy", "--output", "a.html"], "give a file that ends in .pdf, .svg, .png"),
+        (["RUNS", "--suite", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["RUNS", "--nothing"], "unrecognized arguments: --nothing"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(command, run, tmp_path, args, text):
+    here = tmp_path / "here"
+    (here / "empty").mkdir()
+    (here / "folder.html").mkdir()
+    for name in ("notes.txt", "broken.cells.csv", "broken.db"):
+        (here / name).write_text("something else\n" * 99)
+    (here / "suite.yaml").write_text(TOY)
+    before = files(tmp_path)
+    status, out, err = command(*(str(tmp_path / "runs") if one == "RUNS" else one for one in args))
+    assert (status, out) == (2, "") and err.count("\n") == 1 and err.startswith("error: ")
+    assert text in err
+    assert files(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_written_to_leaves_no_part_of_the_files(command, run, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    write = Path.write_text
+
+    def full(path, text, **how):
+        if path.name.startswith(".page.tex"):
+            raise OSError(28, "No space left on device")
+        return write(path, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    status, _, err = command(tmp_path / "runs", "--output", "page.html")
+    assert status == 2 and "No space left on device" in err
+    assert files(tmp_path / "here") == []
+
+
+# ------------------------------------------------------------------ runs
+def test_the_page_and_its_tables_are_written_side_by_side(command, run, tmp_path):
+    status, out, err = command(tmp_path / "runs", "--output", "new/page.html")
+    assert (status, out, err) == (0, "1 run: new/page.html\n", "")
+    named = ["page.csv", "page.html", "page.md", "page.runs.csv", "page.tex"]
+    assert files(tmp_path / "here" / "new") == named
+    assert command(run)[1] == "1 run: report.html\n"
+
+
+def test_runs_are_taken_once_however_often_they_are_named(command, run, tmp_path):
+    assert command(tmp_path / "runs", run, run.parent)[1] == "1 run: report.html\n"
+
+
+def test_a_run_that_goes_on_and_one_that_is_torn_are_shown_as_such(command, tmp_path):
+    write_run(tmp_path / "runs" / "goes_on" / "version_0", rounds=9, done=2, measured=False)
+    torn = write_run(tmp_path / "runs" / "torn" / "version_0", seed=1, rounds=4, measured=False)
+    (torn / "metrics.csv").write_bytes((torn / "metrics.csv").read_bytes()[:-20])
+    make_old(torn)
+    status, _, err = command(tmp_path / "runs")
+    assert status == 0
+    assert "warning: goes_on/version_0 is still running, 2 of 9 rounds so far" in err
+    assert "metrics.csv: line 5 is cut; it is read up to there, 3 rounds" in err
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "running, 2 of 9 rounds so far" in page and "stopped, 3 of 4 rounds" in page
+
+
+@pytest.mark.parametrize("ending", ["pdf", "svg", "png"])
+def test_one_figure_is_made_by_the_command_on_the_page(command, run, tmp_path, ending):
+    status, out, _ = command(run, "--figure", "test-accuracy", "--output", f"a.{ending}")
+    assert (status, out) == (0, f"a.{ending}\n") and files(tmp_path / "here") == [f"a.{ending}"]
+    begins = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}[ending]
+    assert (tmp_path / "here" / f"a.{ending}").read_bytes().startswith(begins)
+
+
+CHECK = """
+import hashlib, sys
+import fl_lightning.cli.report
+from fl_lightning.report.page import Asked, make_report
+from fl_lightning.report.sources import read_sources
+files = make_report(read_sources(sys.argv[1:], []), Asked()).files("page")
+print(hashlib.sha256(repr(files).encode()).hexdigest())
+print([name for name in ("torch", "lightning", "torchvision", "optuna", "matplotlib.pyplot") if name in sys.modules])
+"""
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_report_is_the_same_in_every_process_and_never_imports_torch(run, tmp_path):
+    write_run(tmp_path / "runs" / "feduv" / "version_0", "FedUV", rounds=3)
+    files = make_report(read_sources([str(tmp_path / "runs")], []), Asked()).files("page")
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    args = [sys.executable, "-c", CHECK, tmp_path / "runs"]
+    ended = subprocess.run(args, capture_output=True, text=True, check=True, timeout=300, env=environment)
+    assert ended.stdout.split() == [hashlib.sha256(repr(files).encode()).hexdigest(), "[]"]
+
+
+@pytest.mark.usefixtures("drawn")
+def test_real_runs_have_a_page(command, tmp_path):
+    """What the trainer leaves is what the report reads."""
+    (tmp_path / "small.yaml").write_text(SMALL)
+    where = ["--trainer.default_root_dir", str(tmp_path / "real")]
+    for method in ([], ["--method+=FedProx"]):
+        main(["fit", "--config", str(tmp_path / "small.yaml"), *where, *method])
+    status, _, err = command(tmp_path / "real")
+    assert (status, err) == (0, "")
+    lines = list(csv.DictReader((tmp_path / "here" / "report.runs.csv").read_text().splitlines()))
+    assert [(line["method"], line["state"], line["rounds"]) for line in lines] == [
+        ("FedAvg", "finished", "2"),
+        ("FedProx", "finished", "2"),
+    ]
+    assert lines[0]["partition"] == lines[1]["partition"] != ""
+    page = (tmp_path / "here" / "report.html").read_text()
+    for heading in ("Spectra", "Who holds what", "Drift of the clients", "Cost"):
+        assert f"<h3>{heading}</h3>" in page
+    assert "Digits" in page and "warning" not in page.split("</style>")[1].split("<h2>")[0]
+
+
+# ------------------------------------------------------------------ studies
+def answers(cell, on_round):
+    """FedProx is better by 1/16 in each of its cells."""
+    better = 0.0625 * ("FedProx" in cell["name"]) + 0.03125 * ("seed=1" in cell["name"])
+    return outcome((0.25, 0.5 + better))
+
+
+def run_study(folder):
+    """A suite with published numbers, and the output of a bench that has run it, with its tables."""
+    text = TOY.replace("seeds: 1", "seeds: 2\nnotes: [One thing is left open.]") + PUBLISHED
+    suite = toy_suite(folder, text)
+    output = folder / "output"
+    output.mkdir()
+    driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
+    driver.run()
+    write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")
+    return suite, output, folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return run_study(tmp_path_factory.mktemp("study"))
+
+
+def page_of(tmp_path):
+    return (tmp_path / "here" / "report.html").read_text()
+
+
+def test_a_study_has_the_papers_table_and_its_verdicts(command, study, tmp_path):
+    _, output, _ = study
+    status, out, err = command(output)
+    assert (status, err) == (0, "") and out == "8 runs: report.html\n"
+    page = page_of(tmp_path)
+    assert "Table 7 (page 3 of the source)" in page and "One thing is left open." in page
+    assert "8 cells: 8 done." in page and "45.50" in page and "+5.50" in page
+    assert 'class=" brief reproduced"' in page or ">reproduced<" in page
+    assert ">reversed<" in page  # the paper has -1.00 in the second column
+    paper = list(csv.DictReader((tmp_path / "here" / "report.paper.csv").read_text().splitlines()))
+    assert [line["verdict"] for line in paper] == ["", "reproduced", "", "reversed"]
+
+
+def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
+    _, output, tables = study
+    command(output)
+    (table,) = tables.glob("*.table.md")
+    report = (tmp_path / "here" / "report.md").read_text()
+    for line in table.read_text().splitlines():
+        assert not line.startswith("|") or line in report
+
+
+@pytest.mark.parametrize("how", ["folder", "database", "url", "cells", "suite"])
+def test_a_study_is_found_by_any_of_its_names(command, study, tmp_path, how):
+    suite, output, tables = study
+    given = {
+        "folder": [output],
+        "database": [output / "study.db"],
+        "url": [f"sqlite:///{output / 'study.db'}"],
+        "cells": [tables / f"{suite.name}.cells.csv", "--suite", suite.path],
+        "suite": [suite.path],
+    }
+    if how == "suite":
+        (tmp_path / "here" / "runs").mkdir()
+        (tmp_path / "here" / "runs" / suite.name).symlink_to(output)
+    status, out, err = command(*given[how])
+    assert (status, err) == (0, "") and out.startswith("8 runs")
+    assert ">reversed<" in page_of(tmp_path)
+
+
+def test_a_report_writes_nothing_beside_a_database(command, study):
+    before = files(study[1])
+    command(study[1])
+    assert files(study[1]) == before
+
+
+def test_cells_without_their_suite_have_tables_without_published_numbers(command, study, tmp_path):
+    suite, _, tables = study
+    status, _, err = command(tables / f"{suite.name}.cells.csv")
+    assert status == 0 and "its suite is not known" in err and "--suite" in err
+    page = page_of(tmp_path)
+    assert "45.50" not in page and "56.25" in page and "lr=0.1" in page
+
+
+def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
+    suite, output, _ = run_study(tmp_path)
+    suite.path.write_text(suite.path.read_text().replace("max_rounds: 3", "max_rounds: 4"))
+    status, _, err = command(output)
+    assert status == 0 and "8 cells were run with another config than the suite's file says now" in err
+    assert "8 cells: 8 done." in page_of(tmp_path)
+
+
+def test_a_database_of_something_else_is_refused(command, tmp_path):
+    connect(f"sqlite:///{tmp_path / 'study.db'}")
+    status, _, err = command(tmp_path / "study.db")
+    assert status == 2 and "it has no study of a suite; give the output of bench" in err
+
+
+def test_a_study_of_which_nothing_has_run_has_a_page(command, tmp_path):
+    suite = toy_suite(tmp_path)
+    open_study(suite, connect(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
+    status, out, _ = command(tmp_path / "study.db")
+    assert (status, out) == (0, "0 runs: report.html\n")
+    assert "4 cells: 4 waiting." in page_of(tmp_path)

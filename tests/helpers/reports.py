@@ -1,0 +1,31 @@
+"""Folders of runs as they are left behind, without training."""
+
+import importlib.util
+import os
+import time
+from pathlib import Path
+
+SPEED = Path(__file__).resolve().parents[2] / "experiments" / "speed" / "report.py"
+_spec = importlib.util.spec_from_file_location("report_benchmark", SPEED)
+benchmark = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(benchmark)
+write_run = benchmark.write_run
+
+
+def make_old(folder, seconds=86_400):
+    """Let a folder look as if nothing had happened there for some time."""
+    then = time.time() - seconds
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (then, then))
+
+
+def accuracies(folder):
+    """The accuracies of the rounds in a folder's metrics.csv."""
+    header, *lines = (folder / "metrics.csv").read_text().splitlines()
+    at = header.split(",").index("test/accuracy")
+    return [float(line.split(",")[at]) for line in lines]
+
+
+def snapshot(root):
+    """Every file below a folder with its contents and the time of its last change."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
