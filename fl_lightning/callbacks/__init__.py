@@ -3,6 +3,7 @@
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
+from fl_lightning.callbacks.drift import Drift
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.progress import ProgressBar
@@ -13,6 +14,7 @@ __all__ = [
     "CCVR",
     "BestCheckpoint",
     "Callback",
+    "Drift",
     "EarlyStopping",
     "Measurement",
     "ProgressBar",
