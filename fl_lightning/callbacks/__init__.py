@@ -3,9 +3,13 @@
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
+from fl_lightning.callbacks.cost import CostLedger
+from fl_lightning.callbacks.deviation import DeviationBound
 from fl_lightning.callbacks.drift import Drift
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.callbacks.per_class import PerClassAccuracy
+from fl_lightning.callbacks.personal import PersonalAccuracy
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
 from fl_lightning.callbacks.spectrum import SpectrumMonitor
@@ -14,9 +18,13 @@ __all__ = [
     "CCVR",
     "BestCheckpoint",
     "Callback",
+    "CostLedger",
+    "DeviationBound",
     "Drift",
     "EarlyStopping",
     "Measurement",
+    "PerClassAccuracy",
+    "PersonalAccuracy",
     "ProgressBar",
     "RunRecord",
     "SpectrumMonitor",

@@ -158,9 +158,14 @@ class RunAccess:
         """The names of the domains of which there are test data; none where the data have no domains."""
         return self.run.loaders.domains
 
-    def has_data(self, phase: str) -> bool:
-        """Whether there are data of ``val`` or ``test``."""
-        return self.run.evaluator.has_data(phase)
+    def has_data(self, phase: str, client: int | None = None) -> bool:
+        """Whether there are data of ``val`` or ``test``; with ``client``, whether it has test examples of its own.
+
+        Raises:
+            UsageError: the data set does not divide its test data over clients.
+        """
+        loaders = self.run.loaders.evaluation(phase, client)
+        return any(len(loader) for loader in loaders) if client is not None else bool(loaders)
 
     def evaluate(self, phase: str, state: State | None = None, client: int | None = None) -> dict[str, float]:
         """Metrics by tag of a state; none without data. No callback sees the batches.
