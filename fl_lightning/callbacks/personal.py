@@ -87,7 +87,8 @@ class PersonalAccuracy(Measurement):
         for k in self.clients:
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
             require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
-        self.prototypes = any(hasattr(method, "prototypes") for method in trainer.methods.methods)
+        # the class declares them as server values, which have no value before the first round
+        self._with_prototypes = [one for one in trainer.methods.methods if hasattr(type(one), "prototypes")]
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
@@ -127,7 +128,7 @@ class PersonalAccuracy(Measurement):
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
             values["tuned"] = math.nan if tuned is None else self._accuracy(trainer, tuned, k)
-        if self.prototypes:
+        if self._with_prototypes:
             values["prototype"] = self._by_prototype(trainer, k)
         return values
 
@@ -145,7 +146,7 @@ class PersonalAccuracy(Measurement):
         return hits, total
 
     def _by_prototype(self, trainer: FederatedTrainer, k: int) -> float:
-        method: Any = next(one for one in trainer.methods.methods if hasattr(one, "prototypes"))
+        method: Any = self._with_prototypes[0]
         if method.prototypes is None:
             return math.nan
         usable, counts = method.known, trainer.data.info(k).label_counts
