@@ -134,10 +134,10 @@ GROUPS = ("majority", "minority", "missing")
 
 
 def groups_of(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:
-    """A client's majority, minority and missing classes, each as a boolean ``(C,)`` (FedLC, Definition 2).
+    r"""A client's majority, minority and missing classes, each as a boolean ``(C,)`` (FedLC, Definition 2).
 
-    The paper has :math:`n_j \\gg n_r > 0` and :math:`n_s = 0`, without a threshold. Here class c is a majority class
-    where :math:`n_c \\ge a \\, n / C` with the threshold a.
+    The paper has :math:`n_j \gg n_r > 0` and :math:`n_s = 0`, without a threshold. Here class c is a majority class
+    where :math:`n_c \ge a \, n / C` with the threshold a.
 
     Args:
         counts: :math:`n_c`, the number of the client's training examples of each class, ``(C,)``.

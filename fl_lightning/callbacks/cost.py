@@ -44,26 +44,26 @@ class CostLedger(Callback):
 
     Its columns, and the tags under which each round logs them:
 
-    - ``methods``: the run's methods; ``clients``, ``steps``: clients that sent an update, and local steps of all clients
-      (``cost/steps``).
-    - ``flops`` (``cost/flops``): floating-point operations of local training; ``flops_extra`` (``cost/flops_extra``): those
-      of them that the methods add to the module's own. ``flops_extra/<name>`` is what a method adds by itself; shares
-      need not add up, where methods use the same reference model or one freezes layers.
+    - ``methods``: the run's methods; ``clients``: how many sent an update; ``steps`` (``cost/steps``): local steps of
+      all clients.
+    - ``flops`` (``cost/flops``): floating-point operations of local training; ``flops_extra`` (``cost/flops_extra``):
+      those of them that the methods add to the module's own. ``flops_extra/<name>`` is what a method adds by itself;
+      shares need not add up, where methods use the same reference model or one freezes layers.
     - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models, counted one by one.
     - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): what the server sends and gets.
     - ``client_state`` (``cost/client_state``): mean bytes that a client of the round keeps for its next visit;
       ``client_state/<name>`` is the part of a method, ``client_state/state`` that of the entries that do not travel.
     - ``seconds`` (``time/counted``): from the draw of the cohort to the end of the round, without writing checkpoints.
-    - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU what was allocated in this round, on a
-      CPU the resident memory of the process since it began.
+    - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU what was allocated in this round,
+      on a CPU the resident memory of the process since it began.
     - ``<column>_total``: the sum over all rounds so far, of what adds up.
 
-    What is approximate: operations are those of matrix products and convolutions, as ``torch.utils.flop_counter`` counts
-    them (a multiplication and an addition are two); normalisation, activations, the optimizer, and what methods do to
-    gradients and weights count nothing. One step of one client is counted, forward and backward, in the rounds 0 and 1
-    and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: a last batch that
-    is not full counts as a full one. Extra operations are multiplied by the forward passes of reference models instead
-    where a method runs any. Evaluation and callbacks are left out, except in ``seconds`` and ``memory_peak``.
+    What is approximate: operations are those of matrix products and convolutions, as ``torch.utils.flop_counter``
+    counts them (a multiplication and an addition are two); normalisation, activations, the optimizer, and what methods
+    do to gradients and weights count nothing. One step of one client is counted, forward and backward, in the rounds 0
+    and 1 and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: a last batch
+    that is not full counts as a full one. Extra operations are multiplied by the forward passes of reference models
+    instead where a method runs any. Evaluation and callbacks are left out, except in ``seconds`` and ``memory_peak``.
 
     Args:
         every_n_rounds: rounds from one count of a step, and one writing of the file, to the next, at least 1. The file

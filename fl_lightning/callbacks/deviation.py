@@ -1,7 +1,7 @@
 r"""FedLC's deviation bound: does a client's majority class push the scores of its minority classes down?
 
-Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Definition 3, Theorems 1
-and 3. Paper: https://arxiv.org/abs/2209.00189
+Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Definition 3,
+Theorems 1 and 3. Paper: https://arxiv.org/abs/2209.00189
 
 Over a client's training examples of class c, let :math:`\bar h^{(c)}` be the mean representation and
 :math:`\bar p_y^{(c)}` the mean probability of class y. For a majority class j and a minority class r
@@ -9,8 +9,9 @@ Over a client's training examples of class c, let :math:`\bar h^{(c)}` be the me
 .. math::
     D_{jr} = \frac{(1 - \bar p_r^{(r)}) \lVert \bar h^{(r)} \rVert^2}{\bar p_r^{(j)} \, \bar h^{(r)} \cdot \bar h^{(j)}}
 
-Theorem 1: where :math:`n_j / n_r > D_{jr} > 0`, the examples of j outweigh those of r in a gradient step, the row
-:math:`w_r` of the classifier moves against its class, :math:`\Delta w_r \cdot \bar h^{(r)} < 0`, and other rows towards it.
+Theorem 1: where :math:`n_j / n_r > D_{jr} > 0`, the examples of j outweigh those of r in a gradient step: the row
+:math:`w_r` of the classifier moves against its class, :math:`\Delta w_r \cdot \bar h^{(r)} < 0`, and other rows towards
+it.
 
 Theorem 3 gives the bound under calibrated logits. Its derivation is that of Definition 3 with the probabilities of the
 calibrated softmax, which is what is computed here:
@@ -21,8 +22,8 @@ calibrated softmax, which is what is computed here:
              {\overline{\tilde p}_r^{(j)} \, \bar h^{(r)} \cdot \bar h^{(j)}},
     \qquad \Delta_{(r, y)} = \tau (n_r^{-1/4} - n_y^{-1/4})
 
-As printed, the factor is :math:`\Delta_{(r, y)}` without the exponential. The bound would then be 0 at :math:`\tau = 0`,
-where it has to be that of Definition 3.
+As printed, the factor is :math:`\Delta_{(r, y)}` without the exponential. The bound would then be 0 at
+:math:`\tau = 0`, where it has to be that of Definition 3.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class DeviationBound(ClientMeasurement):
         self,
         every_n_rounds: int = 10,
         max_clients: int = 20,
-        examples: int | None = 512,
+        examples: int | None = 256,
         tau: float | None = None,
         majority: float = 1.0,
     ) -> None:
@@ -148,10 +149,11 @@ class DeviationBound(ClientMeasurement):
         taps, k, total = ("representation", "logits"), client.info.id, 0
         sums: dict[str, Any] = {}
         with closing(trainer.representations(client.received, taps, "train", k)) as batches:  # type: ignore[type-var]
-            for _, _, targets, values in batches:
-                require(targets is not None, "DeviationBound: the data of client", k, "they have no labels (B,)")
-                add(sums, values["representation"], values["logits"], targets, counts, self._tau)  # type: ignore[arg-type]
-                total += len(targets)  # type: ignore[arg-type]
+            for _, _, given, values in batches:
+                require(given is not None, "DeviationBound: the data of client", k, "they have no labels (B,)")
+                targets: Any = given
+                add(sums, values["representation"], values["logits"], targets, counts, self._tau)
+                total += len(targets)
                 if self.examples is not None and total >= self.examples:
                     break
         if not sums:
@@ -177,7 +179,7 @@ class Means(NamedTuple):
 
 
 def add(sums: dict[str, Any], z: Tensor, logits: Tensor, targets: Tensor, counts: Tensor, tau: float) -> None:
-    """Add the sums of a batch over the examples of each class, by the names of :class:`Means`, and their number ``n``."""
+    """Add the sums of a batch over the examples of each class, by the names of :class:`Means`, and the number ``n``."""
     classes, wide = len(counts), logits.double()
     calibrated = calibrated_logits(wide, counts.to(logits.device), tau)
     rows = {"h": as_rows(z), "p": wide.softmax(1), "q": calibrated.softmax(1)}
@@ -188,7 +190,7 @@ def add(sums: dict[str, Any], z: Tensor, logits: Tensor, targets: Tensor, counts
 
 
 def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """:math:`(n_j / n_r) / D_{jr}` for all classes j (rows) and r (columns), ``(C, C)``; nan without examples of both."""
+    """:math:`(n_j / n_r) / D_{jr}` for all classes j (rows) and r (columns), ``(C, C)``; nan without their examples."""
     products = h @ h.T
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = p * products / ((1 - np.diag(p)) * np.diag(products))
@@ -243,6 +245,7 @@ def scalars(values: dict[str, np.ndarray]) -> dict[str, float]:
 def draw(series: dict[str, np.ndarray]) -> Figure:
     """The direction of each minority class's row over the ratio of Theorem 1, of all rounds, for both bounds."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), TITLES.items(), strict=True):
@@ -255,7 +258,11 @@ def draw(series: dict[str, np.ndarray]) -> Figure:
         axes.axvline(1, color="black", linewidth=0.8, linestyle="--")
         axes.axhline(0, color="black", linewidth=0.8)
         share = f"of {predicted.sum()} above 1, {down[predicted].sum()} deviate"
-        axes.set(xscale="log", xlabel=r"$(n_j / n_r) / D_{jr}$", title=f"{title}\n{share}")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel=r"$(n_j / n_r) / D_{jr}$", title=f"{title}\n{share}")
     figure.axes[0].set_ylabel(r"cosine of $\Delta w_r$ and $\bar h^{(r)}$")
     figure.axes[0].legend()
     return figure

@@ -1,15 +1,16 @@
 r"""How far and in which directions clients move away from each other in a round.
 
-With client k's change :math:`\Delta_k = y_k - w^t`, its weight :math:`p_k` (normalised over the clients measured) and the
-sum :math:`\eta_k` of the learning rates of its local steps, the pseudo-gradient is :math:`g_k = -\Delta_k / \eta_k`, and
+With client k's change :math:`\Delta_k = y_k - w^t`, its weight :math:`p_k` (normalised over the clients measured) and
+the sum :math:`\eta_k` of the learning rates of its local steps, the pseudo-gradient is
+:math:`g_k = -\Delta_k / \eta_k`, and
 
 .. math::
     \cos_{kl} = \frac{\langle \Delta_k, \Delta_l \rangle}{\lVert \Delta_k \rVert \lVert \Delta_l \rVert}, \qquad
     B^2 = \frac{\sum_k p_k \lVert g_k \rVert^2}{\lVert \sum_k p_k g_k \rVert^2} \ge 1
 
-B is the gradient dissimilarity of FedProx (Li et al., MLSys 2020, Definition 3, https://arxiv.org/abs/1812.06127), which
-SCAFFOLD bounds, too (Karimireddy et al., ICML 2020, assumption A1, https://arxiv.org/abs/1910.06378). Theirs is of the
-gradients at one point; with one local step on all of a client's data this is the same number.
+B is the gradient dissimilarity of FedProx (Li et al., MLSys 2020, Definition 3, https://arxiv.org/abs/1812.06127),
+which SCAFFOLD bounds, too (Karimireddy et al., ICML 2020, assumption A1, https://arxiv.org/abs/1910.06378). Theirs is
+of the gradients at one point; with one local step on all of a client's data this is the same number.
 
 Everything follows from the inner products of the changes, layer by layer: no mean is needed, and no more than the
 changes of ``max_clients`` clients are held.
@@ -53,9 +54,10 @@ class Drift(ClientMeasurement):
       layers; ``layer_norms`` and ``layer_to_mean`` (R, L, m): the same by layer.
     - ``dissimilarity`` (R,) and ``layer_dissimilarity`` (R, L): :math:`B^2`, at least 1, and 1 where all agree; nan
       where the mean is 0.
-    - with ``classifier``: ``label_counts``, ``row_norms`` and ``biases`` (R, m, C) of the classifiers of the local models,
-      and their correlations with the label counts over the classes, ``row_norm_correlation`` and ``bias_correlation``
-      (R, m); nan for a classifier without bias, and for a client that has equally many examples of all classes.
+    - with ``classifier``: ``label_counts``, ``row_norms`` and ``biases`` (R, m, C) of the classifiers of the local
+      models, and their correlations with the label counts over the classes, ``row_norm_correlation`` and
+      ``bias_correlation`` (R, m); nan for a classifier without bias, and for a client that has equally many examples of
+      all classes.
 
     Logged are the means over the clients: ``drift/cosine/pairwise``, ``drift/cosine/mean``, ``drift/dissimilarity``,
     ``drift/norm/spread`` (the standard deviation of the norms divided by their mean), ``drift/classifier/row_norm`` and
@@ -63,8 +65,8 @@ class Drift(ClientMeasurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random. Each
-            holds its change in memory until the end of the round.
+        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random. The
+            change of each is held in memory until the end of the round.
         classifier: also compare the local classifiers with the label counts.
 
     Raises:
@@ -82,7 +84,9 @@ class Drift(ClientMeasurement):
     def setup(self, trainer: FederatedTrainer) -> None:
         if self.classifier:
             need_label_counts("Drift", trainer, "give Drift.classifier=false")
-            self._classifier = classifier_of("Drift", trainer, "bind it to the last linear layer, or give classifier=false")
+            self._classifier = classifier_of(
+                "Drift", trainer, "bind it to the last linear layer, or give classifier=false"
+            )
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         super().on_round_start(trainer)
@@ -128,11 +132,15 @@ class Drift(ClientMeasurement):
         for name in names:
             parts = trainer.gather({k: changes[name] for k, changes in self._changes.items()})
             every = dict(sorted((k, change) for part in parts for k, change in part.items()))
-            rows = torch.stack([torch.from_numpy(one).double() for one in every.values()]) if every else torch.zeros(0, 1)
+            rows = (
+                torch.stack([torch.from_numpy(one).double() for one in every.values()]) if every else torch.zeros(0, 1)
+            )
             gram = gram + (rows @ rows.T).numpy()
         return np.asarray(gram)
 
-    def _append(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]) -> None:
+    def _append(
+        self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]
+    ) -> None:
         given = {name: np.array([one[name] for one in clients.values()]) for name in ("weights", "lr_totals")}
         every = Summary(sum(grams.values(), start=np.zeros(())), **given)
         by_layer = {layer: Summary(gram, **given) for layer, gram in grams.items()}
@@ -163,12 +171,12 @@ class Drift(ClientMeasurement):
 
 
 class Summary:
-    """What follows from the inner products of the clients' changes.
+    r"""What follows from the inner products of the clients' changes.
 
     Args:
         gram: inner products of the changes ``(m, m)``.
         weights: :math:`p_k` before normalisation ``(m,)``; where all are 0, the clients count alike.
-        lr_totals: :math:`\\eta_k` ``(m,)``.
+        lr_totals: :math:`\eta_k` ``(m,)``.
 
     Attributes:
         gram: as given.
@@ -220,7 +228,10 @@ def against_counts(classifier: Any, counts: np.ndarray) -> dict[str, Any]:
     row_norms = torch.linalg.vector_norm(classifier.weight.detach().double(), dim=1).cpu().numpy()
     bias = getattr(classifier, "bias", None)
     biases = np.full(len(counts), np.nan) if bias is None else bias.detach().double().cpu().numpy().copy()
-    correlations = {"row_norm_correlation": correlation(row_norms, counts), "bias_correlation": correlation(biases, counts)}
+    correlations = {
+        "row_norm_correlation": correlation(row_norms, counts),
+        "bias_correlation": correlation(biases, counts),
+    }
     return {"label_counts": counts, "row_norms": row_norms, "biases": biases, **correlations}
 
 

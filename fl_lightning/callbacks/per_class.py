@@ -1,7 +1,8 @@
 r"""Accuracy of each class before and after aggregation, by how many examples of it a client has.
 
-FedLC (Zhang et al., ICML 2022, Definition 2, Figures 2 and 6, https://arxiv.org/abs/2209.00189): after local training the
-accuracy of a client's minority classes falls and that of its missing classes is 0. Aggregation recovers a part of it.
+FedLC (Zhang et al., ICML 2022, Definition 2, Figures 2 and 6, https://arxiv.org/abs/2209.00189): after local training
+the accuracy of a client's minority classes falls and that of its missing classes is 0. Aggregation recovers a part of
+it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class PerClassAccuracy(ClientMeasurement):
     - ``before`` and ``after`` (R, m, C): accuracy on each class of a client's local model, and after aggregation: the
       global model for all clients or, where entries of the state stay with the clients, each client's own model. It is
       nan for a class of which there is no test example.
-    - ``groups_before`` and ``groups_after`` (R, m, 3): its mean over the client's majority, minority and missing classes;
-      nan for a group without classes.
+    - ``groups_before`` and ``groups_after`` (R, m, 3): its mean over the client's majority, minority and missing
+      classes; nan for a group without classes.
     - ``confusion_before`` and ``confusion_after`` (R, C, C): how many test examples of a class (row) are classified as
       another (column); summed over the local models, and of the global one.
 
@@ -85,7 +86,10 @@ class PerClassAccuracy(ClientMeasurement):
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         if self.measures(trainer, client):
             counts: Any = client.info.label_counts
-            self.mine[client.info.id] = {"label_counts": counts.numpy(), "before": self._confusion(trainer, client.state())}
+            self.mine[client.info.id] = {
+                "label_counts": counts.numpy(),
+                "before": self._confusion(trainer, client.state()),
+            }
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if not self.due(trainer.server.round):
@@ -133,7 +137,11 @@ class PerClassAccuracy(ClientMeasurement):
             means = dict(zip(GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
             means["all"] = finite_mean([finite_mean(one) for one in accuracies.values()])
             log_finite(trainer, {f"per_class/{when}/{name}": value for name, value in means.items()})
-        together = [one["after"] for one in clients.values()] if trainer.client.kept else [next(iter(clients.values()))["after"]]
+        together = (
+            [one["after"] for one in clients.values()]
+            if trainer.client.kept
+            else [next(iter(clients.values()))["after"]]
+        )
         self.series.append("confusion_before", sum(one["before"] for one in clients.values()))
         self.series.append("confusion_after", sum(together))
 
@@ -219,7 +227,14 @@ def draw_confusion(series: dict[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(11, 5), layout="constrained")
     for axes, when in zip(figure.subplots(1, 2), ("before", "after"), strict=True):
         matrix = series[f"confusion_{when}"][-1]
-        heat_map(axes, 100 * matrix / np.where(matrix.sum(1) > 0, matrix.sum(1), np.nan)[:, None], "share in %", 0, 100, ".0f")
+        heat_map(
+            axes,
+            100 * matrix / np.where(matrix.sum(1) > 0, matrix.sum(1), np.nan)[:, None],
+            "share in %",
+            0,
+            100,
+            ".0f",
+        )
         integer_ticks(axes.set_xticks, range(len(matrix)))
         integer_ticks(axes.set_yticks, range(len(matrix)))
         axes.set(xlabel="classified as", ylabel="class", title=f"{when} aggregation, round {series['rounds'][-1]}")

@@ -3,8 +3,8 @@
 FedBABU (Oh et al., ICLR 2022, section 4, https://arxiv.org/abs/2106.06042) evaluates the global model on each client's
 own test data, as it is and after some steps of fine-tuning on the client's training data. FedBN (Li et al., ICLR 2021,
 section 5, https://arxiv.org/abs/2102.07623) evaluates each client's own model on the test data of its domain. FedProto
-(Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, https://github.com/yuetan031/fedproto, lib/update.py) classifies
-a representation by the nearest global prototype among those of the client's own classes.
+(Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, https://github.com/yuetan031/fedproto, lib/update.py)
+classifies a representation by the nearest global prototype among those of the client's own classes.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class PersonalAccuracy(Measurement):
     """Measures the accuracy on each client's own test data and on each domain.
 
     The model is the global one or, where entries of the state stay with the clients, each client's own one. A client's
-    test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in the proportions
-    of its labels.
+    test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in the
+    proportions of its labels.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
 
     - ``rounds`` (R,) and ``clients`` (R, m), the same in every round.
     - ``own`` (R, m): accuracy on the client's test data.
-    - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it. Without ``fine_tune_steps`` it is left out.
+    - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it, and left out without ``fine_tune_steps``.
     - ``prototype`` (R, m): accuracy of the nearest prototype, in a run whose methods have prototypes.
-    - ``domains`` (R, V), their names, and ``domain`` (R, V), where the data have domains: accuracy of the global model on
-      the test data of each; where entries stay with the clients, the mean of ``own`` over its clients.
+    - ``domains`` (R, V), their names, and ``domain`` (R, V), where the data have domains: accuracy of the global model
+      on the test data of each; where entries stay with the clients, the mean of ``own`` over its clients.
 
     Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
     ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
@@ -69,7 +69,7 @@ class PersonalAccuracy(Measurement):
         self,
         every_n_rounds: int = 10,
         max_clients: int = 20,
-        examples: int | None = 512,
+        examples: int | None = 128,
         fine_tune_steps: int = 10,
         fine_tune: str = "last",
     ) -> None:
@@ -132,11 +132,15 @@ class PersonalAccuracy(Measurement):
             values["prototype"] = self._by_prototype(trainer, k)
         return values
 
-    def _accuracy(self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None = None) -> float:
+    def _accuracy(
+        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None = None
+    ) -> float:
         hits, total = self._hits(trainer, state, k, domain)
         return hits / total if total else math.nan
 
-    def _hits(self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None) -> tuple[int, int]:
+    def _hits(
+        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None
+    ) -> tuple[int, int]:
         """How many test examples of a client or a domain are classified correctly, and how many there are."""
         hits = total = 0
         asked = {"client": k, "examples": self.examples, "domain": domain}

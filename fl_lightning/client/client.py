@@ -318,7 +318,7 @@ class Client(LightningModule):
 
     @contextmanager
     def apart(self, methods: MethodList | None = None) -> Iterator[None]:
-        """In this block the module trains by its own loss and ``methods``, by default none; the visit does not change."""
+        """In this block the module trains by its own loss and ``methods``, if any, and nothing of the visit changes."""
         before = {name: getattr(self, name) for name in (*OF_VISIT, *OF_START)}
         now, clock = Transient(self.module), copy.copy(self.stand_in.clock)
         self.methods = methods or MethodList([])

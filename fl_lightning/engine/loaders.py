@@ -77,7 +77,7 @@ class Loaders:
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
     def evaluation(self, phase: str, client: int | None = None, domain: str | None = None) -> list[ClientLoader]:
-        """The loaders of the ``val`` or ``test`` data; ``client`` or ``domain`` restricts test data to those for one."""
+        """The loaders of the ``val`` or ``test`` data; ``client`` or ``domain`` restricts the test data to its own."""
         if phase == "val":
             loaders = self.data.val_dataloader()
         elif domain is not None:

@@ -141,13 +141,13 @@ class LocalTraining:
         kept = [dict(one) for one in attributes]
         self.stopwatch = Stopwatch()
         try:
-            with ambient(self.loaders.seed, "rehearse", round_, k), client.apart(methods):
-                with self.loaders.train(k, round_, "rehearse") as loader:
-                    self._set_clock(round_, len(loader))
-                    client.start(self.loaders.data.info(k), received)
-                    optimizer, _ = self._optimizer(1.0, loader)
-                    self._clock.local_steps = 1
-                    self._take_steps(loader, optimizer)
+            apart = ambient(self.loaders.seed, "rehearse", round_, k), client.apart(methods)
+            with apart[0], apart[1], self.loaders.train(k, round_, "rehearse") as loader:
+                self._set_clock(round_, len(loader))
+                client.start(self.loaders.data.info(k), received)
+                optimizer, _ = self._optimizer(1.0, loader)
+                self._clock.local_steps = 1
+                self._take_steps(loader, optimizer)
             return client.references.num_runs - runs
         finally:
             client.references.num_runs = runs

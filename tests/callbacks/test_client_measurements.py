@@ -43,7 +43,14 @@ def observers():
 
 
 def fit(tmp_path, watching, method, name, stop=None, ckpt_path=None, **kwargs):
-    given = {"callbacks": watching, "max_rounds": 4, "participation": 0.6, "threads_per_worker": 1, "name": name, **kwargs}
+    given = {
+        "callbacks": watching,
+        "max_rounds": 4,
+        "participation": 0.6,
+        "threads_per_worker": 1,
+        "name": name,
+        **kwargs,
+    }
     given["callbacks"] = watching + ([Stops(stop)] if stop is not None else [])
     trainer = small_trainer(tmp_path, **given)
     data = small_data(num_clients=5, train_size=200, eval_batch_size=100)
@@ -81,9 +88,9 @@ def test_they_change_nothing_and_have_the_same_bits_with_two_workers_and_after_a
     plain = fit(tmp_path, [], method, "plain")
     whole = fit(tmp_path, observers(), method, "whole")
     assert_same_bits(plain.server.state, whole.server.state)
-    assert [{k: row[k] for k in row if k in known} for row, known in zip(counted(whole), counted(plain), strict=True)] == (
-        counted(plain)
-    )
+    assert [
+        {k: row[k] for k in row if k in known} for row, known in zip(counted(whole), counted(plain), strict=True)
+    ] == (counted(plain))
     assert np.load(whole.run_dir / "drift.npz")["rounds"].tolist() == [0, 2, 3]
 
     fit(tmp_path, observers(), method, "stopped", stop=3, devices=2)

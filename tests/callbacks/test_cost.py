@@ -1,6 +1,7 @@
 """What a run costs: operations are those of the layers, and each method is charged what it adds."""
 
 import csv
+import itertools
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def fit(tmp_path, methods=(), model=None, **kwargs):
 def test_the_operations_of_a_perceptron_are_those_of_its_matrices(tmp_path):
     trainer, rows = fit(tmp_path, model=ImageClassifier(MLP(64, [32, 24])))
     widths = [64, 32, 24, 10]
-    products = [2 * 32 * a * b for a, b in zip(widths, widths[1:], strict=False)]
+    products = [2 * 32 * a * b for a, b in itertools.pairwise(widths)]
     # forward, gradient of the weights, and gradient of the inputs but for the first layer
     step = 3 * sum(products) - products[0]
     assert [int(row["steps"]) for row in rows] == [8, 8]

@@ -33,10 +33,14 @@ class Plainly(Callback):
         number = range(trainer.data.num_clients)
         self.own = [trainer.evaluate("test", client=k)["test/accuracy"] for k in number]
         tuned = [trainer.fine_tune(k, None, 5) for k in number]
-        self.tuned = [trainer.evaluate("test", one, client=k)["test/accuracy"] for k, one in zip(number, tuned, strict=True)]
+        self.tuned = [
+            trainer.evaluate("test", one, client=k)["test/accuracy"] for k, one in zip(number, tuned, strict=True)
+        ]
 
 
 def fit(tmp_path, personal, *others, data=None, methods=(), model=None, **kwargs):
+    if not kwargs.pop("figures", False):
+        personal.on_fit_end = lambda trainer: None  # drawing takes longer than the run
     trainer = small_trainer(tmp_path, callbacks=[personal, *others], **{"max_rounds": 2, "local_epochs": 3, **kwargs})
     trainer.fit(model or small_model(), data or small_data(), list(methods))
     return trainer, np.load(trainer.run_dir / "personal.npz")
@@ -51,7 +55,7 @@ def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_
     plainly = Plainly()
     data = small_data(partitioner=Dirichlet(0.1))
     given = PersonalAccuracy(examples=None, fine_tune_steps=5)
-    trainer, file = fit(tmp_path, given, plainly, data=data, methods=methods(), model=plain_sgd_model())
+    trainer, file = fit(tmp_path, given, plainly, data=data, methods=methods(), model=plain_sgd_model(), figures=True)
     np.testing.assert_allclose(file["own"][-1], plainly.own, atol=1e-6)
     np.testing.assert_allclose(file["tuned"][-1], plainly.tuned, atol=1e-6)
     assert np.isnan(file["tuned"][0]).all()
@@ -102,7 +106,11 @@ def test_prototypes_classify_by_the_nearest_of_the_clients_own_classes(tmp_path)
 
 def test_the_worst_tenth_is_of_one_client_at_least():
     found = summary(np.array([0.5, np.nan, 0.1, 0.3]), "x")
-    assert found == {"x/accuracy": pytest.approx(0.3), "x/worst_tenth": 0.1, "x/spread": pytest.approx(np.std([5, 1, 3]) / 10)}
+    assert found == {
+        "x/accuracy": pytest.approx(0.3),
+        "x/worst_tenth": 0.1,
+        "x/spread": pytest.approx(np.std([5, 1, 3]) / 10),
+    }
     assert summary(np.arange(20) / 100, "x")["x/worst_tenth"] == pytest.approx(0.005)
 
 
