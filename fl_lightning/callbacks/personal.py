@@ -10,7 +10,7 @@ classifies a representation by the nearest global prototype among those of the c
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class PersonalAccuracy(Measurement):
         max_clients: int = 20,
         examples: int | None = 128,
         fine_tune_steps: int = 10,
-        fine_tune: str = "last",
+        fine_tune: Literal["last", "always"] = "last",
     ) -> None:
         super().__init__(every_n_rounds)
         require(max_clients >= 1, "PersonalAccuracy.max_clients", max_clients, "give 1 or more")
