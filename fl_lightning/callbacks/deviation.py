@@ -208,7 +208,7 @@ def deviations(
         groups: the client's majority and minority classes.
         change: of the classifier's weight ``(C, d)``.
     """
-    found = {}
+    found: dict[str, np.ndarray] = {}
     seen = groups["minority"] & np.isfinite(means.h).all(1)
     majority = groups["majority"] & np.isfinite(means.h).all(1)
     for suffix, p in (("", means.p), ("_calibrated", means.q)):

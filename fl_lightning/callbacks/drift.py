@@ -128,7 +128,7 @@ class Drift(ClientMeasurement):
 
         Each worker gets the changes of one parameter at a time, and computes the same bits from them.
         """
-        gram = 0.0
+        gram = np.zeros(())
         for name in names:
             parts = trainer.gather({k: changes[name] for k, changes in self._changes.items()})
             every = dict(sorted((k, change) for part in parts for k, change in part.items()))
@@ -136,7 +136,7 @@ class Drift(ClientMeasurement):
                 torch.stack([torch.from_numpy(one).double() for one in every.values()]) if every else torch.zeros(0, 1)
             )
             gram = gram + (rows @ rows.T).numpy()
-        return np.asarray(gram)
+        return gram
 
     def _append(
         self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]

@@ -155,7 +155,8 @@ def confusion(batches: Iterable[Observed], classes: int) -> np.ndarray:
     total = torch.zeros(classes, classes, dtype=torch.int64)
     for _, _, targets, taps in batches:
         require(targets is not None, "the test data", "no labels", "give integer labels (B,), or take the callback out")
-        logits, labels = taps["logits"], targets
+        logits: Any = taps["logits"]
+        labels: Any = targets
         shape = tuple(logits.shape)
         require(logits.ndim == 2 and shape[1] == classes, "the tap logits", shape, f"the labels have {classes} classes")
         total += multiclass_confusion_matrix(logits.argmax(1), labels, classes).cpu()
