@@ -10,5 +10,8 @@ carried = [f"fl_lightning.configs.{one}" for one in CONFIGS if (Path(__file__).p
 setup(
     packages=[*find_packages(include=["fl_lightning*"]), *carried],
     package_dir={name: f"experiments/{name.rpartition('.')[2]}" for name in carried},
-    package_data={"fl_lightning": ["py.typed", "report/*.j2", "report/*.css"], **{name: ["*.yaml"] for name in carried}},
+    package_data={
+        "fl_lightning": ["py.typed", "report/*.j2", "report/*.css"],
+        **{name: ["*.yaml"] for name in carried},
+    },
 )

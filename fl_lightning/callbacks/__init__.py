@@ -4,10 +4,15 @@ from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
+from fl_lightning.callbacks.cost import CostLedger
+from fl_lightning.callbacks.deviation import DeviationBound
+from fl_lightning.callbacks.drift import Drift
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.callbacks.embedding import Embedding
 from fl_lightning.callbacks.local_losses import LocalLosses
 from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.callbacks.per_class import PerClassAccuracy
+from fl_lightning.callbacks.personal import PersonalAccuracy
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
 from fl_lightning.callbacks.similarity import LayerSimilarity
@@ -17,12 +22,17 @@ __all__ = [
     "CCVR",
     "BestCheckpoint",
     "Callback",
+    "CostLedger",
+    "DeviationBound",
+    "Drift",
     "EarlyStopping",
     "Embedding",
     "LayerAlignment",
     "LayerSimilarity",
     "LocalLosses",
     "Measurement",
+    "PerClassAccuracy",
+    "PersonalAccuracy",
     "ProgressBar",
     "RunRecord",
     "SpectrumMonitor",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.errors import UsageError, require
+from fl_lightning.method import MethodList
 from fl_lightning.state import State
 from fl_lightning.sums import Sums
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.engine.evaluation import Observed
     from fl_lightning.engine.run import Run
-    from fl_lightning.method import MethodList
     from fl_lightning.server import Server
 
 Value = TypeVar("Value")
@@ -143,6 +144,29 @@ class RunAccess:
         """Add up the sums of all workers, in place and exactly; all workers call this."""
         sums.all_reduce(self.run.workers)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In this block a worker is on its own, as in ``on_client_end``: what it asks for waits for no other worker.
+
+        So workers can deal out clients, and evaluate each of them as a whole.
+        """
+        with self.run.workers.alone():
+            yield
+
+    @property
+    def domains(self) -> list[str]:
+        """The names of the domains of which there are test data; none where the data have no domains."""
+        return self.run.loaders.domains
+
+    def has_data(self, phase: str, client: int | None = None) -> bool:
+        """Whether there are data of ``val`` or ``test``; with ``client``, whether it has test examples of its own.
+
+        Raises:
+            UsageError: the data set does not divide its test data over clients.
+        """
+        loaders = self.run.loaders.evaluation(phase, client)
+        return any(len(loader) for loader in loaders) if client is not None else bool(loaders)
+
     def evaluate(self, phase: str, state: State | None = None, client: int | None = None) -> dict[str, float]:
         """Metrics by tag of a state; none without data. No callback sees the batches.
 
@@ -171,6 +195,7 @@ class RunAccess:
         data: Literal["test", "train"] = "test",
         client: int | None = None,
         examples: int | None = None,
+        domain: str | None = None,
     ) -> Iterator[Observed]:
         """The taps of a state, in eval mode, batch by batch.
 
@@ -185,6 +210,7 @@ class RunAccess:
                 all, or the training data of all clients in turn.
             examples: a probe: about this many test examples, at least 1, drawn at random and the same in every round,
                 in batches of at most 64. None is all.
+            domain: one of :attr:`domains`, to whose test data the question is restricted; None is all.
 
         Yields:
             ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
@@ -193,9 +219,13 @@ class RunAccess:
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
         require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
         require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
+        known = domain is None or (data == "test" and client is None and domain in self.domains)
+        names = ", ".join(self.domains) or "none"
+        hint = f"the test data of all have the domains: {names}; give one of them, without a client"
+        require(known, "trainer.representations: domain", domain, hint)
         whole = self._shared(state, client)
         # in the batch order of the round to come, not in the one in which the clients have just trained
-        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples)
+        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
@@ -220,6 +250,24 @@ class RunAccess:
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
         whole = self._completed(state, self.client.own_entries(client))
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
+
+    def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
+        """Take the first local step of a client's next visit, of which nothing is left.
+
+        What a step costs can be measured around it. A worker does this by itself. Where methods remember something of
+        the client, only the worker that owns it has it.
+
+        Args:
+            client: its id.
+            methods: names of those of the run's methods that take part; None is all of them.
+
+        Returns:
+            How many times the step runs a reference model.
+        """
+        self._check(client, None)
+        names = self.methods.names if methods is None else methods
+        some = MethodList([one for one in self.methods.methods if one.name in names])
+        return self.run.local_training.rehearse(client, self.server.round, self.server.state, some)
 
     def _shared(self, state: State | None, client: int | None) -> State:
         """The completed state on all workers, who all ask for it; what ``client`` keeps comes from its owner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
@@ -37,6 +37,10 @@ from fl_lightning.sums.weighted import flatten
 
 Weighting = Literal["examples", "uniform"]
 Buffers = Literal["average", "keep", "local"]
+# what a step changes of a client, beside the state of the module
+OF_VISIT = ("methods", "logged", "num_steps", "num_skipped", "lr", "lr_total", "epoch", "outputs")
+# what the begin of a visit sets, too
+OF_START = ("info", "received", "_change", "_values")
 
 
 class Client(LightningModule):
@@ -72,6 +76,7 @@ class Client(LightningModule):
         num_skipped: batches of this visit without a loss, which the module skips.
         drift: Euclidean norm of :attr:`change`; set before ``on_client_end``.
         lr: learning rate of the first parameter group in the last local step.
+        lr_total: the sum of these learning rates over the local steps of this visit so far.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
         tap_paths: tap name to the path of the submodule that it is bound to.
@@ -120,7 +125,7 @@ class Client(LightningModule):
         self.num_steps = 0
         self.num_skipped = 0
         self.drift = 0.0
-        self.lr = 0.0
+        self.lr = self.lr_total = 0.0
         self.keeps_epochs = False
         self.epochs: list[dict[str, float]] = []
         self._memories = memories if memories is not None else Memories()
@@ -300,7 +305,7 @@ class Client(LightningModule):
         if self.kept:
             self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
         self.epoch, self.num_steps, self.num_skipped, self._change = 0, 0, 0, None
-        self._values, self.epochs = {}, []
+        self._values, self.epochs, self.lr_total = {}, [], 0.0
         self.logged.clear(info.num_examples)
         self.references.start(repeats=len(self.stand_in.clock.passes_now) > 1)
         self.load(self.received)
@@ -326,15 +331,16 @@ class Client(LightningModule):
         self.logged.end_epoch()
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """In this block the module trains by its own loss, without the methods, and nothing of the visit changes."""
-        before = {name: getattr(self, name) for name in ("methods", "logged", "num_steps", "lr", "epoch", "outputs")}
+    def apart(self, methods: MethodList | None = None) -> Iterator[None]:
+        """In this block the module trains by its own loss and ``methods``, if any, and nothing of the visit changes."""
+        before = {name: getattr(self, name) for name in (*OF_VISIT, *OF_START)}
         now, clock = Transient(self.module), copy.copy(self.stand_in.clock)
-        self.methods = MethodList([])
+        self.methods = methods or MethodList([])
         self._log_into(Logged(self.module))
         self._transient.restore()
         try:
-            with self.taps.paused(), self.local_training():
+            # methods read the taps, and transform the logits
+            with self.taps.paused() if methods is None else nullcontext(), self.local_training():
                 yield
         finally:
             now.restore()
@@ -378,6 +384,7 @@ class Client(LightningModule):
     def end_step(self, optimizer: Optimizer) -> None:
         """The optimizer has stepped: call the methods, and count the step."""
         self.lr = optimizer.param_groups[0]["lr"]
+        self.lr_total += self.lr
         self.methods.on_after_optimizer_step(self, optimizer)
         self.num_steps += 1
 

@@ -29,11 +29,14 @@ class References:
         tap_paths: tap name to what it is bound to: ``path`` or ``path:field``.
         takes_index: whether the module's ``training_step`` takes the index of the batch.
         limit: bytes in which the taps of every example are kept for the rest of the visit; 0 keeps none.
+
+    Attributes:
+        num_runs: how many times a reference model has been run so far, in all visits.
     """
 
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
         self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
-        self._room = 0.0
+        self._room, self.num_runs = 0.0, 0
         self._models: dict[str, tuple[LightningModule, Taps]] = {}
         self._transient: dict[str, Transient] = {}
         self._wanted: dict[str, set[str]] = {}
@@ -88,6 +91,7 @@ class References:
         return self._seen[name]
 
     def _run(self, name: str, batch: tuple[Any, int]) -> Observation:
+        self.num_runs += 1
         model, taps = self._models[name]
         arguments = batch if self._takes_index else batch[:1]
         values = taps.run_until(self._wanted[name], lambda: model.training_step(*arguments))

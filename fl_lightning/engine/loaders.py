@@ -76,10 +76,12 @@ class Loaders:
         same = loader.deterministic
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
-    def evaluation(self, phase: str, client: int | None = None) -> list[ClientLoader]:
-        """The loaders of the ``val`` or ``test`` data; ``client`` restricts test data to those for one client."""
+    def evaluation(self, phase: str, client: int | None = None, domain: str | None = None) -> list[ClientLoader]:
+        """The loaders of the ``val`` or ``test`` data; ``client`` or ``domain`` restricts the test data to its own."""
         if phase == "val":
             loaders = self.data.val_dataloader()
+        elif domain is not None:
+            loaders = self._by_domain()[domain]
         elif client is None:
             loaders = self.data.test_dataloader()
         else:
@@ -96,13 +98,24 @@ class Loaders:
         """
         return loader.share(rank, size, self.limit, self.channels_last)
 
-    def probe(self, examples: int | None, client: int | None = None) -> list[tuple[ClientLoader, int | None]]:
+    @property
+    def domains(self) -> list[str]:
+        """The names of the domains of which there are test data; none where the data have no domains."""
+        return list(self._by_domain())
+
+    def _by_domain(self) -> Mapping[str, Any]:
+        own = getattr(self.data, "test_dataloaders_by_domain", None)
+        return {} if own is None else own()
+
+    def probe(
+        self, examples: int | None, client: int | None = None, domain: str | None = None
+    ) -> list[tuple[ClientLoader, int | None]]:
         """The test loaders, or loaders of about ``examples`` of their examples; each with the most batches to take.
 
         The examples are drawn from all loaders alike, and are the same in every round. Where they cannot be picked, as
         in an ``IterableDataset``, the first batches stand for them.
         """
-        loaders = self.evaluation("test", client)
+        loaders = self.evaluation("test", client, domain)
         if examples is None:
             return [(loader, self.limit) for loader in loaders]
         sizes = [num_pickable(loader) for loader in loaders]

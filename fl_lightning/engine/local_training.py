@@ -21,6 +21,7 @@ from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_cl
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
+from fl_lightning.method import MethodList
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 from fl_lightning.sums import Update
@@ -126,6 +127,35 @@ class LocalTraining:
                     self._take_steps(loader, optimizer)
                 return client.state()
         finally:
+            self.stopwatch = watch
+            client.load(before)
+
+    def rehearse(self, k: int, round_: int, received: State, methods: MethodList) -> int:
+        """Take the first local step of the visit of client ``k``, of which nothing is left.
+
+        Returns:
+            How many times it runs a reference model.
+        """
+        client, before, watch = self.client, self.client.state(), self.stopwatch
+        memories, runs, attributes = client.memories(), client.references.num_runs, [vars(m) for m in methods.methods]
+        kept = [dict(one) for one in attributes]
+        self.stopwatch = Stopwatch()
+        try:
+            apart = ambient(self.loaders.seed, "rehearse", round_, k), client.apart(methods)
+            with apart[0], apart[1], self.loaders.train(k, round_, "rehearse") as loader:
+                self._set_clock(round_, len(loader))
+                client.start(self.loaders.data.info(k), received)
+                optimizer, _ = self._optimizer(1.0, loader)
+                self._clock.local_steps = 1
+                self._take_steps(loader, optimizer)
+            return client.references.num_runs - runs
+        finally:
+            client.references.num_runs = runs
+            client.references.end()
+            memories.drop(k)
+            for one, values in zip(attributes, kept, strict=True):
+                one.clear()
+                one.update(values)
             self.stopwatch = watch
             client.load(before)
 

@@ -1,0 +1,168 @@
+"""What callbacks share that measure clients one by one: which clients, and their numbers from all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.errors import UsageError, require
+from fl_lightning.seeding import numpy_rng
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+Values = dict[str, Any]
+
+
+class ClientMeasurement(Measurement):
+    """A measurement of the clients of a cohort, each by itself, in a round that is due.
+
+    A subclass appends tables by :meth:`append`, one row a client, whose ids are in ``clients`` (R, m), where m is the
+    smaller of ``max_clients`` and the number of clients. Rows without a client have the id -1 and are nan.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        max_clients: most clients that a round measures, at least 1. Of a larger cohort as many are drawn at random,
+            by an address of their own, the same for any number of workers.
+    """
+
+    def __init__(self, every_n_rounds: int = 10, max_clients: int = 20) -> None:
+        super().__init__(every_n_rounds)
+        require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "give 1 or more")
+        self.max_clients = max_clients
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        server, name = trainer.server, type(self).__name__
+        self.chosen = drawn(server.cohort, self.max_clients, trainer.seed, name, server.round)
+        self.mine: dict[int, Values] = {}
+
+    def measures(self, trainer: FederatedTrainer, client: Client) -> bool:
+        """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
+        return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
+
+    def gathered(self, trainer: FederatedTrainer) -> dict[int, Values]:
+        """What all workers noted in :attr:`mine`, by client in ascending order; all workers call this."""
+        return merged(trainer.gather(self.mine))
+
+    def rows(self, trainer: FederatedTrainer) -> int:
+        """The number m of rows of a table."""
+        return min(self.max_clients, trainer.data.num_clients)
+
+    def append(self, trainer: FederatedTrainer, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
+        """Append a table to the series: a row for each client of ``values``, in its order, then rows of ``fill``."""
+        rows = [np.asarray(one) for one in values.values()]
+        table = np.full((self.rows(trainer), *rows[0].shape), fill)
+        table[: len(rows)] = rows
+        self.series.append(name, table)
+
+    def append_clients(self, trainer: FederatedTrainer, clients: Sequence[int]) -> None:
+        """Append the ids of the rows."""
+        self.append(trainer, "clients", {k: np.array(k) for k in clients}, fill=-1)
+
+
+def drawn(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
+    """At most ``number`` of ``clients``, drawn at random at an address, in ascending order."""
+    if len(clients) <= number:
+        return sorted(clients)
+    return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
+
+
+def merged(parts: Sequence[dict[int, Values]]) -> dict[int, Values]:
+    """What several workers have noted, in ascending order of the clients."""
+    return dict(sorted((k, values) for part in parts for k, values in part.items()))
+
+
+def finite_mean(values: Any) -> float:
+    """The mean of the numbers that are not nan; nan without any."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
+
+
+def log_finite(trainer: FederatedTrainer, values: dict[str, float]) -> None:
+    """Log those values that are numbers: what is undefined in a round, as for classes that nobody lacks, has none."""
+    for name, value in values.items():
+        if np.isfinite(value):
+            trainer.log(name, value)
+
+
+# ---------------------------------------------------------------------- what a callback may lack
+def need_test_data(who: str, trainer: FederatedTrainer) -> None:
+    """Refuse data without a test set.
+
+    Raises:
+        UsageError: there are no test data.
+    """
+    kind = type(trainer.data).__name__
+    require(trainer.has_data("test"), f"{who} with the data", kind, "it has no test data; take the callback out")
+
+
+def need_label_counts(who: str, trainer: FederatedTrainer, remedy: str = "take the callback out") -> None:
+    """Refuse clients whose label counts are not known.
+
+    Raises:
+        UsageError: the data have no labels.
+    """
+    known = trainer.data.info(0).label_counts is not None
+    kind = type(trainer.data).__name__
+    require(known, f"{who} with the data", kind, f"its clients have no label counts; {remedy}")
+
+
+def classifier_of(who: str, trainer: FederatedTrainer, remedy: str = "bind it to the last linear layer") -> nn.Module:
+    """The layer that the tap ``logits`` is bound to, whose weight ``(C, d)`` has a row for each class.
+
+    Raises:
+        UsageError: it has no weight matrix, or other classes than the labels.
+    """
+    path = trainer.client.tap_paths["logits"]
+    layer = trainer.client.module.get_submodule(path)
+    weight = getattr(layer, "weight", None)
+    if not (isinstance(weight, Tensor) and weight.ndim == 2):
+        raise UsageError(f"{who}: the tap logits={path!r} has no weight matrix; {remedy}")
+    counts = trainer.data.info(0).label_counts
+    classes = len(weight) if counts is None else len(counts)
+    require(len(weight) == classes, f"{who}: rows of {path}", len(weight), f"the labels have {classes} classes")
+    return layer
+
+
+# ---------------------------------------------------------------------- majority, minority and missing classes
+GROUPS = ("majority", "minority", "missing")
+
+
+def groups_of(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:
+    r"""A client's majority, minority and missing classes, each as a boolean ``(C,)`` (FedLC, Definition 2).
+
+    The paper has :math:`n_j \gg n_r > 0` and :math:`n_s = 0`, without a threshold. Here class c is a majority class
+    where :math:`n_c \ge a \, n / C` with the threshold a.
+
+    Args:
+        counts: :math:`n_c`, the number of the client's training examples of each class, ``(C,)``.
+        threshold: a > 0; 1 compares with an even division over all classes.
+    """
+    limit = threshold * counts.sum() / len(counts)
+    missing = counts == 0
+    majority = ~missing & (counts >= limit)
+    return {"majority": majority, "minority": ~missing & ~majority, "missing": missing}
+
+
+def heat_map(axes: Any, table: np.ndarray, label: str, low: float, high: float, write: str = "") -> None:
+    """Draw a matrix as shades with a scale, and its numbers in the format ``write`` where there is room for them."""
+    image = axes.imshow(table, vmin=low, vmax=high, cmap="viridis")
+    axes.figure.colorbar(image, ax=axes, label=label)
+    if not write or len(table) > 12:
+        return
+    for (row, column), value in np.ndenumerate(table):
+        if np.isfinite(value):
+            dark = value < (low + high) / 2
+            text = format(value, write)
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+
+
+def integer_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int = 20) -> None:
+    """Ticks at 0, 1, ... with these labels, or with every second, third, ... of them where they are many."""
+    step = -(-len(labels) // most)
+    set_ticks(range(0, len(labels), step), [str(one) for one in labels[::step]])

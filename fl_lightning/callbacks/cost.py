@@ -1,0 +1,208 @@
+"""What a run costs: arithmetic, traffic, what clients keep, seconds and memory, by round and in total."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import require
+from fl_lightning.records.files import write_atomically
+from fl_lightning.state import num_bytes
+from fl_lightning.sums import Sums, Weighted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fl_lightning.client import Client
+    from fl_lightning.trainer import FederatedTrainer
+
+# column of the file: tag of the round's metric
+COLUMNS = {
+    "clients": "clients",
+    "steps": "cost/steps",
+    "flops": "cost/flops",
+    "flops_extra": "cost/flops_extra",
+    "forwards_extra": "cost/forwards_extra",
+    "bytes_down": "bytes/down",
+    "bytes_up": "bytes/up",
+    "client_state": "cost/client_state",
+    "seconds": "time/counted",
+    "memory_peak": "memory/peak",
+}
+ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes_up", "seconds")
+
+
+class CostLedger(Callback):
+    r"""Counts what each round costs, and writes ``cost.csv``: a row for each round, with running totals.
+
+    Its columns, and the tags under which each round logs them:
+
+    - ``methods``: the run's methods; ``clients``: how many sent an update; ``steps`` (``cost/steps``): local steps of
+      all clients.
+    - ``flops`` (``cost/flops``): floating-point operations of local training; ``flops_extra`` (``cost/flops_extra``):
+      those of them that the methods add to the module's own. ``flops_extra/<name>`` is what a method adds by itself;
+      shares need not add up, where methods use the same reference model or one freezes layers.
+    - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models, counted one by one.
+    - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): what the server sends and gets.
+    - ``client_state`` (``cost/client_state``): mean bytes that a client of the round keeps for its next visit;
+      ``client_state/<name>`` is the part of a method, ``client_state/state`` that of the entries that do not travel.
+    - ``seconds`` (``time/counted``): from the draw of the cohort to the end of the round, without writing checkpoints.
+    - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU what was allocated in this round,
+      on a CPU the resident memory of the process since it began.
+    - ``<column>_total``: the sum over all rounds so far, of what adds up.
+
+    What is approximate: operations are those of matrix products and convolutions, as ``torch.utils.flop_counter``
+    counts them (a multiplication and an addition are two); normalisation, activations, the optimizer, and what methods
+    do to gradients and weights count nothing. One step of one client is counted, forward and backward, in the rounds 0
+    and 1 and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: a last batch
+    that is not full counts as a full one. Extra operations are multiplied by the forward passes of reference models
+    instead where a method runs any. Evaluation and callbacks are left out, except in ``seconds`` and ``memory_peak``.
+
+    Args:
+        every_n_rounds: rounds from one count of a step, and one writing of the file, to the next, at least 1. The file
+            is written in the last round, too.
+
+    Raises:
+        UsageError: the argument is below 1.
+    """
+
+    file = "cost.csv"
+
+    def __init__(self, every_n_rounds: int = 10) -> None:
+        require(every_n_rounds >= 1, "CostLedger.every_n_rounds", every_n_rounds, "give 1 or more")
+        self.every_n_rounds = every_n_rounds
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._step: dict[str, Any] = {}
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self._began, self._sums = time.perf_counter(), Sums()
+        self._runs = trainer.client.references.num_runs
+        round_ = trainer.server.round
+        # methods that compare with what a client had before do more from the second round on
+        if round_ <= 1 or round_ % self.every_n_rounds == 0 or not self._step:
+            self._step = count_step(trainer) or self._step
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        memory = trainer.client.memories().get(client.info.id, {})
+        sizes = {name: Weighted.of(num_bytes(part)) for name, part in memory.items()}
+        counted = {"steps": Weighted.summed(client.num_steps, 1), "clients": Weighted.of(1)}
+        self._sums.add({**counted, "kept": sizes} if sizes else counted)
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        runs = sum(trainer.gather(trainer.client.references.num_runs - self._runs))
+        trainer.all_reduce(self._sums)
+        totals = self._sums.totals
+        steps = int(totals["steps"].total) if totals else 0
+        for name, value in {**self._operations(steps, runs), **kept(totals)}.items():
+            trainer.log(f"cost/{name}", value)
+        trainer.log("memory/peak", max(trainer.gather(peak_memory())))
+        trainer.log("time/counted", max(trainer.gather(time.perf_counter() - self._began)))
+        if (trainer.server.round + 1) % self.every_n_rounds == 0:
+            self._write(trainer)
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        self._write(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": dict(self._step)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step = dict(state.get("step", {}))
+
+    def _operations(self, steps: int, runs: int) -> dict[str, float]:
+        """Operations of a round of so many local steps, in which reference models ran ``runs`` times."""
+        step = self._step
+        found: dict[str, float] = {"steps": steps, "forwards_extra": runs}
+        if not step:
+            return found
+        # with a cache, reference models run less often than once a step
+        times = runs / step["runs"] if step["runs"] else steps
+        extra = {name: value * times for name, value in step["extra"].items()}
+        every = extra.pop("")
+        found |= {"flops": step["own"] * steps + every, "flops_extra": every}
+        return found | {f"flops_extra/{name}": value for name, value in extra.items()}
+
+    def _write(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is not None:
+            rows = [*trainer.history, trainer.metrics]
+            write_table(trainer.run_dir / self.file, rows, "+".join(trainer.methods.names) or "fedavg")
+
+
+def count_step(trainer: FederatedTrainer) -> dict[str, Any]:
+    """Operations of one local step of the cohort's first client; all workers call this, and its owner counts.
+
+    Returns:
+        ``own``: of the module alone; ``extra``: what all methods add, by the empty name, and what each adds by itself;
+        ``runs``: how many times the step runs a reference model. Nothing where no client of the cohort has a batch.
+    """
+    owners, data = trainer.client.memories().owners, trainer.data
+    k = next((k for k in sorted(trainer.server.cohort) if len(data.train_dataloader(k))), None)
+    if k is None:
+        return {}
+    mine = counted_here(trainer, k) if trainer.global_rank == owners.get(k, 0) else {}
+    return next(one for one in trainer.gather(mine) if one)
+
+
+def counted_here(trainer: FederatedTrainer, k: int) -> dict[str, Any]:
+    """What :func:`count_step` returns, on the worker that counts."""
+    names = trainer.methods.names
+    own, _ = operations(trainer, k, [])
+    every, runs = operations(trainer, k, names) if names else (own, 0)
+    alone = {name: operations(trainer, k, [name])[0] - own for name in names} if len(names) > 1 else {}
+    extra = {"": every - own, **({names[0]: every - own} if len(names) == 1 else alone)}
+    return {"own": own, "extra": extra, "runs": runs}
+
+
+def operations(trainer: FederatedTrainer, k: int, methods: list[str]) -> tuple[int, int]:
+    """Operations of a local step of client ``k`` with some of the methods, and runs of reference models."""
+    with FlopCounterMode(display=False) as counter:
+        runs = trainer.rehearse(k, methods)
+    return counter.get_total_flops(), runs
+
+
+def kept(totals: dict[str, Any]) -> dict[str, float]:
+    """Mean bytes that a client keeps, in all and by method."""
+    number = float(totals["clients"].total) if totals else 0.0
+    parts = {name: float(one.total) / number for name, one in totals.get("kept", {}).items()} if number else {}
+    return {"client_state": sum(parts.values()), **{f"client_state/{name}": size for name, size in parts.items()}}
+
+
+def peak_memory() -> float:
+    """Largest memory of this process in bytes: allocated on the GPU, if there is one, or else resident."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:  # Windows has no such count
+        return 0.0
+    # Linux counts in KiB, macOS in bytes
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def write_table(path: Path, rows: list[dict[str, float]], methods: str) -> None:
+    """Write the file: a row for each round, of its metrics and of the sums so far."""
+    parts = sorted({tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))})
+    columns = COLUMNS | {tag.removeprefix("cost/"): tag for tag in parts}
+    text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
+    for row in rows:
+        totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
+        cells = [row.get(tag, "") for tag in columns.values()]
+        table.writerow([int(row["round"]), methods, *map(cell, cells), *map(cell, totals.values())])
+    write_atomically(path, lambda partial: partial.write_text(text.getvalue()))
+
+
+def cell(value: float | str) -> str:
+    """A number as text, an integer as such."""
+    return str(int(value)) if isinstance(value, (int, float)) and float(value).is_integer() else str(value)

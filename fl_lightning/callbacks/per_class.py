@@ -1,0 +1,242 @@
+r"""Accuracy of each class before and after aggregation, by how many examples of it a client has.
+
+FedLC (Zhang et al., ICML 2022, Definition 2, Figures 2 and 6, https://arxiv.org/abs/2209.00189): after local training
+the accuracy of a client's minority classes falls and that of its missing classes is 0. Aggregation recovers a part of
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+from fl_lightning.callbacks.by_client import (
+    GROUPS,
+    ClientMeasurement,
+    finite_mean,
+    groups_of,
+    heat_map,
+    integer_ticks,
+    log_finite,
+    need_label_counts,
+    need_test_data,
+)
+from fl_lightning.errors import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.client import Client
+    from fl_lightning.engine.evaluation import Observed
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class PerClassAccuracy(ClientMeasurement):
+    r"""Measures the accuracy of each class, of the local models before and of the model after aggregation.
+
+    Both are of the same test examples and of the raw logits. The accuracy of class c is the share of its test examples
+    that are classified as c. A client's *majority* classes are those with :math:`n_c \ge a \, n / C` training examples,
+    with a = ``majority``, its *missing* classes have none, and its *minority* classes are the others.
+
+    In ``per_class.npz``, for R measurements, m clients and C classes:
+
+    - ``rounds`` (R,), ``clients`` (R, m) and ``label_counts`` (R, m, C).
+    - ``before`` and ``after`` (R, m, C): accuracy on each class of a client's local model, and after aggregation: the
+      global model for all clients or, where entries of the state stay with the clients, each client's own model. It is
+      nan for a class of which there is no test example.
+    - ``groups_before`` and ``groups_after`` (R, m, 3): its mean over the client's majority, minority and missing
+      classes; nan for a group without classes.
+    - ``confusion_before`` and ``confusion_after`` (R, C, C): how many test examples of a class (row) are classified as
+      another (column); summed over the local models, and of the global one.
+
+    Logged are the means over the clients: ``per_class/before/majority``, ``.../minority``, ``.../missing`` and
+    ``.../all`` (the mean over the classes), and the same with ``after``. Figures: ``per_class/clients`` (FedLC, Figure
+    2), ``per_class/aggregation`` (Figure 6) and ``per_class/confusion``.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random.
+        examples: about how many test examples, drawn at random and the same in every round; None takes all. With many
+            classes a few hundred examples say little of each.
+        majority: threshold a > 0; 1 compares with an even division over all classes. The paper names no threshold.
+
+    Raises:
+        UsageError: an argument out of its range, clients without label counts, or no test data.
+    """
+
+    file = "per_class.npz"
+    requires = ("logits",)
+
+    def __init__(
+        self, every_n_rounds: int = 10, max_clients: int = 20, examples: int | None = 512, majority: float = 1.0
+    ) -> None:
+        super().__init__(every_n_rounds, max_clients)
+        require(examples is None or examples >= 1, "PerClassAccuracy.examples", examples, "give 1 or more")
+        require(majority > 0, "PerClassAccuracy.majority", majority, "give a number above 0")
+        self.examples, self.majority = examples, majority
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        need_label_counts("PerClassAccuracy", trainer)
+        need_test_data("PerClassAccuracy", trainer)
+
+    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+        if self.measures(trainer, client):
+            counts: Any = client.info.label_counts
+            self.mine[client.info.id] = {
+                "label_counts": counts.numpy(),
+                "before": self._confusion(trainer, client.state()),
+            }
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self.due(trainer.server.round):
+            return
+        clients = self.gathered(trainer)
+        if not clients:
+            return
+        for k, after in self._after(trainer, list(clients)).items():
+            clients[k]["after"] = after
+        self._append(trainer, clients)
+        self.keep(trainer)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None or not self.series:
+            return
+        series = self.series.arrays()
+        trainer.log_figure("per_class/clients", draw_clients(series))
+        trainer.log_figure("per_class/aggregation", draw_aggregation(series))
+        trainer.log_figure("per_class/confusion", draw_confusion(series))
+
+    def _confusion(self, trainer: FederatedTrainer, state: Any) -> np.ndarray:
+        """The confusion matrix (C, C) of a state, of this worker's share of the test examples."""
+        classes = len(trainer.data.info(0).label_counts)
+        return confusion(trainer.representations(state, ("logits",), examples=self.examples), classes)
+
+    def _after(self, trainer: FederatedTrainer, clients: list[int]) -> dict[int, np.ndarray]:
+        """The confusion matrix of each client's model after aggregation, which is one for all unless entries stay."""
+        if not trainer.client.kept:
+            parts = trainer.gather(self._confusion(trainer, None))
+            return dict.fromkeys(clients, sum(parts, start=np.zeros_like(parts[0])))
+        # each worker has what the clients that it owns keep
+        mine = [k for k in clients if trainer.client.own_entries(k)]
+        with trainer.alone():
+            found = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
+        return {k: one for part in trainer.gather(found) for k, one in part.items()}
+
+    def _append(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+        self.append_clients(trainer, list(clients))
+        self.append(trainer, "label_counts", {k: one["label_counts"].astype(float) for k, one in clients.items()})
+        for when in ("before", "after"):
+            accuracies = {k: accuracy(one[when]) for k, one in clients.items()}
+            groups = {k: by_group(one, clients[k]["label_counts"], self.majority) for k, one in accuracies.items()}
+            self.append(trainer, when, accuracies)
+            self.append(trainer, f"groups_{when}", groups)
+            means = dict(zip(GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
+            means["all"] = finite_mean([finite_mean(one) for one in accuracies.values()])
+            log_finite(trainer, {f"per_class/{when}/{name}": value for name, value in means.items()})
+        together = (
+            [one["after"] for one in clients.values()]
+            if trainer.client.kept
+            else [next(iter(clients.values()))["after"]]
+        )
+        self.series.append("confusion_before", sum(one["before"] for one in clients.values()))
+        self.series.append("confusion_after", sum(together))
+
+
+def confusion(batches: Iterable[Observed], classes: int) -> np.ndarray:
+    """The confusion matrix ``(C, C)``: examples of a class (row) that are classified as another (column).
+
+    Raises:
+        UsageError: the test data have no labels, or the logits are not one for each class.
+    """
+    total = torch.zeros(classes, classes, dtype=torch.int64)
+    for _, _, targets, taps in batches:
+        require(targets is not None, "the test data", "no labels", "give integer labels (B,), or take the callback out")
+        logits: Any = taps["logits"]
+        labels: Any = targets
+        shape = tuple(logits.shape)
+        require(logits.ndim == 2 and shape[1] == classes, "the tap logits", shape, f"the labels have {classes} classes")
+        total += multiclass_confusion_matrix(logits.argmax(1), labels, classes).cpu()
+    return total.numpy()
+
+
+def accuracy(matrix: np.ndarray) -> np.ndarray:
+    """The accuracy of each class ``(C,)`` from a confusion matrix; nan for a class without examples."""
+    totals = matrix.sum(1)
+    return np.divide(np.diag(matrix), np.where(totals > 0, totals, np.nan))
+
+
+def by_group(accuracies: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
+    """The mean accuracy of a client's majority, minority and missing classes ``(3,)``; nan for a group without any."""
+    groups = groups_of(counts, threshold)
+    return np.array([finite_mean(accuracies[groups[name]]) for name in GROUPS])
+
+
+# ---------------------------------------------------------------------- figures
+def draw_clients(series: dict[str, np.ndarray], most: int = 4) -> Figure:
+    """Label counts of some clients as bars, and the accuracy of each class before and after as lines."""
+    from matplotlib.figure import Figure
+
+    clients = series["clients"][-1]
+    shown = np.flatnonzero(clients >= 0)[:most]
+    rows = -(-len(shown) // 2)
+    figure = Figure(figsize=(10 if len(shown) > 1 else 5.5, 3.2 * rows + 0.6), layout="constrained")
+    for place, index in enumerate(shown):
+        axes = figure.add_subplot(rows, min(2, len(shown)), place + 1)
+        counts = series["label_counts"][-1, index]
+        axes.bar(range(len(counts)), counts, color="0.8", label="training examples")
+        axes.set(title=f"client {clients[index]}", xlabel="class", ylabel="training examples")
+        integer_ticks(axes.set_xticks, range(len(counts)))
+        right = axes.twinx()
+        right.plot(100 * series["before"][-1, index], "o-", color="tab:red", label="accuracy of the local model")
+        right.plot(100 * series["after"][-1, index], "s--", color="tab:blue", label="accuracy after aggregation")
+        right.set(ylim=(-4, 104), ylabel="test accuracy in %")
+    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    figure.suptitle(f"accuracy of each class, round {series['rounds'][-1]}")
+    return figure
+
+
+def draw_aggregation(series: dict[str, np.ndarray]) -> Figure:
+    """Accuracy before and after aggregation, on average over the clients: by class, and by group."""
+    from matplotlib.figure import Figure
+
+    classes = series["before"].shape[-1]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1), sharey=True)
+    for place, (when, hatch) in enumerate((("before", ""), ("after", "//"))):
+        by_class = [100 * finite_mean(one) for one in series[when][-1].T]
+        groups = [100 * finite_mean(one) for one in series[f"groups_{when}"][-1].T]
+        style = {"width": 0.4, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
+        left.bar(np.arange(classes) + 0.4 * (place - 0.5), by_class, label=f"{when} aggregation", **style)
+        right.bar(np.arange(3) + 0.4 * (place - 0.5), groups, **style)
+    integer_ticks(left.set_xticks, range(classes))
+    right.set_xticks(range(3), GROUPS)
+    left.set(xlabel="class", ylabel="test accuracy in %", title=f"mean over the clients, round {series['rounds'][-1]}")
+    right.set(xlabel="classes of the client")
+    left.legend()
+    return figure
+
+
+def draw_confusion(series: dict[str, np.ndarray]) -> Figure:
+    """The shares of each class's test examples that are classified as each class, before and after aggregation."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    for axes, when in zip(figure.subplots(1, 2), ("before", "after"), strict=True):
+        matrix = series[f"confusion_{when}"][-1]
+        heat_map(
+            axes,
+            100 * matrix / np.where(matrix.sum(1) > 0, matrix.sum(1), np.nan)[:, None],
+            "share in %",
+            0,
+            100,
+            ".0f",
+        )
+        integer_ticks(axes.set_xticks, range(len(matrix)))
+        integer_ticks(axes.set_yticks, range(len(matrix)))
+        axes.set(xlabel="classified as", ylabel="class", title=f"{when} aggregation, round {series['rounds'][-1]}")
+    return figure

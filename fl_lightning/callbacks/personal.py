@@ -1,0 +1,236 @@
+"""How well each client is served: accuracy on the test data of each client and of each domain.
+
+FedBABU (Oh et al., ICLR 2022, section 4, https://arxiv.org/abs/2106.06042) evaluates the global model on each client's
+own test data, as it is and after some steps of fine-tuning on the client's training data. FedBN (Li et al., ICLR 2021,
+section 5, https://arxiv.org/abs/2102.07623) evaluates each client's own model on the test data of its domain. FedProto
+(Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, https://github.com/yuetan031/fedproto, lib/update.py)
+classifies a representation by the nearest global prototype among those of the client's own classes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.by_client import drawn, finite_mean, log_finite, merged, need_test_data
+from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.errors import require
+from fl_lightning.functional import as_rows
+from fl_lightning.state import State
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fl_lightning.trainer import FederatedTrainer
+
+WHAT = {"own": "as it is", "tuned": "fine-tuned", "prototype": "nearest prototype"}
+
+
+class PersonalAccuracy(Measurement):
+    """Measures the accuracy on each client's own test data and on each domain.
+
+    The model is the global one or, where entries of the state stay with the clients, each client's own one. A client's
+    test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in the
+    proportions of its labels.
+
+    In ``personal.npz``, for R measurements, m clients and V domains:
+
+    - ``rounds`` (R,) and ``clients`` (R, m), the same in every round.
+    - ``own`` (R, m): accuracy on the client's test data.
+    - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it, and left out without ``fine_tune_steps``.
+    - ``prototype`` (R, m): accuracy of the nearest prototype, in a run whose methods have prototypes.
+    - ``domains`` (R, V), their names, and ``domain`` (R, V), where the data have domains: accuracy of the global model
+      on the test data of each; where entries stay with the clients, the mean of ``own`` over its clients.
+
+    Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
+    ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
+    ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        max_clients: most clients that are measured, at least 1; of more as many are drawn at random, once for the run.
+        examples: about how many test examples of each client and each domain; None takes all.
+        fine_tune_steps: local steps of fine-tuning by the module's own loss, all parameters included, at least 0; 0 for
+            none. FedBABU takes 1 to 5 epochs.
+        fine_tune: ``last`` fine-tunes in the last round only, ``always`` in every round that is measured.
+
+    Raises:
+        UsageError: an argument out of its range, no test data, or none for a client.
+    """
+
+    file = "personal.npz"
+    requires = ("logits",)
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        max_clients: int = 20,
+        examples: int | None = 128,
+        fine_tune_steps: int = 10,
+        fine_tune: Literal["last", "always"] = "last",
+    ) -> None:
+        super().__init__(every_n_rounds)
+        require(max_clients >= 1, "PersonalAccuracy.max_clients", max_clients, "give 1 or more")
+        require(examples is None or examples >= 1, "PersonalAccuracy.examples", examples, "give 1 or more")
+        require(fine_tune_steps >= 0, "PersonalAccuracy.fine_tune_steps", fine_tune_steps, "give 0 or more")
+        require(fine_tune in ("last", "always"), "PersonalAccuracy.fine_tune", fine_tune, "choose last or always")
+        self.max_clients, self.examples = max_clients, examples
+        self.fine_tune_steps, self.fine_tune = fine_tune_steps, fine_tune
+
+    def setup(self, trainer: FederatedTrainer) -> None:
+        need_test_data("PersonalAccuracy", trainer)
+        self.clients = drawn(range(trainer.data.num_clients), self.max_clients, trainer.seed, "PersonalAccuracy")
+        for k in self.clients:
+            hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
+            require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
+        # the class declares them as server values, which have no value before the first round
+        self._with_prototypes = [one for one in trainer.methods.methods if hasattr(type(one), "prototypes")]
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
+            self._measure(trainer, self.fine_tune == "always")
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        # where a callback ends the run after a round that was measured, this measures it again, with fine-tuning
+        measured = self.series.values.get("rounds", [])
+        again = bool(measured) and int(measured[-1]) == trainer.server.round
+        if not again or (self.fine_tune_steps and self.fine_tune == "last"):
+            self._measure(trainer, True)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is not None and self.series:
+            trainer.log_figure("personal/clients", draw(self.series.arrays()))
+
+    def _measure(self, trainer: FederatedTrainer, tune: bool) -> None:
+        with trainer.alone():
+            mine = {k: self._client(trainer, k, tune) for k in self._mine(trainer)}
+        values = merged(trainer.gather(mine))
+        self.series.append("clients", np.array(self.clients))
+        for what in next(iter(values.values())):
+            found = np.array([one[what] for one in values.values()])
+            self.series.append(what, found)
+            log_finite(trainer, summary(found, "personal" if what == "own" else f"personal/{what}"))
+        self._domains(trainer, {k: one["own"] for k, one in values.items()})
+        self.keep(trainer)
+
+    def _mine(self, trainer: FederatedTrainer) -> list[int]:
+        """The clients that this worker measures: those that it owns, and its share of those that nobody owns."""
+        owners, size = trainer.client.memories().owners, trainer.world_size
+        turn = {k: place % size for place, k in enumerate(self.clients)}
+        return [k for k in self.clients if owners.get(k, turn[k]) == trainer.global_rank]
+
+    def _client(self, trainer: FederatedTrainer, k: int, tune: bool) -> dict[str, float]:
+        values = {"own": self._accuracy(trainer, None, k)}
+        if self.fine_tune_steps:
+            tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
+            values["tuned"] = math.nan if tuned is None else self._accuracy(trainer, tuned, k)
+        if self._with_prototypes:
+            values["prototype"] = self._by_prototype(trainer, k)
+        return values
+
+    def _accuracy(
+        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None = None
+    ) -> float:
+        hits, total = self._hits(trainer, state, k, domain)
+        return hits / total if total else math.nan
+
+    def _hits(
+        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None
+    ) -> tuple[int, int]:
+        """How many test examples of a client or a domain are classified correctly, and how many there are."""
+        hits = total = 0
+        asked = {"client": k, "examples": self.examples, "domain": domain}
+        for _, _, targets, taps in trainer.representations(state, ("logits",), **asked):  # type: ignore[arg-type]
+            hits += int((taps["logits"].argmax(1) == labels_of(targets)).sum())
+            total += len(labels_of(targets))
+        return hits, total
+
+    def _by_prototype(self, trainer: FederatedTrainer, k: int) -> float:
+        method: Any = self._with_prototypes[0]
+        if method.prototypes is None:
+            return math.nan
+        usable, counts = method.known, trainer.data.info(k).label_counts
+        if counts is not None:
+            usable = usable & (counts > 0).to(usable.device)
+        if not usable.any():
+            return math.nan
+        hits = total = 0
+        for _, _, targets, taps in trainer.representations(None, ("representation",), client=k, examples=self.examples):
+            predicted = nearest(taps["representation"], method.prototypes, usable)
+            hits += int((predicted == labels_of(targets)).sum())
+            total += len(predicted)
+        return hits / total if total else math.nan
+
+    def _domains(self, trainer: FederatedTrainer, own: dict[int, float]) -> None:
+        names = trainer.domains
+        if not names:
+            return
+        found = {}
+        for name in names:
+            if trainer.client.kept:
+                found[name] = finite_mean([own[k] for k in own if trainer.data.info(k).domain == name])
+                continue
+            hits, totals = zip(*trainer.gather(self._hits(trainer, None, None, name)), strict=True)
+            found[name] = sum(hits) / sum(totals) if sum(totals) else math.nan
+        self.series.append("domains", np.array(names))
+        self.series.append("domain", np.array(list(found.values())))
+        log_finite(trainer, {f"personal/domain/{name}": value for name, value in found.items()})
+
+
+def labels_of(targets: Tensor | None) -> Tensor:
+    """The labels of a batch.
+
+    Raises:
+        UsageError: it has none.
+    """
+    require(targets is not None, "PersonalAccuracy: the test data", "no labels", "give integer labels (B,)")
+    return targets  # type: ignore[return-value]
+
+
+def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
+    """The class ``(B,)`` of the prototype that is nearest to each representation, by Euclidean distance.
+
+    Args:
+        z: representations ``(B, ...)``, flattened to ``(B, d)``.
+        prototypes: ``(C, d)``.
+        usable: which classes may be the answer ``(C,)``, at least one.
+    """
+    rows = as_rows(z).double()
+    distances = torch.cdist(rows, prototypes.to(rows), compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~usable.to(rows.device), math.inf).argmin(1)
+
+
+def summary(values: np.ndarray, name: str) -> dict[str, float]:
+    """Mean, mean over the worst tenth (of at least one client) and standard deviation, by tag."""
+    known = np.sort(values[np.isfinite(values)])
+    worst = known[: math.ceil(len(known) / 10)]
+    spread = float(known.std()) if len(known) else math.nan
+    return {
+        f"{name}/accuracy": finite_mean(known),
+        f"{name}/worst_tenth": finite_mean(worst),
+        f"{name}/spread": spread,
+    }
+
+
+def draw(series: dict[str, np.ndarray]) -> Figure:
+    """The clients' accuracies of the last round, sorted, so that the worst clients are on the left."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.add_subplot()
+    order = np.argsort(series["own"][-1], kind="stable")
+    for style, (what, label) in zip(("o-", "s--", "^:"), WHAT.items(), strict=True):
+        if what in series and np.isfinite(series[what][-1]).any():
+            values = 100 * series[what][-1][order]
+            axes.plot(values, style, markersize=4, label=f"{label}, mean {finite_mean(values):.1f} %")
+    ids = series["clients"][-1][order]
+    step = -(-len(ids) // 20)
+    axes.set_xticks(range(0, len(ids), step), [str(one) for one in ids[::step]])
+    axes.set(xlabel="client, from the worst to the best", ylabel="accuracy on its own test data in %")
+    axes.set_title(f"personal accuracy, round {series['rounds'][-1]}")
+    axes.legend()
+    return figure

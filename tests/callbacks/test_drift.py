@@ -1,0 +1,147 @@
+"""The drift of clients: what agrees has dissimilarity 1, and every number is that of the changes themselves."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+
+from fl_lightning.callbacks import Callback, Drift
+from fl_lightning.callbacks.drift import Summary, against_counts, correlation, layers_of
+from fl_lightning.data import IID, Digits
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import FedBABU
+
+
+class Changes(Callback):
+    """Keeps what the clients' changes are."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_client_end(self, trainer, client):
+        layers = {name: value.flatten().numpy().copy() for name, value in client.change.items()}
+        self.seen[client.info.id] = (layers, client.weight, client.lr_total)
+
+
+def fit(tmp_path, drift, *others, data=None, model=None, methods=(), **kwargs):
+    if not kwargs.pop("figures", False):
+        drift.on_fit_end = lambda trainer: None  # drawing takes longer than the run
+    trainer = small_trainer(tmp_path, callbacks=[drift, *others], **{"max_rounds": 1, **kwargs})
+    trainer.fit(model or small_model(), data or small_data(), list(methods))
+    return trainer, np.load(trainer.run_dir / "drift.npz")
+
+
+def summary(changes, weights=None, lr_totals=None):
+    number = len(changes)
+    ones = np.ones(number)
+    return Summary(changes @ changes.T, ones if weights is None else weights, ones if lr_totals is None else lr_totals)
+
+
+def test_clients_that_agree_have_dissimilarity_1_and_all_cosines_1():
+    change = np.random.default_rng(0).normal(size=7)
+    same = summary(np.stack([change] * 3), np.array([1.0, 5.0, 2.0]))
+    assert same.dissimilarity == pytest.approx(1)
+    np.testing.assert_allclose(same.pairwise, 1)
+    np.testing.assert_allclose(same.to_mean, 1)
+
+
+def test_orthogonal_changes_of_equal_norm_have_the_number_of_clients_as_dissimilarity():
+    found = summary(3 * np.eye(4))
+    assert found.dissimilarity == pytest.approx(4)
+    np.testing.assert_allclose(found.pairwise, np.eye(4))
+    np.testing.assert_allclose(found.to_mean, 0.5)
+
+
+def test_changes_that_differ_in_their_rates_alone_are_one_gradient():
+    change, rates = np.random.default_rng(0).normal(size=5), np.array([0.1, 0.2, 0.4])
+    assert summary(np.outer(rates, change), lr_totals=rates).dissimilarity == pytest.approx(1)
+    assert summary(np.outer(rates, change)).dissimilarity > 1.1
+
+
+def test_opposite_changes_have_no_mean_and_a_change_of_0_no_direction():
+    change = np.ones(3)
+    opposite = summary(np.stack([change, -change]))
+    assert np.isnan(opposite.dissimilarity)
+    assert np.isnan(opposite.to_mean).all()
+    assert opposite.pairwise[0, 1] == pytest.approx(-1)
+    assert np.isnan(summary(np.stack([change, 0 * change])).pairwise[0, 1])
+
+
+def test_the_file_has_the_numbers_of_the_changes(tmp_path):
+    seen = Changes()
+    trainer, file = fit(tmp_path, Drift(), seen, figures=True)
+    ids = file["clients"][0].tolist()
+    assert ids == [0, 1, 2, 3]
+    vectors = np.stack([np.concatenate(list(seen.seen[k][0].values())) for k in ids])
+    p = np.array([seen.seen[k][1] for k in ids]) / 400
+    norms = np.linalg.norm(vectors, axis=1)
+    mean = p @ vectors
+    np.testing.assert_allclose(file["norms"][0], norms, rtol=1e-6)
+    cosines = vectors @ vectors.T / np.outer(norms, norms)
+    np.testing.assert_allclose(file["pairwise"][0], cosines, atol=1e-6)
+    np.testing.assert_allclose(file["to_mean"][0], vectors @ mean / norms / np.linalg.norm(mean), rtol=1e-5)
+    gradients = vectors / np.array([seen.seen[k][2] for k in ids])[:, None]
+    dissimilarity = p @ np.square(gradients).sum(1) / np.square(p @ gradients).sum()
+    assert file["dissimilarity"][0] == pytest.approx(dissimilarity, rel=1e-5)
+    assert trainer.metrics["drift/client"] == pytest.approx(p @ norms, rel=1e-6)
+    assert trainer.metrics["drift/global"] == pytest.approx(np.linalg.norm(mean), rel=1e-6)
+    assert trainer.metrics["drift/dissimilarity"] == file["dissimilarity"][0] > 1
+    assert trainer.metrics["drift/cosine/pairwise"] == pytest.approx(cosines[~np.eye(4, dtype=bool)].mean(), rel=1e-4)
+    last = file["layers"][0].tolist().index("classifier")
+    part = np.stack([np.concatenate([seen.seen[k][0][f"classifier.{n}"] for n in ("weight", "bias")]) for k in ids])
+    np.testing.assert_allclose(file["layer_norms"][0][last], np.linalg.norm(part, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(file["gram"][0][last], part @ part.T, rtol=1e-4, atol=1e-9)
+    assert (trainer.run_dir / "figures" / "drift_pairwise.png").stat().st_size > 10_000
+
+
+def test_the_sum_of_learning_rates_is_that_of_all_steps(tmp_path):
+    seen = Changes()
+    schedule = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    fit(tmp_path, Drift(), seen, model=plain_sgd_model(), client_lr_scheduler=schedule, max_rounds=2, local_steps=3)
+    assert all(total == pytest.approx(3 * 0.05) for *_, total in seen.seen.values())
+
+
+def test_label_skew_makes_clients_drift_apart(tmp_path):
+    _, skewed = fit(tmp_path, Drift())
+    _, equal = fit(tmp_path, Drift(), data=Digits(num_clients=4, batch_size=32, train_size=400, partitioner=IID()))
+    assert skewed["dissimilarity"][0] > 1.3 * equal["dissimilarity"][0]
+    assert np.nanmean(skewed["to_mean"]) < np.nanmean(equal["to_mean"])
+    # the bias of a class grows with its share of the client's data
+    assert skewed["bias_correlation"][0].mean() > 0.2
+
+
+def test_a_classifier_in_proportion_to_the_counts_is_correlated_with_them():
+    counts = np.array([5.0, 1.0, 0.0])
+    layer = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(counts)[:, None].float() / 2)
+        layer.bias.copy_(torch.from_numpy(-counts))
+    found = against_counts(layer, counts)
+    assert found["row_norms"].tolist() == counts.tolist()
+    assert (found["row_norm_correlation"], found["bias_correlation"]) == (pytest.approx(1), pytest.approx(-1))
+    assert np.isnan(correlation(counts, np.ones(3)))
+    assert np.isnan(against_counts(torch.nn.Linear(4, 3, bias=False), counts)["bias_correlation"])
+
+
+def test_a_head_that_does_not_move_has_no_direction(tmp_path):
+    trainer, file = fit(tmp_path, Drift(), methods=[FedBABU()], model=plain_sgd_model())
+    last = file["layers"][0].tolist().index("classifier")
+    assert (file["layer_norms"][0][last] == 0).all()
+    assert np.isnan(file["layer_dissimilarity"][0][last])
+    assert trainer.metrics["drift/dissimilarity"] > 1
+
+
+def test_layers_are_submodules():
+    assert layers_of(["a.0.weight", "a.0.bias", "scale", "b.weight"]) == {
+        "a.0": ["a.0.weight", "a.0.bias"],
+        ".": ["scale"],
+        "b": ["b.weight"],
+    }
+
+
+def test_data_without_labels_and_a_tap_without_weights_are_refused_unless_the_classifier_is_left_out(tmp_path):
+    with pytest.raises(UsageError, match=r"Drift: the tap logits='projector' has no weight matrix; .*classifier=false"):
+        fit(tmp_path, Drift(), taps={"logits": "projector"})
+    trainer, file = fit(tmp_path, Drift(classifier=False), taps={"logits": "projector"})
+    assert "biases" not in file
+    assert "drift/classifier/bias" not in trainer.metrics

@@ -1,0 +1,142 @@
+"""Personal accuracy: a client's own test data, domains, fine-tuning and prototypes."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+
+from fl_lightning.callbacks import Callback, PersonalAccuracy
+from fl_lightning.callbacks.personal import nearest, summary
+from fl_lightning.data import ByDomain, Digits, Dirichlet
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import FedBN, FedProto
+
+
+class TwoDomains(Digits):
+    """The digits, of which every other one is of the domain dark, where the brightness is inverted."""
+
+    def load(self):
+        images = super().load()
+        parts = {}
+        for split in ("train", "test"):
+            pixels = getattr(images, f"{split}_images").copy()
+            domains = np.arange(len(pixels)) % 2
+            pixels[domains == 1] = 255 - pixels[domains == 1]
+            parts |= {f"{split}_images": pixels, f"{split}_domains": domains}
+        return images._replace(**parts, domain_names=("bright", "dark"))
+
+
+class Plainly(Callback):
+    """Evaluates each client by the trainer's own questions."""
+
+    def on_last_round_end(self, trainer):
+        number = range(trainer.data.num_clients)
+        self.own = [trainer.evaluate("test", client=k)["test/accuracy"] for k in number]
+        tuned = [trainer.fine_tune(k, None, 5) for k in number]
+        self.tuned = [
+            trainer.evaluate("test", one, client=k)["test/accuracy"] for k, one in zip(number, tuned, strict=True)
+        ]
+
+
+def fit(tmp_path, personal, *others, data=None, methods=(), model=None, **kwargs):
+    if not kwargs.pop("figures", False):
+        personal.on_fit_end = lambda trainer: None  # drawing takes longer than the run
+    trainer = small_trainer(tmp_path, callbacks=[personal, *others], **{"max_rounds": 2, "local_epochs": 3, **kwargs})
+    trainer.fit(model or small_model(), data or small_data(), list(methods))
+    return trainer, np.load(trainer.run_dir / "personal.npz")
+
+
+def domains(**kwargs):
+    return TwoDomains(**{"num_clients": 4, "batch_size": 32, "train_size": 400, "partitioner": ByDomain(), **kwargs})
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
+def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_skew(tmp_path, methods):
+    plainly = Plainly()
+    data = small_data(partitioner=Dirichlet(0.1))
+    given = PersonalAccuracy(examples=None, fine_tune_steps=5)
+    trainer, file = fit(tmp_path, given, plainly, data=data, methods=methods(), model=plain_sgd_model(), figures=True)
+    np.testing.assert_allclose(file["own"][-1], plainly.own, atol=1e-6)
+    np.testing.assert_allclose(file["tuned"][-1], plainly.tuned, atol=1e-6)
+    assert np.isnan(file["tuned"][0]).all()
+    assert trainer.metrics["personal/accuracy"] == pytest.approx(np.mean(plainly.own))
+    assert trainer.metrics["personal/worst_tenth"] == pytest.approx(min(plainly.own))
+    assert trainer.metrics["personal/spread"] == pytest.approx(np.std(plainly.own))
+    assert trainer.metrics["personal/tuned/accuracy"] > trainer.metrics["personal/accuracy"]
+    assert "personal/tuned/accuracy" not in trainer.history[0]
+    assert (trainer.run_dir / "figures" / "personal_clients.png").is_file()
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
+def test_domains_are_measured_by_the_global_model_or_by_the_models_of_their_clients(tmp_path, methods):
+    data = domains()
+    given = PersonalAccuracy(examples=None, fine_tune_steps=0)
+    trainer, file = fit(tmp_path, given, data=data, methods=methods(), model=plain_sgd_model())
+    assert file["domains"][-1].tolist() == ["bright", "dark"]
+    of = np.array([data.info(k).domain for k in range(4)])
+    assert set(of) == {"bright", "dark"}
+    # a client's test data are those of its domain
+    for name, value in zip(file["domains"][-1], file["domain"][-1], strict=True):
+        assert value == pytest.approx(file["own"][-1][of == name].mean())
+        assert trainer.metrics[f"personal/domain/{name}"] == value
+    assert "tuned" not in file
+    assert (len(set(file["own"][-1])) > 2) == bool(methods())
+
+
+def test_an_early_end_is_fine_tuned_too(tmp_path):
+    class Ends(Callback):
+        def on_round_end(self, trainer):
+            trainer.should_stop = True
+
+    _, file = fit(tmp_path, PersonalAccuracy(fine_tune_steps=1), Ends(), max_rounds=5, local_epochs=1)
+    assert file["rounds"].tolist() == [0, 0]
+    assert np.isfinite(file["tuned"][-1]).all()
+
+
+def test_prototypes_classify_by_the_nearest_of_the_clients_own_classes(tmp_path):
+    trainer, file = fit(tmp_path, PersonalAccuracy(fine_tune_steps=0), methods=[FedProto()], local_epochs=10)
+    # in a run without a global model a client's own model and the shared prototypes are far better than chance
+    assert (file["prototype"][-1] > 0.4).all()
+    assert trainer.metrics["personal/prototype/accuracy"] == pytest.approx(file["prototype"][-1].mean())
+    prototypes = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
+    z = torch.tensor([[0.9, 0.0], [0.1, 0.2], [0.0, 2.0]])
+    assert nearest(z, prototypes, torch.tensor([True, True, True])).tolist() == [1, 0, 2]
+    assert nearest(z, prototypes, torch.tensor([True, False, False])).tolist() == [0, 0, 0]
+
+
+def test_the_worst_tenth_is_of_one_client_at_least():
+    found = summary(np.array([0.5, np.nan, 0.1, 0.3]), "x")
+    assert found == {
+        "x/accuracy": pytest.approx(0.3),
+        "x/worst_tenth": 0.1,
+        "x/spread": pytest.approx(np.std([5, 1, 3]) / 10),
+    }
+    assert summary(np.arange(20) / 100, "x")["x/worst_tenth"] == pytest.approx(0.005)
+
+
+def test_a_client_without_test_examples_and_data_without_clients_of_their_own_are_refused(tmp_path):
+    data = small_data()
+    whole = data.test_dataloader
+
+    def partly(k=None):
+        loader = whole(k)
+        if k == 2:
+            loader.rows = loader.rows[:0]
+        return loader
+
+    data.test_dataloader = partly
+    with pytest.raises(UsageError, match="PersonalAccuracy: test examples of client=2: the test data lack its classes"):
+        fit(tmp_path, PersonalAccuracy(), data=data)
+    data.test_dataloader = lambda: whole()
+    with pytest.raises(UsageError, match="its test_dataloader takes no client"):
+        fit(tmp_path, PersonalAccuracy(), data=data)
+    assert not (tmp_path / "fedavg").exists()
+
+
+def test_an_unknown_domain_is_refused(tmp_path):
+    class Asks(Callback):
+        def on_round_end(self, trainer):
+            trainer.representations(None, ("logits",), domain="grey")
+
+    with pytest.raises(UsageError, match="domain='grey': the test data of all have the domains: none"):
+        small_trainer(tmp_path, callbacks=[Asks()]).fit(small_model(), small_data())
