@@ -2,6 +2,7 @@
 
     python experiments/reliability/bench_kill.py             # about 5 minutes, on a quiet machine
     python experiments/reliability/bench_kill.py --seeds 1   # a quarter of the cells
+    python experiments/reliability/bench_kill.py --rounds 40 # longer cells, as most are, show what a second job gains
 
 1. A bench of 60 small cells with one job: seconds a cell beyond the training itself.
 2. The same with two jobs: how many times faster.
@@ -36,7 +37,7 @@ base:
       projector: {class_path: Projector, init_args: {width: 32}}
       optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
   data: {class_path: Digits, init_args: {num_clients: 5, batch_size: 32, partitioner: {class_path: Dirichlet}}}
-  trainer: {max_rounds: 2}
+  trainer: {max_rounds: ROUNDS}
 axes:
   method:
     FedAvg: {}
@@ -124,10 +125,12 @@ def killed(bench):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of a cell")
+    given = parser.parse_args()
+    seeds = given.seeds
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "small.yaml"
-        suite.write_text(SUITE)
+        suite.write_text(SUITE.replace("ROUNDS", str(given.rounds)))
         one, two, both = (Bench(suite, Path(folder) / name, seeds) for name in ("one", "two", "both"))
         number = len(one.cells)
         whole, training = one.run(), one.training() / number

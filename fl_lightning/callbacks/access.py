@@ -170,6 +170,7 @@ class RunAccess:
         taps: tuple[str, ...],
         data: Literal["test", "train"] = "test",
         client: int | None = None,
+        examples: int | None = None,
     ) -> Iterator[Observed]:
         """The taps of a state, in eval mode, batch by batch.
 
@@ -182,15 +183,19 @@ class RunAccess:
             data: the test data, or the clients' training data as their loaders give it.
             client: id of the client whose data are used and whose entries complete the state; None for the test data of
                 all, or the training data of all clients in turn.
+            examples: a probe: about this many test examples, at least 1, drawn at random and the same in every round,
+                in batches of at most 64. None is all.
 
         Yields:
             ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
             ``(B,)``, None where it has none; taps by name, ``(B, ...)``.
         """
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
+        require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
+        require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
         whole = self._shared(state, client)
         # in the batch order of the round to come, not in the one in which the clients have just trained
-        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1)
+        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.

@@ -6,25 +6,18 @@ the trailing singular values fall towards 0, and the representation collapses in
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import effective_rank, eigenvalues, singular_values, stable_rank
-from fl_lightning.records.files import write_atomically
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.figure import Figure
 
     from fl_lightning.client import Client
@@ -53,7 +46,7 @@ class Covariance:
         return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
 
-class SpectrumMonitor(Callback):
+class SpectrumMonitor(Measurement):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
     Each one is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
@@ -74,23 +67,19 @@ class SpectrumMonitor(Callback):
         UsageError: an argument out of its range, or the tap ``logits`` is no layer with a weight matrix.
     """
 
+    file = "spectra.npz"
     requires = ("representation", "logits")
 
     def __init__(self, every_n_rounds: int = 1, local_models: bool = False, max_scalars: int = 32) -> None:
-        require(every_n_rounds >= 1, "SpectrumMonitor.every_n_rounds", every_n_rounds, "give 1 or more")
+        super().__init__(every_n_rounds)
         require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "give 2 or more")
-        self.every_n_rounds, self.local_models, self.max_scalars = every_n_rounds, local_models, max_scalars
+        self.local_models, self.max_scalars = local_models, max_scalars
 
     def wants_evaluation(self, round_: int) -> bool:
-        return self._due(round_)
+        return self.due(round_)
 
     def setup(self, trainer: FederatedTrainer) -> None:
         self._classifier = self._find_classifier(trainer)
-
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        self._last_round = trainer.max_rounds - 1
-        self._source = trainer.resumed_from
-        self._begin()
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._covariance = Covariance()
@@ -98,7 +87,7 @@ class SpectrumMonitor(Callback):
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
-        if not (self.local_models and self._due(trainer.server.round)):
+        if not (self.local_models and self.due(trainer.server.round)):
             return
         covariance = Covariance()
         for *_, taps in trainer.representations(client.state(), ("representation",)):
@@ -110,73 +99,45 @@ class SpectrumMonitor(Callback):
     def on_evaluation_batch_end(
         self, trainer: FederatedTrainer, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
-        if phase == "test" and self._due(trainer.server.round):
+        if phase == "test" and self.due(trainer.server.round):
             self._covariance.add(taps["representation"])
 
     def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
-        if phase == "test" and self._due(trainer.server.round):
+        if phase == "test" and self.due(trainer.server.round):
             trainer.all_reduce(self._covariance.sums)
             spectra = {what: Weighted.of(values) for what, values in self._measure(self._covariance).items()}
             (self._global if client is None else self._own).add(spectra)
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not self._due(trainer.server.round):
+        if not self.due(trainer.server.round):
             return
         trainer.all_reduce(self._own)
         spectra = self._own.means() or self._global.means() or self._measure(Covariance())
         for what, values in spectra.items():
             self._log(trainer, what, values)
-            self._append(what, values.cpu().numpy())
+            self.series.append(what, values.cpu().numpy())
         self._keep_local(trainer)
-        self._append("rounds", np.array(trainer.server.round))
-        if trainer.run_dir is not None:
-            arrays: dict[str, Any] = {what: np.stack(values) for what, values in self._spectra.items()}
-            write_atomically(trainer.run_dir / FILE, partial(np.savez, **arrays))
+        self.keep(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self._spectra:
+        if trainer.run_dir is None or not self.series:
             return
-        rounds = [int(one) for one in self._spectra["rounds"]]
-        for what in [name for name in TITLES if name in self._spectra]:
-            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, self._spectra[what]))
-
-    def state_dict(self) -> dict[str, Any]:
-        # a checkpoint must not grow with the rounds: the spectra are in their file, and these tell whether it is theirs
-        return {"stamps": {what: [len(self._spectra[what]), one.hexdigest()] for what, one in self._digests.items()}}
+        spectra = self.series.values
+        rounds = [int(one) for one in spectra["rounds"]]
+        for what in [name for name in TITLES if name in spectra]:
+            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, spectra[what]))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        known = {what: [one.numpy() for one in values] for what, values in state.get("spectra", {}).items()}
-        if "rounds" in state:  # of a version that kept them in checkpoints
-            known["rounds"] = [np.array(one) for one in state["rounds"]]
-        elif self._source is not None:
-            known = self._read(self._source / FILE, state.get("stamps", {}))
-        for what, values in known.items():
+        if "rounds" not in state:
+            super().load_state_dict(state)
+            return
+        # of a version that kept the spectra in checkpoints
+        for what, values in state["spectra"].items():
             for one in values:
-                self._append(what, one)
-
-    def _begin(self) -> None:
-        self._spectra: dict[str, list[np.ndarray]] = {}
-        self._digests: dict[str, Any] = {}
-
-    def _append(self, what: str, values: np.ndarray) -> None:
-        self._spectra.setdefault(what, []).append(values)
-        self._digests.setdefault(what, hashlib.sha256()).update(values.tobytes())
-
-    def _read(self, path: Path, stamps: dict[str, Any]) -> dict[str, list[np.ndarray]]:
-        """The spectra of the rounds before the checkpoint; none, with a warning, where the file is no longer theirs."""
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                known = {what: saved[what][:number] for what, (number, _) in stamps.items()}
-            same = all(hashlib.sha256(known[what].tobytes()).hexdigest() == one for what, (_, one) in stamps.items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, MemoryError):
-            same = False
-        if not same:
-            rank_zero_warn(f"{path} was altered or is missing: it begins anew with the rounds after the checkpoint")
-        return {what: list(values) for what, values in known.items()} if same else {}
-
-    def _due(self, round_: int) -> bool:
-        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+                self.series.append(what, one.numpy())
+        for round_ in state["rounds"]:
+            self.series.append("rounds", np.array(round_))
 
     def _find_classifier(self, trainer: FederatedTrainer) -> torch.nn.Module:
         path = trainer.client.tap_paths["logits"]
@@ -210,7 +171,7 @@ class SpectrumMonitor(Callback):
         for what, spectra in sorted(self._local.items()):
             table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
             table[list(spectra)] = list(spectra.values())
-            self._append(f"local_{what}", table)
+            self.series.append(f"local_{what}", table)
 
 
 def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
@@ -233,5 +194,4 @@ def draw(what: str, rounds: list[int], spectra: list[np.ndarray]) -> Figure:
 
 
 VISIBLE = 1e-12
-FILE = "spectra.npz"
 TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}

@@ -19,6 +19,7 @@ from fl_lightning.bench.runner import Report, serve
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
+from fl_lightning.data.held import HELD
 from fl_lightning.engine.launch import restored_environment
 from fl_lightning.errors import ClientError, require
 from fl_lightning.trainer import FederatedTrainer
@@ -129,7 +130,8 @@ def told_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
 def machine() -> str:
     """The processor or GPU of this process, and the cores."""
     cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else kind
     return f"{device}, {cores}, torch {torch.__version__}"
 
 
@@ -155,6 +157,7 @@ def free_memory() -> None:
 
 
 if __name__ == "__main__":
+    HELD.number = 2  # most cells have the data of the one before
     gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
     try:
         serve(run_cell, free_memory)

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.data.augmentation import Augmentation
+from fl_lightning.data.held import HELD
 from fl_lightning.data.loaders import Batches
 from fl_lightning.data.partitioners import IID, Partitioner
 from fl_lightning.data.plan import Plan
@@ -222,7 +223,7 @@ class ImageDataModule(FederatedDataModule):
         """Load the images, draw the subsets and partition them; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
-        data = check_images(self.load())
+        data = check_images(HELD.load(self, ImageDataModule))
         check_scale(self.mean, self.std, data.train_images.shape[-1])
         check_labels(data, self.num_classes)
         train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)

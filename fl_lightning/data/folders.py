@@ -215,6 +215,7 @@ class _DomainFolders(FolderDataModule):
         super().__init__(root, image_size, **kwargs)
         require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
         self.test_per_class = min(test_per_class, offline_test) if self.offline else test_per_class
+        self.offline_test = offline_test
 
     def list_files(self, root: Path) -> Listing:
         listing = Listing()

@@ -220,6 +220,11 @@ class Batches:
         """The batch of this index in the order of :attr:`rows`."""
         return self._batch(self.rows[self._slice(index)], self.channels_last)
 
+    def subset(self, places: Tensor, batch_size: int) -> Batches:
+        """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""
+        how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise}
+        return Batches(self.images, self.labels, self.rows[places], batch_size, augment=self.augment, **how)
+
     def as_stored(self) -> Batches:
         """The same images in the order of :attr:`rows`, neither augmented nor noisy; they are normalised as these."""
         return Batches(self.images, self.labels, self.rows, self.batch_size, mean=self.mean, std=self.std)

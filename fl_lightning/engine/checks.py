@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import LRScheduler
@@ -458,8 +459,18 @@ def check_precision(precision: Any, device: torch.device) -> None:
     """
     half = device.type == "cpu" and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
+    if device.type == "cpu" and str(precision).startswith("bf16") and not has_bfloat16():
+        capability = torch.backends.cpu.get_cpu_capability()
+        text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
+        rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
     lacks = device.type == "cuda" and str(precision).startswith("bf16") and not torch.cuda.is_bf16_supported()
     require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
+
+
+def has_bfloat16() -> bool:
+    """Whether torch computes in bfloat16 on this processor without emulating it; true where that is not known."""
+    known = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
+    return True if known is None else bool(known())
 
 
 def check_cores(devices: Any, device: torch.device) -> None:

@@ -149,13 +149,13 @@ class Representations:
 
     @torch.no_grad()
     def observe(
-        self, state: State, names: tuple[str, ...], data: str, client: int | None, round_: int
+        self, state: State, names: tuple[str, ...], data: str, client: int | None, round_: int, examples: int | None
     ) -> Iterator[Observed]:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         asked = dict.fromkeys(names, "trainer.representations")
         taps = Taps(self._copy, resolve_taps(self._copy, self.extra, asked))
         try:
-            batches = self._train(client, round_) if data == "train" else self._test(client)
+            batches = self._train(client, round_) if data == "train" else self._test(client, examples)
             for index, seed, step, given in batches:
                 self._load(state)
                 with ambient(self.loaders.seed, *seed):
@@ -182,12 +182,13 @@ class Representations:
                 for index, (_, batch) in enumerate(loader.batches(self.loaders.channels_last)):
                     yield BatchIndex(k, index), ("representations", round_, k, index), step, batch
 
-    def _test(self, client: int | None) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
+    def _test(self, client: int | None, examples: int | None) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
         """This worker's share of the test batches."""
         name = step_name(self._copy, "test") or "training_step"
-        for number, loader in enumerate(self.loaders.evaluation("test", client)):
+        rank, size, last = self.workers.rank, self.workers.size, self.loaders.channels_last
+        for number, (loader, limit) in enumerate(self.loaders.probe(examples, client)):
             step = bound_step(self._copy, name, number)
-            for index, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
+            for index, batch in loader.share(rank, size, limit, last):
                 yield BatchIndex(client, index), ("test", number, index), step, batch
 
 

@@ -8,20 +8,25 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import ClientLoader, PlainLoader, Rows, as_client_loader
+from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, Rows, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, LightningModule, is_overridden
-from fl_lightning.seeding import address
+from fl_lightning.seeding import address, numpy_rng
 
 # in the order in which they are called
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+# examples of a batch of a probe: few enough that several workers have some
+PROBE_BATCH = 64
 
 
 class Loaders:
@@ -91,6 +96,21 @@ class Loaders:
         """
         return loader.share(rank, size, self.limit, self.channels_last)
 
+    def probe(self, examples: int | None, client: int | None = None) -> list[tuple[ClientLoader, int | None]]:
+        """The test loaders, or loaders of about ``examples`` of their examples; each with the most batches to take.
+
+        The examples are drawn from all loaders alike, and are the same in every round. Where they cannot be picked, as
+        in an ``IterableDataset``, the first batches stand for them.
+        """
+        loaders = self.evaluation("test", client)
+        if examples is None:
+            return [(loader, self.limit) for loader in loaders]
+        sizes = [num_pickable(loader) for loader in loaders]
+        share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
+        rows = [np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False)) for size in sizes]
+        limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
+        return [(pick(one, some) if len(some) else one, limit) for one, some in zip(loaders, rows, strict=True)]
+
     def length(self, loader: ClientLoader) -> int | float:
         """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
         size = sized_len(loader)
@@ -111,6 +131,23 @@ class Loaders:
         device = self.fabric.device
         batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
         return batch if after is None else after(batch, dataloader_idx)
+
+
+def num_pickable(loader: ClientLoader) -> int:
+    """The number of a loader's examples; 0 where they cannot be picked one by one."""
+    if isinstance(loader, Batches):
+        return len(loader.rows)
+    inner: Any = getattr(loader, "loader", None)
+    pickable = isinstance(inner, DataLoader) and inner.batch_size and not isinstance(inner.dataset, IterableDataset)
+    return sized_len(inner.dataset) or 0 if pickable else 0
+
+
+def pick(loader: Any, places: np.ndarray) -> ClientLoader:
+    """A loader of the examples at these places, in batches of at most :data:`PROBE_BATCH`."""
+    if isinstance(loader, Batches):
+        return loader.subset(torch.from_numpy(places), min(loader.batch_size, PROBE_BATCH))
+    some, size = Subset(loader.loader.dataset, places.tolist()), min(loader.loader.batch_size, PROBE_BATCH)
+    return PlainLoader(DataLoader(some, size, collate_fn=loader.loader.collate_fn))
 
 
 def flattened(loaders: Any) -> list[Any]:

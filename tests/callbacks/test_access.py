@@ -6,7 +6,9 @@ import pytest
 import torch
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
+from lightning.pytorch import LightningDataModule
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
@@ -103,12 +105,54 @@ def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
         torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
 
 
+def test_a_probe_is_the_same_examples_in_every_round_for_any_number_of_workers(tmp_path):
+    def ask(trainer):
+        return [(index, targets) for index, _, targets, _ in trainer.representations(None, ("logits",), examples=100)]
+
+    one, two = (sorted(answer, key=lambda part: part[0]) for answer in answers(tmp_path, ask))
+    assert [index for index, _ in one] == [index for index, _ in two]
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True))
+    assert [len(targets) for _, targets in one] == [64, 36]
+    assert len(torch.cat([targets for _, targets in one]).unique()) == 10
+
+
+def test_a_probe_of_any_dataloader_is_picked_and_of_a_stream_its_first_batches(tmp_path):
+    class Ordered(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.rand(40, 6), torch.arange(40) % 3), batch_size=8)
+
+        def test_dataloader(self):
+            picked = TensorDataset(torch.rand(1000, 6), torch.arange(1000) // 334)
+            return [DataLoader(picked, batch_size=100), DataLoader(Stream(), batch_size=10)]
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return ((torch.rand(6), torch.tensor(0)) for _ in range(500))
+
+    class Plain(Theirs):
+        def training_step(self, batch, batch_idx):
+            return cross_entropy(self.net(batch[0]), batch[1])
+
+        def test_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("hits", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "net"})
+    trainer.fit(Plain(), Partitioned(Ordered(), num_clients=2))
+    seen = [targets for *_, targets, _ in trainer.representations(None, ("logits",), examples=192)]
+    assert [len(targets) for targets in seen] == [64, 64, 64, 10, 10, 10]
+    assert set(torch.cat(seen[:3]).tolist()) == {0, 1, 2}
+
+
 def test_an_unknown_tap_and_other_data_are_refused(tmp_path):
     trainer = fit(tmp_path, rounds=1)
     with pytest.raises(UsageError, match=r"needs the tap 'nothing'"):
         list(trainer.representations(None, ("nothing",)))
     with pytest.raises(UsageError, match=r"data='val': give test or train"):
         trainer.representations(None, ("logits",), "val")
+    with pytest.raises(UsageError, match=r"examples=0: give 1 or more"):
+        trainer.representations(None, ("logits",), examples=0)
+    with pytest.raises(UsageError, match=r"data='train': a probe is of test data"):
+        trainer.representations(None, ("logits",), "train", examples=5)
 
 
 @pytest.mark.parametrize(

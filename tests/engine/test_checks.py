@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections import namedtuple
 from functools import partial
 
@@ -75,6 +76,17 @@ def test_half_precision_is_refused_on_a_cpu_only():
     with pytest.raises(UsageError, match="a CPU trains in bf16-mixed"):
         checks.check_precision("16-mixed", torch.device("cpu"))
     checks.check_precision("16-mixed", torch.device("cuda"))
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_bfloat16_on_a_processor_that_emulates_it_is_named(has, monkeypatch):
+    monkeypatch.setattr(checks, "has_bfloat16", lambda: has)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checks.check_precision("bf16-mixed", torch.device("cpu"))
+        checks.check_precision("32-true", torch.device("cpu"))
+    said = [str(one.message) for one in caught]
+    assert [("no instructions for bfloat16" in text and "give 32-true" in text) for text in said] == [True] * (not has)
 
 
 def test_cached_references_need_a_loader_that_says_it_is_deterministic(tmp_path):

@@ -1,0 +1,114 @@
+"""What callbacks share that measure every few rounds and keep their numbers in a file of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import require
+from fl_lightning.records.files import write_atomically
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+# what reading a file that was altered, cut or removed may raise
+UNREADABLE = (*(OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, MemoryError),)
+
+
+class Series:
+    """Arrays by name that grow by an entry a measurement, kept in an ``.npz`` file.
+
+    A checkpoint must not grow with the rounds: it holds the length and the digest of each array, by which a run that
+    resumes knows whether the file is still that of its checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[np.ndarray]] = {}
+        self._digests: dict[str, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def append(self, name: str, value: Any) -> None:
+        """Add an entry, whose shape is that of the others of this name."""
+        array = np.asarray(value)
+        self.values.setdefault(name, []).append(array)
+        self._digests.setdefault(name, hashlib.sha256()).update(array.tobytes())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Each name's entries as one array ``(R, ...)``."""
+        return {name: np.stack(values) for name, values in self.values.items()}
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically."""
+        arrays: dict[str, Any] = self.arrays()
+        write_atomically(path, partial(np.savez, **arrays))
+
+    def stamps(self) -> dict[str, list[Any]]:
+        """The length and the digest of each array."""
+        return {name: [len(self.values[name]), one.hexdigest()] for name, one in self._digests.items()}
+
+    def read(self, path: Path, stamps: dict[str, Any]) -> None:
+        """Append the entries of the rounds before a checkpoint; none, with a warning, where the file is not theirs."""
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                known = {name: saved[name][:number] for name, (number, _) in stamps.items()}
+            same = all(hashlib.sha256(known[name].tobytes()).hexdigest() == one for name, (_, one) in stamps.items())
+        except UNREADABLE:
+            same = False
+        if not same:
+            rank_zero_warn(f"{path} was altered or is missing: it begins anew with the rounds after the checkpoint")
+            return
+        for name, entries in known.items():
+            for entry in entries:
+                self.append(name, entry)
+
+
+class Measurement(Callback):
+    """A callback that measures every few rounds and in the last one, and keeps its numbers in a file of the run.
+
+    A subclass names its :attr:`file`, asks :meth:`due`, appends to :attr:`series` and calls :meth:`keep` at the end of
+    a round in which it has measured.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+
+    Attributes:
+        file: name of the ``.npz`` file in the run's folder.
+        series: what has been measured so far: ``rounds`` (R,), and arrays of the subclass whose first axis is R.
+    """
+
+    file: ClassVar[str]
+
+    def __init__(self, every_n_rounds: int = 10) -> None:
+        name = type(self).__name__
+        require(every_n_rounds >= 1, f"{name}.every_n_rounds", every_n_rounds, "give 1 or more")
+        self.every_n_rounds = every_n_rounds
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._last_round, self._source = trainer.max_rounds - 1, trainer.resumed_from
+        self.series = Series()
+
+    def due(self, round_: int) -> bool:
+        """Whether this round is measured."""
+        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+
+    def keep(self, trainer: FederatedTrainer) -> None:
+        """Note the round of what was appended, and write the file."""
+        self.series.append("rounds", np.array(trainer.server.round))
+        if trainer.run_dir is not None:
+            self.series.save(trainer.run_dir / self.file)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stamps": self.series.stamps()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._source is not None:
+            self.series.read(self._source / self.file, state.get("stamps", {}))
