@@ -82,7 +82,7 @@ def last_profile(
         group: the group.
         file: the file of the measurements.
         name: the array.
-        reduce: makes of a run's entry what is drawn; clients of two seeds are not the same, so it comes before the mean.
+        reduce: makes of a run's entry what is drawn; before the mean, since clients of two seeds are not the same.
 
     Returns:
         The round and the mean, which leaves out what is nan; None where no run has the array, or shapes differ.
