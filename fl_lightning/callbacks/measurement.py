@@ -57,6 +57,8 @@ class Series:
 
     def read(self, path: Path, stamps: dict[str, Any]) -> None:
         """Append the entries of the rounds before a checkpoint; none, with a warning, where the file is not theirs."""
+        if not stamps:
+            return
         try:
             with np.load(path, allow_pickle=False) as saved:
                 known = {name: saved[name][:number] for name, (number, _) in stamps.items()}

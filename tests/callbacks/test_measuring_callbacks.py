@@ -55,6 +55,7 @@ def test_two_workers_give_the_bits_of_one(whole, tmp_path):
     assert_same_files(whole.run_dir, trainer.run_dir)
 
 
+@pytest.mark.filterwarnings("error:.*was altered or is missing")
 def test_a_run_that_was_stopped_leaves_the_files_of_one_that_was_not(whole, tmp_path):
     fit(tmp_path, [*callbacks(), Stops()])
     trainer = fit(tmp_path, callbacks(), "last")
