@@ -122,16 +122,19 @@ def test_the_guide_of_callbacks_names_what_there_is():
 CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 
-@pytest.mark.parametrize("line", re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE))
-def test_the_commands_of_the_callbacks_leave_the_file_they_name(tmp_path, monkeypatch, line):
-    section = CALLBACKS.split(line)[1].split("\n## ")[0]
+def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch):
+    """All in one run: what a command adds to a config is added to those of the others."""
+    lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
+    assert all(line[:2] == ["fit", "--config"] and (ROOT / line[2]).is_file() for line in lines)
+    added = [argument for line in lines for argument in line[3:]]
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    small = ["--trainer.max_rounds=1", "--data.train_size=150", "--data.test_size=60"]
-    main([*shlex.split(line), *small])
-    for file in re.findall(r"^- `(\w+\.(?:npz|csv))`", section, re.MULTILINE):
-        assert (tmp_path / "runs/fedavg/version_0" / file).is_file()
+    main(["fit", *lines[0][1:3], *added, "--trainer.max_rounds=1", "--data.train_size=150", "--data.test_size=60"])
+    files = re.findall(r"^- `(\w+\.(?:npz|csv))`", CALLBACKS, re.MULTILINE)
+    assert len(files) == len(lines)
+    for file in files:
+        assert (tmp_path / "runs/fedavg/version_0" / file).is_file(), file
 
 
 def test_each_callback_of_the_page_has_its_section_and_file():

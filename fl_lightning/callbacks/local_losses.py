@@ -10,7 +10,7 @@ import csv
 import hashlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.trainer import FederatedTrainer
 
-FILE = "local_losses.csv"
 KEYS = ("round", "client", "epoch")
 # of the lines of a figure, so that 20 clients can be told apart without colour
 STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
@@ -96,13 +95,15 @@ class LocalLosses(Callback):
         UsageError: ``every_n_rounds`` is below 1.
     """
 
+    file: ClassVar = "local_losses.csv"
+
     def __init__(self, every_n_rounds: int = 1) -> None:
         require(every_n_rounds >= 1, "LocalLosses.every_n_rounds", every_n_rounds, "give 1 or more")
         self.every_n_rounds = every_n_rounds
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         self._last_round, self._source = trainer.max_rounds - 1, trainer.resumed_from
-        self._table = Table(None if trainer.run_dir is None else trainer.run_dir / FILE)
+        self._table = Table(None if trainer.run_dir is None else trainer.run_dir / self.file)
         self._latest: list[Row] = []
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
@@ -132,9 +133,9 @@ class LocalLosses(Callback):
         if self._source is None or not state.get("stamp", [0])[0]:
             return
         try:
-            self._append(read_table(self._source / FILE, Stamp(*state["stamp"])))
+            self._append(read_table(self._source / self.file, Stamp(*state["stamp"])))
         except DamagedFileError as error:
-            rank_zero_warn(f"{self._source / FILE}: {error}; it begins anew with the rounds after the checkpoint")
+            rank_zero_warn(f"{self._source / self.file}: {error}; it begins anew with the rounds after the checkpoint")
 
     def _append(self, rows: list[Row]) -> None:
         self._table.append(rows)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -75,10 +76,11 @@ class ProgressBar(Callback):
         self._say(line_of(trainer.metrics, done, trainer.max_rounds, seconds))
 
     def _say(self, text: str) -> None:
-        if self._rounds is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            tqdm.write(text, file=sys.stderr)
+        with suppress(OSError):  # a log on a full disk does not end a run
+            if self._rounds is None:
+                print(text, file=sys.stderr, flush=True)
+            else:
+                tqdm.write(text, file=sys.stderr)
 
     def _close(self) -> None:
         for bar in (self._visits, self._rounds):

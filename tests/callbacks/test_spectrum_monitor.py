@@ -75,7 +75,7 @@ def test_tags_figures_and_panels(tmp_path):
     from tensorboard.plugins.custom_scalar import layout_pb2
 
     layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert sorted(c.title for c in layout.category) == ["Accuracy", "Drift", "Ranks", "Spectra", "Time"]
+    assert sorted(c.title for c in layout.category) == ["Accuracy", "Drift", "Loss", "Ranks", "Spectra", "Time"]
     assert sorted(path.name for path in (trainer.run_dir / "figures").iterdir()) == [
         "spectrum_classifier.png",
         "spectrum_representation.png",

@@ -9,11 +9,17 @@ import torch
 ELSEWHERE = {
     "as_rows",
     "class_sums",
+    "condition_number",
     "covariance_spectrum",
     "effective_rank",
     "eigenvalues",
+    "minibatch_cka",
+    "numerical_rank",
+    "similarities",
+    "singular_alignment",
     "singular_values",
     "stable_rank",
+    "unbiased_gram",
 }
 
 
