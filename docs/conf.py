@@ -12,10 +12,19 @@ import fl_lightning  # noqa: E402, found through the path above
 project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
 html_title = f"fl_lightning {release}"
 html_theme = "furo"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+# the last one lets pages with formulas have their typesetter with them, instead of fetching it
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx-mathjax-offline",
+]
 exclude_patterns = ["build"]
 # a page's own headings can be linked, as a code host does it
 myst_heading_anchors = 3
+# formulas between $ and $$, as a code host takes them
+myst_enable_extensions = ["dollarmath"]
 # Lightning's own docstrings would not pass: neither inherited members nor inherited docstrings are shown
 autodoc_inherit_docstrings = False
 autodoc_default_options = {"members": True, "show-inheritance": True}
@@ -27,7 +36,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # an argument's name may end with _, as lambda_ does
 strip_signature_backslash = True
-# the site works from disk; pages with formulas fetch their typesetter
+# the site works from disk
 html_copy_source = False
 html_show_sourcelink = False
 

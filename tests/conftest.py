@@ -9,6 +9,9 @@ import torch
 from helpers.runs import small_data, small_model, small_trainer
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+# a program that needs a browser, which tests start in a process of its own
+collect_ignore = ["helpers/browser.py"]
+
 
 def pytest_sessionstart():
     gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through

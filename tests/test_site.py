@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("sphinx", reason='the extra "docs" is not installed')
 pytest.importorskip("furo", reason='the extra "docs" is not installed')
 pytest.importorskip("myst_parser", reason='the extra "docs" is not installed')
+pytest.importorskip("sphinx-mathjax-offline", reason='the extra "docs" is not installed')
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,12 @@ def test_a_name_that_ends_with_an_underscore_keeps_it(site):
     assert "<strong>lambda_</strong>" in (site / "api" / "methods.html").read_text()
 
 
-def test_the_first_page_asks_no_other_machine_for_anything(site):
-    text = (site / "index.html").read_text()
-    assert not re.findall(r'(?:src|<link[^>]* href)="https?://[^"]*"', text)
+def test_no_page_asks_another_machine_for_anything(site):
+    for page in site.rglob("*.html"):
+        assert not re.findall(r'(?:src|<link[^>]* href)="https?://[^"]*"', page.read_text()), page.name
+
+
+def test_formulas_are_typeset(site):
+    for page in ("methods", "theory"):
+        text = (site / f"{page}.html").read_text()
+        assert 'class="math notranslate' in text and "$$" not in text, page

@@ -7,7 +7,7 @@ import torch
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, LocalLosses
-from fl_lightning.callbacks.local_losses import FILE, draw
+from fl_lightning.callbacks.local_losses import draw
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedCKA, FedUV
 
@@ -20,7 +20,7 @@ def fit(folder, methods=(), ckpt_path=None, kind="mlp", callbacks=None, **kwargs
 
 
 def table(trainer):
-    with (trainer.run_dir / FILE).open(newline="") as file:
+    with (trainer.run_dir / LocalLosses.file).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -57,10 +57,10 @@ def test_the_mean_over_the_epochs_is_what_the_visit_logs(tmp_path):
 
 def test_workers_change_no_bit_of_the_file_and_the_callback_none_of_the_model(tmp_path):
     one, two = (fit(tmp_path, [FedUV()], name=f"w{n}", devices=n) for n in (1, 2))
-    assert (one.run_dir / FILE).read_bytes() == (two.run_dir / FILE).read_bytes()
+    assert (one.run_dir / LocalLosses.file).read_bytes() == (two.run_dir / LocalLosses.file).read_bytes()
     without = fit(tmp_path, [FedUV()], name="without", callbacks=[])
     assert_same_bits(without.server.state, one.server.state)
-    assert not (without.run_dir / FILE).exists()
+    assert not (without.run_dir / LocalLosses.file).exists()
     assert not without.client.keeps_epochs and without.client.epochs == []
 
 
@@ -71,19 +71,19 @@ def test_a_resumed_run_has_the_file_of_one_that_was_not_interrupted(tmp_path):
     assert {row["fedcka"] != "" for row in rows if row["round"] == "0"} == {False}
     assert all(float(row["fedcka/early.1"]) > 0 for row in rows if row["round"] == "2")
     first = fit(tmp_path, [FedCKA()], kind="cnn", max_rounds=1)
-    with (first.run_dir / FILE).open("a") as file:
+    with (first.run_dir / LocalLosses.file).open("a") as file:
         file.write("1,0,0,9.0\n")  # of a round after the checkpoint, which was lost
     again = fit(tmp_path, [FedCKA()], "last", kind="cnn", max_rounds=3)
     assert again.run_dir == first.run_dir
-    assert (again.run_dir / FILE).read_bytes() == (whole.run_dir / FILE).read_bytes()
+    assert (again.run_dir / LocalLosses.file).read_bytes() == (whole.run_dir / LocalLosses.file).read_bytes()
     state = torch.load(again.run_dir / "checkpoints/last.ckpt", weights_only=True)["callbacks"]["LocalLosses"]
     assert list(state) == ["stamp"] and len(state["stamp"]) == 2
 
 
 def test_a_file_that_was_altered_begins_anew_with_a_warning(tmp_path, recwarn):
     first = fit(tmp_path, max_rounds=1)
-    text = (first.run_dir / FILE).read_text()
-    (first.run_dir / FILE).write_text(text.replace(",0.", ",1.", 1).replace(",2.", ",3.", 1))
+    text = (first.run_dir / LocalLosses.file).read_text()
+    (first.run_dir / LocalLosses.file).write_text(text.replace(",0.", ",1.", 1).replace(",2.", ",3.", 1))
     again = fit(tmp_path, ckpt_path="last", max_rounds=2)
     assert {row["round"] for row in table(again)} == {"1"}
     assert any("local_losses.csv was altered; it begins anew" in str(one.message) for one in recwarn)

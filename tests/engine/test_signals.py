@@ -70,6 +70,14 @@ def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
     return trainer, None
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """A shell lets what it starts in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that nothing stops."""
