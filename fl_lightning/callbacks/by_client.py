@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,9 +45,23 @@ class ClientMeasurement(Measurement):
         """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
         return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
 
-    def gathered(self, trainer: FederatedTrainer) -> dict[int, Values]:
-        """What all workers noted in :attr:`mine`, by client in ascending order; all workers call this."""
-        return merged(trainer.gather(self.mine))
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if not self.due(trainer.server.round):
+            return
+        clients = merged(trainer.gather(self.mine))
+        if clients:
+            self.append_clients(trainer, list(clients))
+            self.record(trainer, clients)
+            self.keep(trainer)
+
+    def record(self, trainer: FederatedTrainer, clients: dict[int, Values]) -> None:
+        """Append and log the numbers of a round; all workers call this.
+
+        Args:
+            trainer: the trainer.
+            clients: what all workers noted in :attr:`mine`, by client in ascending order; at least one.
+        """
+        raise NotImplementedError
 
     def rows(self, trainer: FederatedTrainer) -> int:
         """The number m of rows of a table."""
@@ -91,16 +105,6 @@ def log_finite(trainer: FederatedTrainer, values: dict[str, float]) -> None:
 
 
 # ---------------------------------------------------------------------- what a callback may lack
-def need_test_data(who: str, trainer: FederatedTrainer) -> None:
-    """Refuse data without a test set.
-
-    Raises:
-        UsageError: there are no test data.
-    """
-    kind = type(trainer.data).__name__
-    require(trainer.has_data("test"), f"{who} with the data", kind, "it has no test data; take the callback out")
-
-
 def need_label_counts(who: str, trainer: FederatedTrainer, remedy: str = "take the callback out") -> None:
     """Refuse clients whose label counts are not known.
 
@@ -147,22 +151,3 @@ def groups_of(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarra
     missing = counts == 0
     majority = ~missing & (counts >= limit)
     return {"majority": majority, "minority": ~missing & ~majority, "missing": missing}
-
-
-def heat_map(axes: Any, table: np.ndarray, label: str, low: float, high: float, write: str = "") -> None:
-    """Draw a matrix as shades with a scale, and its numbers in the format ``write`` where there is room for them."""
-    image = axes.imshow(table, vmin=low, vmax=high, cmap="viridis")
-    axes.figure.colorbar(image, ax=axes, label=label)
-    if not write or len(table) > 12:
-        return
-    for (row, column), value in np.ndenumerate(table):
-        if np.isfinite(value):
-            dark = value < (low + high) / 2
-            text = format(value, write)
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-
-
-def integer_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int = 20) -> None:
-    """Ticks at 0, 1, ... with these labels, or with every second, third, ... of them where they are many."""
-    step = -(-len(labels) // most)
-    set_ticks(range(0, len(labels), step), [str(one) for one in labels[::step]])

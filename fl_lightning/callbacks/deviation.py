@@ -127,18 +127,11 @@ class DeviationBound(ClientMeasurement):
         deviation = deviations(means, counts.double().numpy(), groups, change)
         self.mine[client.info.id] = {"label_counts": counts.double().numpy(), **deviation}
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not self.due(trainer.server.round):
-            return
-        clients = self.gathered(trainer)
-        if not clients:
-            return
-        self.append_clients(trainer, list(clients))
+    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
         for name in next(iter(clients.values())):
             self.append(trainer, name, {k: one[name] for k, one in clients.items()})
         every = {name: np.stack([one[name] for one in clients.values()]) for name in next(iter(clients.values()))}
         log_finite(trainer, {f"deviation/{name}": value for name, value in scalars(every).items()})
-        self.keep(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is not None and self.series:

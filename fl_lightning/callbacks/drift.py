@@ -28,11 +28,10 @@ from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     classifier_of,
     finite_mean,
-    heat_map,
-    integer_ticks,
     log_finite,
     need_label_counts,
 )
+from fl_lightning.callbacks.heatmap import heat_map, integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,16 +102,11 @@ class Drift(ClientMeasurement):
             counts: Tensor = client.info.label_counts  # type: ignore[assignment]
             self.mine[k] |= against_counts(self._classifier, counts.double().numpy())
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not self.due(trainer.server.round):
-            return
-        clients, layers = self.gathered(trainer), layers_of(trainer.client.trainable)
+    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+        layers = layers_of(trainer.client.trainable)
         grams = {layer: self._gram(trainer, names) for layer, names in layers.items()}
         self._changes = {}
-        if not clients:
-            return
         self._append(trainer, clients, grams)
-        self.keep(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or not self.series:
@@ -144,7 +138,6 @@ class Drift(ClientMeasurement):
         given = {name: np.array([one[name] for one in clients.values()]) for name in ("weights", "lr_totals")}
         every = Summary(sum(grams.values(), start=np.zeros(())), **given)
         by_layer = {layer: Summary(gram, **given) for layer, gram in grams.items()}
-        self.append_clients(trainer, list(clients))
         self.series.append("layers", np.array(list(grams)))
         for name in next(iter(clients.values())):
             self.append(trainer, name, {k: one[name] for k, one in clients.items()})

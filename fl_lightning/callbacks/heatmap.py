@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,12 +34,17 @@ def draw_matrix(
         axis.set_ticks(np.arange(len(names))[::step], [str(name) for name in names][::step])
     axes.tick_params(labelsize=8)
     if numbers and max(matrix.shape) <= MOST_NUMBERS:
-        for (row, column), value in np.ndenumerate(matrix):
-            if np.isfinite(value):
-                colour = "white" if value < 0.6 else "black"
-                text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
-                text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
+        write_numbers(axes, matrix, ".2f", 0.6)
     return image
+
+
+def write_numbers(axes: Axes, matrix: np.ndarray, form: str, middle: float) -> None:
+    """Write the values into the cells, but nan; white where they are below ``middle``, and so the cell is dark."""
+    for (row, column), value in np.ndenumerate(matrix):
+        if np.isfinite(value):
+            colour = "white" if value < middle else "black"
+            text = axes.text(column, row, format(value, form), ha="center", va="center", color=colour, fontsize=7)
+            text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
 
 
 def grid(number: int, side: float) -> tuple[Figure, list[Axes]]:
@@ -50,3 +55,17 @@ def grid(number: int, side: float) -> tuple[Figure, list[Axes]]:
     lines = math.ceil(number / columns)
     figure = Figure(figsize=(side * columns + 1.2, side * lines + 0.6), layout="constrained")
     return figure, [figure.add_subplot(lines, columns, place + 1) for place in range(number)]
+
+
+def heat_map(axes: Any, table: np.ndarray, label: str, low: float, high: float, write: str = "") -> None:
+    """Draw a matrix as shades with a scale, and its numbers in the format ``write`` where there is room for them."""
+    image = axes.imshow(table, vmin=low, vmax=high, cmap="viridis")
+    axes.figure.colorbar(image, ax=axes, label=label)
+    if write and len(table) <= 12:
+        write_numbers(axes, table, write, (low + high) / 2)
+
+
+def integer_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int = 20) -> None:
+    """Ticks at 0, 1, ... with these labels, or with every second, third, ... of them where they are many."""
+    step = -(-len(labels) // most)
+    set_ticks(range(0, len(labels), step), [str(one) for one in labels[::step]])

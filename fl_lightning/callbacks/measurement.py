@@ -127,7 +127,7 @@ def require_test_data(trainer: FederatedTrainer, callback: Callback) -> None:
         UsageError: there are none.
     """
     name = type(trainer.data).__name__
-    require(trainer.run.evaluator.has_data("test"), f"{type(callback).__name__} with the data", name, NO_TEST_DATA)
+    require(trainer.has_data("test"), f"{type(callback).__name__} with the data", name, NO_TEST_DATA)
 
 
 NO_TEST_DATA = "it has no test data, on which the models are compared; give it a test_dataloader"

@@ -19,12 +19,11 @@ from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     finite_mean,
     groups_of,
-    heat_map,
-    integer_ticks,
     log_finite,
     need_label_counts,
-    need_test_data,
 )
+from fl_lightning.callbacks.heatmap import heat_map, integer_ticks
+from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.errors import require
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class PerClassAccuracy(ClientMeasurement):
 
     def setup(self, trainer: FederatedTrainer) -> None:
         need_label_counts("PerClassAccuracy", trainer)
-        need_test_data("PerClassAccuracy", trainer)
+        require_test_data(trainer, self)
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         if self.measures(trainer, client):
@@ -90,17 +89,6 @@ class PerClassAccuracy(ClientMeasurement):
                 "label_counts": counts.numpy(),
                 "before": self._confusion(trainer, client.state()),
             }
-
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if not self.due(trainer.server.round):
-            return
-        clients = self.gathered(trainer)
-        if not clients:
-            return
-        for k, after in self._after(trainer, list(clients)).items():
-            clients[k]["after"] = after
-        self._append(trainer, clients)
-        self.keep(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         if trainer.run_dir is None or not self.series:
@@ -126,8 +114,9 @@ class PerClassAccuracy(ClientMeasurement):
             found = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
         return {k: one for part in trainer.gather(found) for k, one in part.items()}
 
-    def _append(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
-        self.append_clients(trainer, list(clients))
+    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+        for k, after in self._after(trainer, list(clients)).items():
+            clients[k]["after"] = after
         self.append(trainer, "label_counts", {k: one["label_counts"].astype(float) for k, one in clients.items()})
         for when in ("before", "after"):
             accuracies = {k: accuracy(one[when]) for k, one in clients.items()}

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.by_client import drawn, finite_mean, log_finite, merged, need_test_data
-from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.callbacks.by_client import drawn, finite_mean, log_finite, merged
+from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.errors import require
 from fl_lightning.functional import as_rows
 from fl_lightning.state import State
@@ -82,7 +82,7 @@ class PersonalAccuracy(Measurement):
         self.fine_tune_steps, self.fine_tune = fine_tune_steps, fine_tune
 
     def setup(self, trainer: FederatedTrainer) -> None:
-        need_test_data("PersonalAccuracy", trainer)
+        require_test_data(trainer, self)
         self.clients = drawn(range(trainer.data.num_clients), self.max_clients, trainer.seed, "PersonalAccuracy")
         for k in self.clients:
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, clipped
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,6 +18,28 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+
+def end_with_status(command: Callable[[], int | None]) -> None:
+    """Run a command, which returns the exit status, None for 0, and end the program with it unless it is 0.
+
+    Bad input ends it with one line and status 2, Ctrl-C with one line and 128 + its number. It ends without a word
+    where nobody reads its output any more.
+    """
+    try:
+        status = command() or 0
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"error: {clipped(str(error))}", file=sys.stderr)
+        status = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
+        status = 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    if status:
+        sys.exit(status)
 
 
 def program() -> str:

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from fl_lightning.bench.suite import plain, select
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, any_begun, check_metric, open_search, retry_failed, why_none, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
-from fl_lightning.cli.arguments import Parser, program
+from fl_lightning.cli.arguments import Parser, end_with_status, program
 from fl_lightning.errors import UsageError, clipped, require
 
 ABOUT = {
@@ -90,22 +89,8 @@ def main(args: Sequence[str]) -> None:
     A signal ends it with the command that goes on, and status 128 + its number. It ends without a word where nobody
     reads its output any more.
     """
-    command = args[0]
-    try:
-        given = parser_of(command).parse_args(args[1:])
-        status = (bench if command == "bench" else tune)(given, args)
-        sys.stdout.flush()
-    except UsageError as error:
-        print(f"error: {clipped(str(error))}", file=sys.stderr)
-        status = 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
-        status = 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        status = 128 + signal.SIGINT
-    if status:
-        sys.exit(status)
+    run = bench if args[0] == "bench" else tune
+    end_with_status(lambda: run(parser_of(args[0]).parse_args(args[1:]), args))
 
 
 def bench(given: argparse.Namespace, args: Sequence[str]) -> int:

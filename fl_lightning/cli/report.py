@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_lightning.cli.arguments import Parser, program
+from fl_lightning.cli.arguments import Parser, end_with_status, program
 from fl_lightning.errors import UsageError, clipped, require
 
 PAGE = (".html", ".htm")
@@ -44,21 +43,7 @@ def parser_of() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str]) -> None:
     """Run ``report``. Bad input ends it with one line and exit status 2, and writes nothing."""
-    try:
-        given = parser_of().parse_args(args[1:])
-        report(given)
-        status = 0
-    except UsageError as error:
-        print(f"error: {clipped(str(error))}", file=sys.stderr)
-        status = 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
-        status = 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        status = 128 + signal.SIGINT
-    if status:
-        sys.exit(status)
+    end_with_status(lambda: report(parser_of().parse_args(args[1:])))
 
 
 def report(given: argparse.Namespace) -> None:

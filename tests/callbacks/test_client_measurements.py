@@ -4,10 +4,9 @@ import csv
 
 import numpy as np
 import pytest
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
+from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning import callbacks
-from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import drawn, groups_of
 from fl_lightning.errors import ClientError, UsageError
@@ -24,17 +23,6 @@ METHODS = {
     "MOON+FedBN": lambda: [MOON(), FedBN()],
     "FedProto": lambda: [FedProto()],
 }
-
-
-class Stops(Callback):
-    """Ends the run in a round, after its rows are written and before its checkpoint is."""
-
-    def __init__(self, round_):
-        self.round = round_
-
-    def on_client_end(self, trainer, client):
-        if trainer.server.round == self.round:
-            raise ClientError("stopped")
 
 
 def observers():

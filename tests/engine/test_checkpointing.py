@@ -6,24 +6,13 @@ import shutil
 import pytest
 import torch
 from helpers.methods import METHODS
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
+from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger
 from torch.optim import SGD, Adam
 
-from fl_lightning.callbacks import Callback, SpectrumMonitor
+from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON
-
-
-class Stops(Callback):
-    """Ends the run in a round, after its rows are written and before its checkpoint is."""
-
-    def __init__(self, round_):
-        self.round = round_
-
-    def on_client_end(self, trainer, client):
-        if trainer.server.round == self.round:
-            raise ClientError("stopped")
 
 
 def fit(tmp_path, methods, ckpt_path=None, stop=None, name="run", **kwargs):

@@ -9,7 +9,19 @@ from torch.optim import SGD
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
+from fl_lightning.errors import ClientError
 from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
+
+
+class Stops(Callback):
+    """Ends the run in a round, after its rows are written and before its checkpoint is."""
+
+    def __init__(self, round_):
+        self.round = round_
+
+    def on_client_end(self, trainer, client):
+        if trainer.server.round == self.round:
+            raise ClientError("stopped")
 
 
 class Removes(Callback):
