@@ -80,12 +80,14 @@ class RunFolder:
 
         self._each(log)
 
-    def compare_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float], round_: int) -> None:
-        """Give TensorBoard the hyper-parameters with the metrics of the last round, by which it compares runs."""
+    def compare_hyperparams(
+        self, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
+    ) -> None:
+        """Give TensorBoard the hyper-parameters with the metrics of the last round; of ``shown`` it makes columns."""
 
         def compare(logger: Logger) -> None:
             if loggers.is_tensorboard(logger):
-                loggers.compare_hyperparams(logger, params, metrics, round_)
+                loggers.compare_hyperparams(logger, params, shown, metrics, round_)
 
         self._each(compare)
 
@@ -95,6 +97,7 @@ class RunFolder:
             return
         (self.path / "figures").mkdir(exist_ok=True)
         figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
+        figure.set_layout_engine("none")  # else each logger lays it out again, as long as drawing it takes
         self._each(lambda logger: loggers.log_figure(logger, name, figure, round_))
 
     def close(self, status: str) -> None:
@@ -135,6 +138,8 @@ class RunFolder:
     def _other_loggers(self, folder: Path, done: int) -> list[Logger]:
         if isinstance(self.logger, bool):
             where = (folder.parents[1], folder.parent.name, folder.name)
+            if self.logger:
+                loggers.wait_for_new_second(folder)
             return [TensorBoardLogger(*where, purge_step=done or None)] if self.logger else []
         return self.logger if isinstance(self.logger, list) else [self.logger]
 

@@ -5,12 +5,25 @@ A logger may be one of Fabric or of either distribution of Lightning, so it is k
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-# TensorBoard's page HParams shows five columns until others are chosen
-SHOWN_FIRST = ("methods", "coefficients", "data/partitioner/alpha", "model/optimizer/lr", "seed_everything")
+SEED = "seed_everything"
+# TensorBoard's page HParams shows five columns until others are chosen: the first of these that a run has
+SHOWN_FIRST = (
+    "methods",
+    "coefficients",
+    "data/partitioner/alpha",
+    "model/optimizer/lr",
+    SEED,
+    "trainer/local_epochs",
+    "trainer/local_steps",
+    "trainer/participation",
+)
+SHOWN = 5
 
 
 def experiment(logger: Any) -> Any:
@@ -23,25 +36,55 @@ def is_tensorboard(logger: Any) -> bool:
     return hasattr(experiment(logger), "add_custom_scalars")
 
 
+def wait_for_new_second(folder: Path) -> None:
+    """Wait, for a second at most, until a new file of TensorBoard events is read after those of the folder.
+
+    They are read in the order of their names. A name has the second in which the file was made, then a counter as
+    text: of the same second, file 10 is read before file 9.
+    """
+    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*.*")]
+    time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
+
+
 def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:
     """Give hyper-parameters to a logger."""
     with suppress(NotImplementedError):  # so does Fabric's CSVLogger say that it takes none
         logger.log_hyperparams(dict(params))
 
 
-def compare_hyperparams(logger: Any, params: Mapping[str, Any], metrics: Mapping[str, float], round_: int) -> None:
+def compare_hyperparams(
+    logger: Any, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
+) -> None:
     """Give hyper-parameters to a TensorBoard logger, with the metrics by which its page HParams compares runs.
 
     The metrics are logged already: given to ``log_hyperparams``, they would be a second point of the same round.
+
+    Args:
+        logger: the logger.
+        params: all hyper-parameters.
+        shown: those that are columns of the page. It keeps the first values of a run for good, so a run that resumes
+            in its folder must have the same.
+        metrics: the metrics of the last round.
+        round_: the last round.
     """
     from torch.utils.tensorboard.summary import hparams
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
     if metrics:
         ordered = {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
-        columns, start, end = hparams({**flat(params), "coefficients": coefficients(params)}, ordered)
-        for summary in (_shown_first(columns), start, end):
+        infos, start, end = hparams(columns(shown), ordered)
+        for summary in (_shown_first(infos), start, end):
             experiment(logger).file_writer.add_summary(summary, round_)
+
+
+def columns(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the page HParams, which has numbers, of five digits, and texts alone.
+
+    So a truth value is a text, as it would be 0.0000 or 1.0000, and the seed, as two long ones would look alike.
+    """
+    values = {**flat(params), "coefficients": coefficients(params)}
+    values.pop("method", None)  # an empty list; any other has a column for each argument
+    return {key: str(one) if isinstance(one, bool) or key == SEED else one for key, one in values.items()}
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -60,22 +103,23 @@ def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def coefficients(params: Mapping[str, Any]) -> str:
-    """The methods of a run with their arguments on one line; empty for FedAvg.
+    """The arguments of a run's methods on one line; of several, after the name of each; empty for FedAvg.
 
     TensorBoard takes the columns of its page HParams from one run, so those of another run's methods would be missing.
+    A column shows about 15 characters until it is widened.
     """
     methods = params.get("method")
-    texts = []
+    texts = {}
     for name, given in methods.items() if isinstance(methods, Mapping) else ():
-        arguments = ", ".join(f"{key}={value}" for key, value in given.items() if value is not None)
-        texts.append(f"{name}({arguments})")
-    return ", ".join(texts)
+        texts[name] = ", ".join(f"{key}={value}" for key, value in given.items() if value is not None)
+    return ", ".join(texts.values() if len(texts) == 1 else (f"{name}({text})" for name, text in texts.items()))
 
 
-def _rank(tag: str) -> tuple[int, bool, str]:
-    """The place of a metric: test, validation, training; accuracy first. The page shows the first five."""
-    phases = [phase for phase in ("test", "val", "train") if tag.startswith(phase)]
-    return ("test", "val", "train").index(phases[0]) if phases else 3, not tag.endswith("accuracy"), tag
+def _rank(tag: str) -> tuple[int, bool, bool, str]:
+    """The place of a metric: test, validation, the round, training; accuracy and loss first. The page shows five."""
+    kinds = ("test", "val", "round", "train")
+    kind = next((place for place, name in enumerate(kinds) if tag.startswith(name)), len(kinds))
+    return kind, not tag.endswith("accuracy"), not tag.endswith("loss"), tag
 
 
 def _shown_first(columns: Any) -> Any:
@@ -84,8 +128,10 @@ def _shown_first(columns: Any) -> Any:
 
     content = columns.value[0].metadata.plugin_data
     described = HParamsPluginData.FromString(content.content)
+    present = {column.name for column in described.experiment.hparam_infos}
+    first = [name for name in SHOWN_FIRST if name in present][:SHOWN]
     for column in described.experiment.hparam_infos:
-        column.differs = column.name in SHOWN_FIRST
+        column.differs = column.name in first
     content.content = described.SerializeToString()
     return columns
 

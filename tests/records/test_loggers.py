@@ -1,6 +1,7 @@
 """What loggers get beside metrics: hyper-parameters and figures."""
 
 import csv
+import time
 from types import SimpleNamespace
 
 import lightning.pytorch.loggers
@@ -14,7 +15,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
-from fl_lightning.records.loggers import SHOWN_FIRST, coefficients, flat
+from fl_lightning.records.loggers import SHOWN, SHOWN_FIRST, coefficients, columns, flat, wait_for_new_second
 
 
 class Fake(Logger):
@@ -152,8 +153,34 @@ def test_a_resumed_run_has_each_point_and_its_hyperparameters_once(tmp_path):
     assert [point.step for point in points] == [0, 1, 2, 3]
     assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
     assert params["coefficients"].string_value.startswith("fedprox(mu=0.5")
-    assert "test/accuracy" in compared
+    assert {"test/accuracy", "round"} <= compared
     assert len(events.Tensors("custom_scalars__config__")) == 1
+
+
+def test_a_new_file_of_events_sorts_after_those_of_the_folder(tmp_path):
+    for second in (1, now := int(time.time())):
+        (tmp_path / f"events.out.tfevents.{second}.host.1.9").touch()
+    wait_for_new_second(tmp_path)
+    assert int(time.time()) > now
+
+
+def test_a_clock_that_was_set_back_delays_a_run_by_no_more_than_a_second(tmp_path, monkeypatch):
+    (tmp_path / f"events.out.tfevents.{int(time.time()) + 3600}.host.1.9").touch()
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    wait_for_new_second(tmp_path)
+    assert waited == [1]
+
+
+def test_no_column_can_change_when_a_run_is_extended(tmp_path):
+    fit(tmp_path, lightning.pytorch.loggers.TensorBoardLogger(tmp_path / "theirs"))
+    folder = next(tmp_path.glob("**/events.out*")).parent
+    params, _, _ = hparams_of(folder)
+    free = ("max_rounds", "default_root_dir", "name", "logger", "devices", "enable_progress_bar", "callbacks")
+    assert params["trainer/local_steps"].number_value == 1
+    assert not [key for key in params if key in ("ckpt_path", "allow_changes")]
+    assert not [key for key in params if key.startswith(tuple(f"trainer/{one}" for one in free))]
+    assert yaml.safe_load((folder / "hparams.yaml").read_text())["trainer"]["max_rounds"] == 2  # it has all of them
 
 
 def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(tmp_path):
@@ -163,7 +190,9 @@ def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(tmp_path)
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
     shown = {info.name for info in experiment.hparam_infos if info.differs}
     assert {"methods", "coefficients"} <= shown <= set(SHOWN_FIRST)
-    assert [info.name.tag for info in experiment.metric_infos][:2] == ["test/accuracy", "test/loss"]
+    assert len(shown) == SHOWN
+    tags = [info.name.tag for info in experiment.metric_infos]
+    assert tags[:5] == ["test/accuracy", "test/loss", "round", "train/accuracy", "train/loss"]
 
 
 def test_classes_and_their_arguments_have_the_paths_of_their_keys():
@@ -178,7 +207,18 @@ def test_classes_and_their_arguments_have_the_paths_of_their_keys():
     }
 
 
+def test_truth_values_and_the_seed_are_texts_as_the_page_rounds_numbers_to_five_digits():
+    shown = columns({"seed_everything": 12345678, "data": {"normalize": True, "batch_size": 32}, "method": []})
+    assert shown == {
+        "seed_everything": "12345678",
+        "data/normalize": "True",
+        "data/batch_size": 32,
+        "coefficients": "",
+    }
+
+
 def test_the_coefficients_of_all_methods_are_one_text():
     config = {"method": {"FedUV": {"mu": 0.5, "lambda_": None}, "FedBN": {}}}
     assert coefficients(config) == "FedUV(mu=0.5), FedBN()"
+    assert coefficients({"method": {"FedProx": {"mu": 0.5, "form": "a"}}}) == "mu=0.5, form=a"  # beside its name
     assert coefficients({"method": None}) == coefficients({"method": []}) == ""
