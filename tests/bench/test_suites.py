@@ -1,13 +1,15 @@
 """Every suite under experiments/: its cells are valid configs, and their networks take the data they are given.
 
 A parser takes 0.1 s for a config and there are more than a thousand. The sections of a config (``model``, ``data``,
-``trainer``, ``method``) are parsed independently of each other. So a cell is parsed if any of its sections is new; the
-sections of all other cells have been parsed within these, as parts of whole configs.
+``trainer``, ``method``) are parsed independently of each other. So each section is parsed once, with new ones of the
+other kinds, whichever cells they are from; one cell of each suite is parsed as it is.
 """
 
 import json
 import re
+from collections import ChainMap
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -50,10 +52,9 @@ def fit_parser():
     return program.found
 
 
-def parsed(cell):
-    """The config of a cell, as ``fit`` reads it from several ``--config``."""
-    given = [fragment for fragment in cell.fragments if fragment]
-    config = fit_parser().parse_args([f"--config={json.dumps(fragment)}" for fragment in given])
+def parsed(fragments):
+    """The config of some fragments, as ``fit`` reads it from several ``--config``."""
+    config = fit_parser().parse_args([f"--config={json.dumps(fragment)}" for fragment in fragments if fragment])
     check_config(config)
     return config
 
@@ -85,20 +86,32 @@ def sections_of(cell):
 
 
 CONFIGS: dict[tuple[str, str], object] = {}
+# what a config cannot lack, where no section of this kind is new
+LEAST = {
+    "model": json.dumps([{"model": {"class_path": "ImageClassifier", "init_args": {"encoder": "Logistic"}}}]),
+    "data": json.dumps([{"data": "Digits"}]),
+}
+
+
+def parse_sections(new):
+    """Parse sections, at most one of a kind."""
+    parts = [json.loads(text) for text in {**LEAST, **new}.values()]
+    try:
+        config = parsed([dict(ChainMap(*some)) for some in zip_longest(*parts, fillvalue={})])
+    except UsageError as error:
+        raise AssertionError(f"{error}, in {new}") from error
+    CONFIGS.update({(section, text): config[section] for section, text in new.items()})
 
 
 @cache
 def configs_of(path):
-    """The config of each cell, by section. Cells with many new sections come first, so that few have to be parsed."""
-    cells, sections = cells_of(path), [set(sections_of(cell).items()) for cell in cells_of(path)]
-    while any(some - CONFIGS.keys() for some in sections):
-        cell, new = max(zip(cells, sections, strict=True), key=lambda one: len(one[1] - CONFIGS.keys()))
-        try:
-            config = parsed(cell)
-        except UsageError as error:
-            raise AssertionError(f"{cell.name}: {error}") from error
-        CONFIGS.update({(one, text): config[one] for one, text in new})
-    return [(cell, {one: CONFIGS[one, text] for one, text in some}) for cell, some in zip(cells, sections, strict=True)]
+    """The config of each cell, by section."""
+    cells, sections = cells_of(path), [sections_of(cell) for cell in cells_of(path)]
+    of_kind = ([(one, text) for text in dict.fromkeys(some[one] for some in sections)] for one in SECTIONS)
+    new = [[pair for pair in pairs if pair not in CONFIGS] for pairs in of_kind]
+    for together in zip_longest(*new):
+        parse_sections(dict(filter(None, together)))
+    return [(cell, {k: CONFIGS[k, v] for k, v in some.items()}) for cell, some in zip(cells, sections, strict=True)]
 
 
 # ---------------------------------------------------------------- what a suite says
@@ -139,7 +152,7 @@ def test_every_cell_is_a_valid_config(path):
 @each_suite
 def test_a_scaled_cell_is_a_valid_config_of_less_work(path):
     whole, config = configs_of(path)[-1]
-    less = parsed(suite_of(path).cell(whole.labels, 0, scale=0.001))
+    less = parsed(suite_of(path).cell(whole.labels, 0, scale=0.001).fragments)
     assert less.trainer.max_rounds == max(1, round(0.1 * config["trainer"].max_rounds))
     if "train_size" in config["data"].init_args:
         assert less.data.init_args.train_size in (0.1, round(0.1 * (config["data"].init_args.train_size or 0)))

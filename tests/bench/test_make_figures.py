@@ -1,0 +1,83 @@
+"""The papers' figures are drawn from the stored numbers of runs of our own."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from fl_lightning.bench import Cell, load_suite
+from fl_lightning.cli import main
+
+PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
+sys.path.insert(0, str(PAPERS))
+
+import make_figures  # noqa: E402, found through the path above
+
+SMOKE = PAPERS.parent / "smoke" / "fedavg.yaml"
+
+
+@pytest.fixture(scope="module")
+def stored():
+    with np.load(make_figures.STORE) as data:
+        return dict(data)
+
+
+def test_the_page_has_the_stored_numbers(stored):
+    page = make_figures.PAGE.read_text()
+    assert make_figures.with_tables(page, stored) == page, "run python experiments/papers/make_figures.py"
+    for name in make_figures.DRAWN:
+        assert (make_figures.PICTURES / f"{name}.png").is_file()
+        assert f"(figures/{name}.png)" in page
+
+
+@pytest.mark.parametrize("name", make_figures.DRAWN)
+def test_each_picture_is_drawn(name, stored, tmp_path):
+    figure = make_figures.DRAWN[name](stored)
+    figure.savefig(tmp_path / "drawn.png", dpi=30)
+    assert all(axes.has_data() for axes in figure.axes)
+
+
+def test_the_last_measurement_of_each_run_is_collected(tmp_path, monkeypatch):
+    began = []
+
+    def next_round(cell, run):
+        began.append((cell.labels["alpha"], cell.seed))
+        yield f"continued/{cell.labels['alpha']}", np.zeros(2)
+
+    monkeypatch.setattr(make_figures, "continued", next_round)
+    for number, cell in enumerate(load_suite(PAPERS / "scaled" / "figures.yaml").cells()):
+        run = tmp_path / cell.folder / "version_0"
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / "model.ckpt").touch()
+        for file, names in make_figures.FILES.items():
+            np.savez(run / file, **{name: [np.full(2, -1.0), np.full(2, number + cell.seed / 10)] for name in names})
+    found = make_figures.collect(tmp_path)
+    assert found["IID/FedAvg/before"].shape == (3, 2)
+    assert found["0.05/FedUV/classifier"].min() > 0  # the last, not the first
+    np.testing.assert_allclose(found["1/FedAvg/after"][:, 0] % 1, [0.0, 0.1, 0.2], atol=1e-5)
+    assert sorted(began) == [(alpha, seed) for alpha in ("0.05", "0.1") for seed in range(3)]
+
+
+def test_a_cell_without_a_finished_run_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=r"alpha=IID.* has no finished run"):
+        make_figures.collect(tmp_path)
+
+
+def test_methods_continue_the_same_model(tmp_path, monkeypatch):
+    config = yaml.safe_load(SMOKE.read_text())
+    config["trainer"] = {"max_rounds": 1, "default_root_dir": str(tmp_path), "name": "begun", "threads_per_worker": 1}
+    cell = Cell({"alpha": "0.1", "method": "FedAvg"}, 0, (config,))
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    main(["fit", "--config", str(path)])
+    monkeypatch.setattr(make_figures, "CONTINUED", {"FedAvg": None, "FedLC, tau 0": 0.0, "FedLC": 1.0})
+    found = dict(make_figures.continued(cell, tmp_path / "begun" / "version_0"))
+    plain, same, other = (found[f"continued/0.1/{name}/groups_after"] for name in make_figures.CONTINUED)
+    np.testing.assert_allclose(same, plain, atol=1e-3)  # without calibration FedLC is FedAvg
+    began = tmp_path / "begun" / "version_0" / "continued" / "FedLC" / "version_1"
+    assert dict(make_figures.continued(cell, tmp_path / "begun" / "version_0")).keys() == found.keys()
+    assert not began.exists()  # what was trained is not trained again
+    assert not np.allclose(np.nan_to_num(other), np.nan_to_num(plain), atol=1e-3)
