@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT))
 import fl_lightning  # noqa: E402, found through the path above
 
 project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
+copyright = f"{author}, Apache-2.0"
 html_title = f"fl_lightning {release}"
 html_theme = "furo"
 # the last one lets pages with formulas have their typesetter with them, instead of fetching it

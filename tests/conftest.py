@@ -9,8 +9,16 @@ import torch
 from helpers.runs import small_data, small_model, small_trainer
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.cli import FederatedCLI
+
 # a program that needs a browser, which tests start in a process of its own
 collect_ignore = ["helpers/browser.py"]
+
+
+# what building a parser sets of the command line; by command
+PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
+PARSERS = {}
 
 
 def pytest_sessionstart():
@@ -40,6 +48,27 @@ def run(tmp_path):
         return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
     return train
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out the figures, which take most of the time of a small run, and have tests of their own."""
+    monkeypatch.setattr(RunAccess, "log_figure", lambda *args: None)
+
+
+@pytest.fixture
+def one_parser(monkeypatch):
+    """Commands are parsed by one parser each, as the cells of a suite are: building it takes half of a command."""
+    set_up = FederatedCLI.setup_parser
+
+    def once(self, *given):
+        command = self._command
+        if command not in PARSERS:
+            set_up(self, *given)
+            PARSERS[command] = {name: vars(self)[name] for name in PARSER}
+        vars(self).update(PARSERS[command])
+
+    monkeypatch.setattr(FederatedCLI, "setup_parser", once)
 
 
 @pytest.fixture

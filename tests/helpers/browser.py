@@ -1,6 +1,8 @@
-"""Opens a page in Chromium, as Qt has it, and prints what it found as JSON: browser.py PAGE WIDTH THEME [PICTURE].
+"""Opens a page in Chromium, as Qt has it, and prints what a script finds there: browser.py URL SIZE SCRIPT [PICTURE].
 
-In a process of its own, which a browser that fails may end.
+SIZE is that of the window, ``1280x1600``. SCRIPT is a JavaScript expression, which is evaluated until it is the text of
+a JSON object; the page's messages and requests are added to it. ``helpers.pages`` starts this program, a process of its
+own, which a browser that fails may end.
 """
 
 import json
@@ -11,47 +13,21 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu")
 
 from PySide6.QtCore import QTimer, QUrl
-from PySide6.QtWebEngineCore import QWebEnginePage, QWebEngineUrlRequestInterceptor
+from PySide6.QtWebEngineCore import QWebEnginePage, QWebEngineSettings, QWebEngineUrlRequestInterceptor
 from PySide6.QtWebEngineWidgets import QWebEngineView
 from PySide6.QtWidgets import QApplication
 
-# the smallest contrast of any text with what is behind it, as the browser computes both
-LOOK = """(() => {
-  document.documentElement.dataset.theme = "THEME";
-  const parse = text => { const found = text.match(/[\\d.]+/g); return found ? found.map(Number) : [0, 0, 0, 0]; };
-  const opaque = colour => colour.length < 4 || colour[3] > 0;
-  const light = colour => [0.2126, 0.7152, 0.0722].map((weight, at) => { const share = colour[at] / 255;
-    return weight * (share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4); }).reduce((a, b) => a + b);
-  const behind = element => { for (let one = element; one; one = one.parentElement) {
-    const colour = parse(getComputedStyle(one).backgroundColor); if (opaque(colour)) return colour; }
-    return [255, 255, 255]; };
-  document.querySelectorAll("details").forEach(one => one.open = true);
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let smallest = 99, where = "", texts = 0;
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
-    const style = getComputedStyle(element), inside = element.namespaceURI.endsWith("svg");
-    const levels = [light(parse(inside ? style.fill : style.color)), light(behind(element))].sort((a, b) => a - b);
-    const contrast = (levels[1] + 0.05) / (levels[0] + 0.05);
-    texts += 1;
-    if (contrast < smallest) { smallest = contrast; where = walker.currentNode.data.trim().slice(0, 40); }
-  }
-  const drawings = [...document.querySelectorAll(".panels svg")].map(one => one.getBoundingClientRect());
-  return JSON.stringify({contrast: smallest, where, texts, page: document.documentElement.scrollWidth,
-    screen: innerWidth, drawings: drawings.length,
-    empty: drawings.filter(one => one.width < 200 || one.height < 50).length,
-    background: getComputedStyle(document.body).backgroundColor});
-})()"""
+# milliseconds from one evaluation of the script to the next, and until the last
+AGAIN, LIMIT = 250, 180_000
 
 
 class Page(QWebEnginePage):
-    """A page that keeps what it says on the console."""
+    """A page that keeps what it says on the console, as pairs of level and message."""
 
     said = ()
 
     def javaScriptConsoleMessage(self, level, message, line, source):
-        self.said = (*self.said, message)
+        self.said = (*self.said, (level.name.removesuffix("MessageLevel").lower(), message))
 
 
 class Requests(QWebEngineUrlRequestInterceptor):
@@ -63,16 +39,26 @@ class Requests(QWebEngineUrlRequestInterceptor):
         self.asked = (*self.asked, info.requestUrl().toString()[:200])
 
 
-def main(path, width, theme, picture=None):
+def main(url, size, script, picture=None):
     app = QApplication([])
     view, requests = QWebEngineView(), Requests()
     page = Page(view)
     page.setUrlRequestInterceptor(requests)
+    # else what a page on disk asks another machine for is dropped before it can be seen here; the first without the
+    # second drops the page's own files
+    for what in ("LocalContentCanAccessRemoteUrls", "LocalContentCanAccessFileUrls"):
+        page.settings().setAttribute(QWebEngineSettings.WebAttribute[what], True)
     view.setPage(page)
-    view.resize(int(width), 1600)
+    view.resize(*map(int, size.split("x")))
     view.show()
 
-    def ended(found):
+    def look():
+        page.runJavaScript(script, 0, answered)
+
+    def answered(found):
+        if not found:
+            QTimer.singleShot(AGAIN, look)
+            return
         print(json.dumps({**json.loads(found), "console": page.said, "requests": requests.asked}))
         QTimer.singleShot(3000 if picture else 0, leave)
 
@@ -81,9 +67,13 @@ def main(path, width, theme, picture=None):
             view.grab().save(picture)
         app.quit()
 
-    page.loadFinished.connect(lambda _: page.runJavaScript(LOOK.replace("THEME", theme), 0, ended))
-    view.load(QUrl.fromLocalFile(os.path.abspath(path)))
-    QTimer.singleShot(120_000, app.quit)
+    def loaded(_):
+        print("loaded", flush=True)
+        look()
+
+    page.loadFinished.connect(loaded)
+    view.load(QUrl(url))
+    QTimer.singleShot(LIMIT, app.quit)
     app.exec()
 
 

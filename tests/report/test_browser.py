@@ -1,20 +1,13 @@
-"""The page in a real browser, wherever one is installed: ``pip install PySide6-Addons[webengine]`` has Chromium."""
-
-import importlib.util
-import json
-import subprocess
-import sys
-from pathlib import Path
+"""The page in a real browser, wherever one is installed."""
 
 import pytest
+from helpers.pages import needs_browser, text_of
 from helpers.reports import write_run
 
 from fl_lightning.report.page import Asked, make_report
 from fl_lightning.report.sources import read_sources
 
-HELPER = Path(__file__).resolve().parents[1] / "helpers" / "browser.py"
-THERE = importlib.util.find_spec("PySide6") and importlib.util.find_spec("PySide6.QtWebEngineWidgets")
-pytestmark = pytest.mark.skipif(not THERE, reason="no browser: pip install 'PySide6-Addons[webengine]' has one")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +25,7 @@ def page(tmp_path_factory):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_is_readable_and_alone(page, width, theme):
-    args = [sys.executable, HELPER, page, str(width), theme]
-    ended = subprocess.run(args, capture_output=True, text=True, check=False, timeout=200)
-    if ended.returncode:
-        pytest.skip(f"the browser does not start here: {ended.stderr.splitlines()[-1:]}")
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found = text_of(page.as_uri(), width, theme)
     assert found["console"] == []
     assert [one for one in found["requests"] if not one.startswith("data:")] == [page.as_uri()]
     assert found["page"] <= found["screen"]  # nothing has to be scrolled sideways but tables
