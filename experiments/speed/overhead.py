@@ -34,13 +34,13 @@ from fl_lightning.seeding import address
 CLIENTS, IMAGES, TEST, BATCH, LR = 10, 1000, 2000, 64, 0.01
 
 
-def generate(folder: Path) -> None:
+def generate(folder: Path, images: int = CLIENTS * IMAGES, test: int = TEST) -> None:
     """Patterns of the classes under noise: the work is the same as on real images, and there is something to learn."""
     rng = np.random.default_rng(0)
-    for split, number in (("train", CLIENTS * IMAGES), ("test", TEST)):
+    for split, number in (("train", images), ("test", test)):
         labels = cycled(10, number)
-        images = 0.6 * patterns(labels, 32, 3, number) + 0.4 * rng.integers(0, 256, (number, 32, 32, 3))
-        np.save(folder / f"{split}_images.npy", images.astype(np.uint8))
+        noisy = 0.6 * patterns(labels, 32, 3, number) + 0.4 * rng.integers(0, 256, (number, 32, 32, 3))
+        np.save(folder / f"{split}_images.npy", noisy.astype(np.uint8))
         np.save(folder / f"{split}_labels.npy", labels)
 
 
