@@ -122,7 +122,7 @@ def test_the_guide_of_callbacks_names_what_there_is():
 CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 
-def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch):
+def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch, undrawn):
     """All in one run: what a command adds to a config is added to those of the others."""
     lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
     assert all(line[:2] == ["fit", "--config"] and (ROOT / line[2]).is_file() for line in lines)
@@ -158,7 +158,7 @@ def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatc
     assert (tmp_path / "spectra.png").is_file()
 
 
-def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys):
+def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_parser):
     text = (ROOT / "docs" / "report.md").read_text()
     begin, sources, figure = (block.splitlines() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")

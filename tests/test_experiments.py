@@ -22,7 +22,7 @@ BASE = {
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch):
+def _alone(monkeypatch, one_parser, undrawn):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
 

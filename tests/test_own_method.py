@@ -43,7 +43,7 @@ def test_the_guide_names_files_and_hooks_that_exist():
         assert hasattr(Method, hook) or hook in ("memory", "load_reference", "observe"), hook
 
 
-def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys):
+def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
     main(["fit", f"--config={FOLDER / 'clipped_change.yaml'}", f"--trainer.default_root_dir={tmp_path}"])

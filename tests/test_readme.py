@@ -22,7 +22,7 @@ LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.splitlines
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch, tmp_path):
+def _alone(monkeypatch, tmp_path, one_parser):
     """Run in an empty folder that sees the repository's configs."""
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
@@ -72,12 +72,12 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
 
 
 @pytest.mark.parametrize("text", ["--method+=", "CCVR", "protocols/short.yaml"])
-def test_composed_commands_run(text, capsys):
+def test_composed_commands_run(text, capsys, undrawn):
     main([*command(text), "--trainer.max_rounds", "1", "--data.train_size", "200", "--data.test_size", "100"])
     assert "1 round, test/accuracy" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_to_more_rounds(capsys):
+def test_a_run_goes_on_to_more_rounds(capsys, undrawn):
     more = command("--ckpt_path last")
     main([*more[: more.index("--ckpt_path")], "--trainer.max_rounds", "1"])
     main(more)
@@ -86,13 +86,13 @@ def test_a_run_goes_on_to_more_rounds(capsys):
     assert "version_1" not in said
 
 
-def test_the_commands_for_many_workers_run(capsys):
+def test_the_commands_for_many_workers_run(capsys, undrawn):
     main(command("--trainer.devices auto"))
     main(command("torchrun"))  # by one worker; test_workers.py has torchrun itself
     assert capsys.readouterr().out.count("test/accuracy") == 2
 
 
-def test_early_stopping_runs(capsys):
+def test_early_stopping_runs(capsys, undrawn):
     main([*command("EarlyStopping"), "--trainer.callbacks.patience", "0", "--trainer.max_rounds", "3"])
     assert "rounds, test/accuracy" in capsys.readouterr().out
 

@@ -102,7 +102,8 @@ class Embedding(Measurement):
         require(labelled, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
         known = {c for theirs in trainer.gather(labels) for batch in theirs if batch is not None for c in batch}
         missing = [c for c in self.classes or () if c not in known]
-        require(not missing, "Embedding.classes", missing, f"the probe has {', '.join(map(str, sorted(known)))}")
+        hint = f"the probe has {', '.join(map(str, sorted(known)))}; give some of these"
+        require(not missing, "Embedding.classes", missing, hint)
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._local: dict[int, Probe] = {}

@@ -34,15 +34,16 @@ def draw_matrix(
         axis.set_ticks(np.arange(len(names))[::step], [str(name) for name in names][::step])
     axes.tick_params(labelsize=8)
     if numbers and max(matrix.shape) <= MOST_NUMBERS:
-        write_numbers(axes, matrix, ".2f", 0.6)
+        write_numbers(axes, matrix, ".2f")
     return image
 
 
-def write_numbers(axes: Axes, matrix: np.ndarray, form: str, middle: float) -> None:
-    """Write the values into the cells, but nan; white where they are below ``middle``, and so the cell is dark."""
+def write_numbers(axes: Axes, matrix: np.ndarray, form: str) -> None:
+    """Write the values into the cells of the last image, but nan; white where the cell is dark."""
     for (row, column), value in np.ndenumerate(matrix):
         if np.isfinite(value):
-            colour = "white" if value < middle else "black"
+            light = np.dot(axes.images[-1].to_rgba(value)[:3], (0.3, 0.6, 0.1))
+            colour = "white" if light < 0.5 else "black"
             text = axes.text(column, row, format(value, form), ha="center", va="center", color=colour, fontsize=7)
             text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
 
@@ -59,10 +60,11 @@ def grid(number: int, side: float) -> tuple[Figure, list[Axes]]:
 
 def heat_map(axes: Any, table: np.ndarray, label: str, low: float, high: float, write: str = "") -> None:
     """Draw a matrix as shades with a scale, and its numbers in the format ``write`` where there is room for them."""
-    image = axes.imshow(table, vmin=low, vmax=high, cmap="viridis")
+    colours = "RdBu" if low < 0 else "viridis"  # white at 0
+    image = axes.imshow(table, vmin=low, vmax=high, cmap=colours)
     axes.figure.colorbar(image, ax=axes, label=label)
     if write and len(table) <= 12:
-        write_numbers(axes, table, write, (low + high) / 2)
+        write_numbers(axes, table, write)
 
 
 def integer_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int = 20) -> None:

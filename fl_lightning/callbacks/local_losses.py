@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.callbacks.base import Callback
-from fl_lightning.errors import require
+from fl_lightning.callbacks.measurement import Periodic, keep_other
 from fl_lightning.records.files import DamagedFileError, Stamp, write_atomically
 from fl_lightning.records.history import Row, line_of, read_table
 
@@ -40,10 +39,11 @@ class Table:
 
     Attributes:
         columns: names of the columns so far.
+        continues: whether a file that is there is that of these rows; another is kept under another name.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.columns = path, list[str]()
+        self.path, self.columns, self.continues = path, list[str](), False
         self._size, self._digest = 0, hashlib.sha256()
 
     def append(self, rows: list[Row]) -> None:
@@ -59,6 +59,8 @@ class Table:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerows(rows)
         else:
+            if not (before or self.continues):
+                keep_other(self.path)
             write_atomically(self.path, partial(self._write, rows=[*(self._read() if before else ()), *rows]))
 
     def stamp(self) -> Stamp:
@@ -76,7 +78,7 @@ class Table:
             writer.writerows(rows)
 
 
-class LocalLosses(Callback):
+class LocalLosses(Periodic):
     """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
 
     A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (that of the module, without
@@ -98,24 +100,24 @@ class LocalLosses(Callback):
     file: ClassVar = "local_losses.csv"
 
     def __init__(self, every_n_rounds: int = 1) -> None:
-        require(every_n_rounds >= 1, "LocalLosses.every_n_rounds", every_n_rounds, "give 1 or more")
-        self.every_n_rounds = every_n_rounds
+        super().__init__(every_n_rounds)
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        self._last_round, self._source = trainer.max_rounds - 1, trainer.resumed_from
+        super().on_fit_start(trainer)
+        self._source = trainer.resumed_from
         self._table = Table(None if trainer.run_dir is None else trainer.run_dir / self.file)
         self._latest: list[Row] = []
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._rows: list[Row] = []
-        trainer.client.keeps_epochs = self._due(trainer.server.round)
+        trainer.client.keeps_epochs = self.due(trainer.server.round)
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
         self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if self._due(trainer.server.round):
+        if self.due(trainer.server.round):
             rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
             self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
@@ -133,17 +135,17 @@ class LocalLosses(Callback):
         if self._source is None or not state.get("stamp", [0])[0]:
             return
         try:
-            self._append(read_table(self._source / self.file, Stamp(*state["stamp"])))
+            rows = read_table(self._source / self.file, Stamp(*state["stamp"]))
         except DamagedFileError as error:
             rank_zero_warn(f"{self._source / self.file}: {error}; it begins anew with the rounds after the checkpoint")
+            return
+        self._table.continues = True
+        self._append(rows)
 
     def _append(self, rows: list[Row]) -> None:
         self._table.append(rows)
         last = max((row["round"] for row in rows), default=None)
         self._latest = [row for row in rows if row["round"] == last] or self._latest
-
-    def _due(self, round_: int) -> bool:
-        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
 
 
 def draw(term: str, rows: list[Row]) -> Figure:

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import require
-from fl_lightning.records.files import write_atomically
+from fl_lightning.records.files import set_aside, write_atomically
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -73,7 +73,27 @@ class Series:
                 self.append(name, entry)
 
 
-class Measurement(Callback):
+class Periodic(Callback):
+    """A callback that acts every few rounds and in the last one.
+
+    Args:
+        every_n_rounds: rounds from one time to the next, at least 1; the last round is one too.
+    """
+
+    def __init__(self, every_n_rounds: int) -> None:
+        name = type(self).__name__
+        require(every_n_rounds >= 1, f"{name}.every_n_rounds", every_n_rounds, "give 1 or more")
+        self.every_n_rounds = every_n_rounds
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        self._last_round = trainer.max_rounds - 1
+
+    def due(self, round_: int) -> bool:
+        """Whether it acts in this round."""
+        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+
+
+class Measurement(Periodic):
     """A callback that measures every few rounds and in the last one, and keeps its numbers in a file of the run.
 
     A subclass names its :attr:`file`, asks :meth:`due`, appends to :attr:`series` and calls :meth:`keep` at the end of
@@ -90,17 +110,11 @@ class Measurement(Callback):
     file: ClassVar[str]
 
     def __init__(self, every_n_rounds: int = 10) -> None:
-        name = type(self).__name__
-        require(every_n_rounds >= 1, f"{name}.every_n_rounds", every_n_rounds, "give 1 or more")
-        self.every_n_rounds = every_n_rounds
+        super().__init__(every_n_rounds)
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        self._last_round, self._source = trainer.max_rounds - 1, trainer.resumed_from
-        self.series = Series()
-
-    def due(self, round_: int) -> bool:
-        """Whether this round is measured."""
-        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+        super().on_fit_start(trainer)
+        self.series, self._source, self._continues = Series(), trainer.resumed_from, False
 
     def keep(self, trainer: FederatedTrainer) -> None:
         """Note the round of what was appended, and write the file."""
@@ -109,8 +123,12 @@ class Measurement(Callback):
 
     def save(self, trainer: FederatedTrainer) -> None:
         """Write the file, on the worker that writes."""
-        if trainer.run_dir is not None:
-            self.series.save(trainer.run_dir / self.file)
+        if trainer.run_dir is None:
+            return
+        if not self._continues:
+            keep_other(trainer.run_dir / self.file)
+            self._continues = True
+        self.series.save(trainer.run_dir / self.file)
 
     def state_dict(self) -> dict[str, Any]:
         return {"stamps": self.series.stamps()}
@@ -118,6 +136,14 @@ class Measurement(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._source is not None:
             self.series.read(self._source / self.file, state.get("stamps", {}))
+            self._continues = bool(self.series)
+
+
+def keep_other(path: Path) -> None:
+    """Rename a file that another callback, or an earlier part of the run, has written under the name of a new one."""
+    kept = set_aside(path)
+    if kept is not None:
+        rank_zero_warn(f"{path} has numbers that this callback does not continue: it is now {kept.name}")
 
 
 def require_test_data(trainer: FederatedTrainer, callback: Callback) -> None:

@@ -206,7 +206,7 @@ def draw_aggregation(series: dict[str, np.ndarray]) -> Figure:
     right.set_xticks(range(3), GROUPS)
     left.set(xlabel="class", ylabel="test accuracy in %", title=f"mean over the clients, round {series['rounds'][-1]}")
     right.set(xlabel="classes of the client")
-    left.legend()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -244,18 +244,19 @@ RANKS = {
 
 
 def draw(what: str, rounds: list[int], spectra: list[np.ndarray], threshold: float = 0.0) -> Figure:
-    """Plot the singular values of all rounds over their index, on a logarithmic scale; later rounds are lighter."""
+    """Plot the singular values of all rounds over their index, on a logarithmic scale; later rounds are darker."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = empty(TITLES[what])
-    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis"])
+    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis_r"])
     largest = max(map(np.max, spectra))
     for round_, values in zip(rounds, spectra, strict=True):
         axes.semilogy(visible(values, largest), color=shade.to_rgba(np.array(round_)), linewidth=1)
     mark(axes, threshold)
-    figure.colorbar(shade, ax=axes, label="round")
+    figure.colorbar(shade, ax=axes, label="round", ticks=MaxNLocator(integer=True))
     return figure
 
 
@@ -323,10 +324,12 @@ def of_global(what: str, spectra: Mapping[str, np.ndarray]) -> np.ndarray | None
 def empty(title: str) -> tuple[Figure, Axes]:
     """A figure for spectra."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel="index", ylabel="singular value", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
 
 

@@ -124,6 +124,8 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: Any = None) -> None:
+        given = sys.argv[1:] if args is None else args
+        self._command = given[0] if isinstance(given, list) and given and given[0] in self.subcommands() else None
         strict = {"allow_abbrev": False}
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         super().__init__(
@@ -149,6 +151,12 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         return {command: {"model", "datamodule"} for command in FederatedTrainer.commands}
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        # those of the other commands are not read: to add their arguments too would take most of the start
+        if self._command in (None, subcommand):
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        return self.init_parser(**kwargs)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI takes only a Trainer of Lightning's own here

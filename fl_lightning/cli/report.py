@@ -13,6 +13,9 @@ from fl_lightning.cli.arguments import Parser, end_with_status, program
 from fl_lightning.errors import UsageError, clipped, require
 
 PAGE = (".html", ".htm")
+BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
+# what a page of a report says in its head
+GENERATOR = '<meta name="generator" content="fl-lightning '
 PICTURE = (".pdf", ".svg", ".png")
 
 
@@ -52,6 +55,8 @@ def report(given: argparse.Namespace) -> None:
     output = given.output or Path("report.html" if not given.figure else f"{given.figure}.pdf")
     require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
     check_output(output)
+    if not given.figure:
+        check_others(output)
     # these take a second to import, and bad arguments need none of them
     from fl_lightning.report.page import Asked, make_report
     from fl_lightning.report.sources import read_sources
@@ -91,6 +96,20 @@ def check_output(output: Path) -> None:
         folder = folder.parent
     hint = "cannot be written: its folder is not one, or not writable; give another file"
     require(folder.is_dir() and os.access(folder, os.W_OK), "--output", str(output), hint)
+
+
+def check_others(output: Path) -> None:
+    """Refuse to write over files that are no report's.
+
+    Raises:
+        UsageError: a file of one of the names is there, and not a page of a report.
+    """
+    if output.is_file():
+        ours = GENERATOR in output.read_text(encoding="utf-8", errors="replace")[:2000]
+        require(ours, "--output", str(output), "is there and is no report; give another file")
+        return
+    beside = [path for ending in BESIDE if (path := output.with_suffix(ending)).exists()]
+    require(not beside, "--output", str(output), f"{', '.join(map(str, beside))} is there; give another file")
 
 
 def write_all(folder: Path, texts: Mapping[str, str]) -> None:

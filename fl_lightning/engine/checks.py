@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader
@@ -112,7 +113,7 @@ def check_callbacks(callbacks: list[Any]) -> None:
 
     Raises:
         UsageError: no callback, one of Lightning's own trainer, a hook that does not exist, or a hook with an argument
-            that it is not given.
+            that it is not given; two that write the same file; one that writes none, but should.
     """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     for callback in callbacks:
@@ -127,6 +128,20 @@ def check_callbacks(callbacks: list[Any]) -> None:
             wrong = [argument for argument in needed if argument not in known]
             hint = f"its arguments are given by name: {', '.join(known)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
+    check_files(callbacks)
+
+
+def check_files(callbacks: list[Any]) -> None:
+    """Refuse callbacks that write into one file, and a base class of those that write one."""
+    files: dict[str, str] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        base = isinstance(callback, Measurement) and not hasattr(callback, "file")
+        require(not base, "trainer.callbacks", kind, "a base of callbacks, which measures nothing; give one of them")
+        if isinstance(file := getattr(callback, "file", None), str):
+            hint = f"{files.get(file)} writes {file} already; give one of them"
+            require(file not in files, "trainer.callbacks", kind, hint)
+            files[file] = kind
 
 
 def is_needed(parameter: Parameter) -> bool:

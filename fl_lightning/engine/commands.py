@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fl_lightning.engine.checkpointing import (
     verified_checkpoint,
 )
 from fl_lightning.engine.checks import check_folder
+from fl_lightning.engine.description import FREE_OF_TRAINER
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -31,6 +33,9 @@ from fl_lightning.state import State
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
+
+# arguments of the command that change what is done now, not what the run is
+FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
@@ -130,14 +135,20 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 
 def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
-    """Log the hyper-parameters with the last round's metrics of the training, validation and test data."""
+    """Log the hyper-parameters with the last round, and its metrics of the training, validation and test data."""
     last = run.metrics.history[-1] if run.metrics.history else {"round": 0}
-    shown = {
+    compared = {
         tag: value
         for tag, value in last.items()
-        if any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
+        if tag == "round" or any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
     }
-    run.folder.compare_hyperparams(params, shown, int(last["round"]))
+    run.folder.compare_hyperparams(params, lasting(params), compared, int(last["round"]))
+
+
+def lasting(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters without those that a run may change when it resumes in its folder."""
+    trainer = {key: value for key, value in params["trainer"].items() if key not in FREE_OF_TRAINER}
+    return {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
 
 
 def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:

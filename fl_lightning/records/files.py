@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -139,6 +140,14 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial = partial_of(path)
     write(partial)
     os.replace(partial, path)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a file to the first free of ``name.1.npz``, ``name.2.npz``, ...; None where there is no such file."""
+    if not path.exists():
+        return None
+    places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    return path.rename(next(place for place in places if not place.exists()))
 
 
 def partial_of(path: Path) -> Path:

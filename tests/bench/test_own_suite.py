@@ -3,14 +3,20 @@
 import csv
 import re
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from helpers.benches import FakeRunner
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells
+from fl_lightning.bench.runner import outcome
+from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
+from fl_lightning.cli.cells import run_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "experiments" / "own_method" / "suite.yaml"
@@ -23,6 +29,18 @@ SHORT = {"trainer": {"max_rounds": 1, "local_epochs": 1}, "data": {"init_args": 
 def _alone(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def _here(monkeypatch):
+    """Cells run in this process: importing torch anew takes many seconds, and test_bench.py has a runner process."""
+
+    def answer(cell, on_round):
+        return outcome(run_cell, cell, SimpleNamespace(report=on_round))
+
+    runner = partial(FakeRunner, answer=answer)
+    monkeypatch.setattr(command, "Driver", partial(command.Driver, runner=runner))
+    monkeypatch.setattr(command, "Runner", runner)
 
 
 @pytest.fixture
@@ -68,6 +86,7 @@ def test_the_guide_names_files_that_exist():
         assert (ROOT / "docs" / path).exists(), path
 
 
+@pytest.mark.usefixtures("_here")
 def test_it_runs_and_its_tables_come_with_it(tmp_path, short, capsys):
     only = ["--only", "alpha=0.1,method=FedAvg", "alpha=0.1,method=ClippedChange"]
     run = ["bench", str(SUITE), "--seeds", "1", *only, "--config", str(short), "--output", str(tmp_path / "out")]
@@ -89,6 +108,7 @@ def test_it_runs_and_its_tables_come_with_it(tmp_path, short, capsys):
     assert "| FedAvg | **1.50** |" in said
 
 
+@pytest.mark.usefixtures("_here")
 def test_what_is_tuned_is_a_config_of_fit(tmp_path, short, capsys):
     run = ["tune", str(SUITE), "--only", "method=ClippedChange", "--trials", "2", "--config", str(short)]
     main([*run, "--output", str(tmp_path)])

@@ -7,7 +7,6 @@ import pytest
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning import callbacks
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import drawn, groups_of
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC, FedProto
@@ -71,8 +70,7 @@ def costs(trainer):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_they_change_nothing_and_have_the_same_bits_with_two_workers_and_after_a_resume(tmp_path, method, monkeypatch):
-    monkeypatch.setattr(RunAccess, "log_figure", lambda *args: None)  # what takes longest, and has tests of its own
+def test_they_change_nothing_and_have_the_same_bits_with_two_workers_and_after_a_resume(tmp_path, method, undrawn):
     plain = fit(tmp_path, [], method, "plain")
     whole = fit(tmp_path, observers(), method, "whole")
     assert_same_bits(plain.server.state, whole.server.state)

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
 
-from fl_lightning.callbacks import Callback, Embedding, LayerAlignment, LayerSimilarity, SpectrumMonitor
+from fl_lightning.callbacks import (
+    Callback,
+    Drift,
+    Embedding,
+    LayerAlignment,
+    LayerSimilarity,
+    LocalLosses,
+    Measurement,
+    SpectrumMonitor,
+)
 from fl_lightning.errors import ClientError, UsageError
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
@@ -49,6 +58,7 @@ def whole(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_workers_give_the_bits_of_one(whole, tmp_path):
     trainer = fit(tmp_path, callbacks(), devices=2)
     assert history(whole) == history(trainer)
@@ -56,6 +66,7 @@ def test_two_workers_give_the_bits_of_one(whole, tmp_path):
 
 
 @pytest.mark.filterwarnings("error:.*was altered or is missing")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_stopped_leaves_the_files_of_one_that_was_not(whole, tmp_path):
     fit(tmp_path, [*callbacks(), Stops()])
     trainer = fit(tmp_path, callbacks(), "last")
@@ -124,3 +135,26 @@ def test_without_test_data_they_are_refused(tmp_path, kind):
 def test_options_out_of_range_are_refused(kind, options):
     with pytest.raises(UsageError, match=rf"{kind.__name__}\.{next(iter(options))}="):
         kind(**options)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tmp_path):
+    """It begins anew, under the name that the other's file had."""
+    first = fit(tmp_path, [Drift(1), LocalLosses(1)], max_rounds=2)
+    losses = (first.run_dir / LocalLosses.file).read_text()
+    with pytest.warns(UserWarning, match=r"drift.npz has numbers .* it is now drift.1.npz"):
+        again = fit(tmp_path, [Drift(7), LocalLosses(7)], "last", max_rounds=3)
+    assert again.run_dir == first.run_dir
+    rounds = {name: np.load(first.run_dir / name)["rounds"].tolist() for name in ("drift.npz", "drift.1.npz")}
+    assert rounds == {"drift.npz": [2], "drift.1.npz": [0, 1]}
+    assert (first.run_dir / "local_losses.1.csv").read_text() == losses
+    fit(tmp_path, [Drift(7), LocalLosses(7)], "last", max_rounds=4)  # the same as before: nothing is set aside
+    assert np.load(first.run_dir / "drift.npz")["rounds"].tolist() == [2, 3]
+    assert len(list(first.run_dir.glob("drift*.npz"))) == len(list(first.run_dir.glob("local_losses*.csv"))) == 2
+
+
+def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"trainer.callbacks='Drift': Drift writes drift.npz already; give one"):
+        fit(tmp_path, [Drift(1), Drift(2)])
+    with pytest.raises(UsageError, match=r"trainer.callbacks='Measurement': a base of callbacks"):
+        fit(tmp_path, [Measurement()])

@@ -6,30 +6,14 @@ from pathlib import Path
 import pytest
 from helpers.bad_input import BAD, arguments, cell
 
-from fl_lightning.cli import FederatedCLI, main
+from fl_lightning.cli import main
 
-# arguments of FederatedCLI that building a parser sets; building it anew for each case would take most of the time
-PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
 LONGEST = 300
 TABLE = Path(__file__).resolve().parents[2] / "experiments" / "reliability" / "BAD_INPUT.md"
 
 
-@pytest.fixture(scope="module")
-def parser():
-    return {}
-
-
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch, request, parser):
-    set_up = FederatedCLI.setup_parser
-
-    def once(self, *given):
-        if not parser:
-            set_up(self, *given)
-            parser.update({name: vars(self)[name] for name in PARSER})
-        vars(self).update(parser)
-
-    monkeypatch.setattr(FederatedCLI, "setup_parser", once)
+def _alone(monkeypatch, request, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(request.config.rootpath)
 

@@ -29,7 +29,7 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch, request):
+def _alone(monkeypatch, request, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(request.config.rootpath)
 
@@ -215,13 +215,14 @@ def test_help_lists_our_networks_and_not_all_there_are(capsys):
 
 
 def test_start_up_imports_nothing_heavy_beyond_lightning():
+    """Nor do the data sets import a library that only one of them needs."""
     code = (
-        "import sys, lightning.pytorch.cli; before = set(sys.modules); import fl_lightning.cli; "
+        "import sys, lightning.pytorch.cli; before = set(sys.modules); import fl_lightning.data, fl_lightning.cli; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "fl_lightning" in found
-    for heavy in ("sklearn", "tensorboard", "pandas", "scipy"):
+    for heavy in ("sklearn", "tensorboard", "pandas", "scipy", "torchvision"):
         assert f"'{heavy}'" not in found
 
 

@@ -1,6 +1,7 @@
 """The command ``report``: what it takes, what it refuses, and what it writes."""
 
 import csv
+import gc
 import hashlib
 import os
 import subprocess
@@ -88,6 +89,8 @@ def files(folder):
         (["RUNS", "--output", "folder.html"], "--output='folder.html': is a folder"),
         (["RUNS", "--output", "notes.txt/page.html"], "--output='notes.txt/page.html': cannot be written"),
         (["RUNS", "--output", "/proc/nowhere/page.html"], "--output='/proc/nowhere"),
+        (["RUNS", "--output", "mine.html"], "--output='mine.html': is there and is no report; give another file"),
+        (["RUNS", "--output", "README.html"], "--output='README.html': README.md is there; give another file"),
         (["RUNS", "--metric", "test/f1"], "--metric='test/f1': no run has it; there are"),
         (["RUNS", "--baseline", "FedUV"], "--baseline='FedUV': no run is called so; there are FedAvg"),
         (["RUNS", "--target", "60"], "--target=60.0: give the value as the run logs it, such as 0.6 for 60 %"),
@@ -101,7 +104,7 @@ def test_bad_input_is_one_line_and_writes_nothing(command, run, tmp_path, args, 
     here = tmp_path / "here"
     (here / "empty").mkdir()
     (here / "folder.html").mkdir()
-    for name in ("notes.txt", "broken.cells.csv", "broken.db"):
+    for name in ("notes.txt", "broken.cells.csv", "broken.db", "mine.html", "README.md"):
         (here / name).write_text("something else\n" * 99)
     (here / "suite.yaml").write_text(TOY)
     before = files(tmp_path)
@@ -109,6 +112,12 @@ def test_bad_input_is_one_line_and_writes_nothing(command, run, tmp_path, args, 
     assert (status, out) == (2, "") and err.count("\n") == 1 and err.startswith("error: ")
     assert text in err
     assert files(tmp_path) == before
+
+
+def test_a_report_is_written_over_another(command, run, tmp_path):
+    for title in ("First", "Second"):
+        assert command(tmp_path / "runs", "--title", title)[0] == 0
+    assert "Second" in page_of(tmp_path) and "First" not in page_of(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_leaves_no_part_of_the_files(command, run, tmp_path, monkeypatch):
@@ -219,6 +228,8 @@ def run_study(folder):
     driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
     driver.run()
     write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")
+    del driver, opened
+    gc.collect()  # closes the database, whose files for connections then go, and not while a test looks
     return suite, output, folder / "tables"
 
 

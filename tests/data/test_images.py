@@ -1,8 +1,6 @@
 """Data sets, their batches and their refusals."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from urllib.error import URLError
 
@@ -307,16 +305,6 @@ def test_cifar10_is_downloaded_by_prepare_data_only(monkeypatch):
     black, _ = next(iter(data.train_dataloader(0)))
     expected = torch.tensor([-125.3 / 63.0, -123.0 / 62.1, -113.9 / 66.7])
     torch.testing.assert_close(black.amax((0, 2, 3)), expected)
-
-
-def test_no_library_is_imported_before_a_data_set_needs_it():
-    """But for what Lightning imports by itself."""
-    code = (
-        "import sys, lightning.pytorch; before = set(sys.modules); import fl_lightning.data;"
-        "print(sorted({'sklearn', 'torchvision'} & (set(sys.modules) - before)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
 
 
 def test_a_file_that_is_no_npy_is_refused(folder):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
+from fl_lightning.engine.launch import begin_forked_process, without_collections
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
 
@@ -86,6 +87,7 @@ class Killed(Callback):
 
 def killed(folder):
     """A run of two workers, of which the first is killed."""
+    begin_forked_process()
     trainer = small_trainer(folder, devices=2, callbacks=[Killed()], client_memory=0.0)
     trainer.fit(plain_sgd_model(), small_data(), SCAFFOLD())
 
@@ -95,7 +97,8 @@ def test_workers_end_with_the_process_that_started_them_and_leave_nothing(tmp_pa
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     reader, writer = os.pipe()
     process = multiprocessing.get_context("fork").Process(target=killed, args=(tmp_path / "runs",))
-    process.start()
+    with without_collections():
+        process.start()
     os.close(writer)
     process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -33,6 +33,11 @@ from fl_lightning.models import MLP
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _undrawn(undrawn):
+    """What several workers find is in the metrics."""
+
+
 def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):
     """Train by each number of workers, and hold the global models and all metrics against each other."""
     found = []
@@ -442,23 +447,28 @@ def scaffold(tmp_path, name, more):
     return ["fit", "--config", config, *model, *size, *more, *folder]
 
 
-def start(tmp_path, name, launcher=(), more=ONE_THREAD, **variables):
+def start(tmp_path, name, launcher=(), more=ONE_THREAD, program="cli.py", **variables):
     """That run in a process of its own."""
-    return program(tmp_path, [*launcher, "cli.py", *scaffold(tmp_path, name, more)], **variables)
+    return python(tmp_path, [*launcher, program, *scaffold(tmp_path, name, more)], **variables)
 
 
-def program(tmp_path, arguments, **variables):
+def python(tmp_path, arguments, **variables):
     """Python with these arguments, in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}", **variables}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'tests'}",
+        **variables,
+    }
     environment.pop("PL_GLOBAL_SEED", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes)
 
 
-def torchrun(tmp_path, name, how, more=()):
+def torchrun(tmp_path, name, how, more=(), program="cli.py"):
     """The same by torchrun, with two workers a node."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", *how]
-    return start(tmp_path, name, launcher, [*ONE_THREAD, *more])
+    return start(tmp_path, name, launcher, [*ONE_THREAD, *more], program)
 
 
 def end(*runs):
@@ -474,7 +484,8 @@ def by_one_worker(tmp_path, more):
         patch.setattr(sys, "argv", ["cli.py"])
         patch.delenv("PL_GLOBAL_SEED", raising=False)
         main(scaffold(tmp_path, "alone", more))
-    return saved(tmp_path, "alone")
+    (state,) = saved(tmp_path, "alone", workers=0)
+    return state
 
 
 @pytest.fixture(scope="module")
@@ -482,9 +493,14 @@ def alone(tmp_path_factory):
     return by_one_worker(tmp_path_factory.mktemp("alone"), ONE_THREAD)
 
 
-def saved(tmp_path, name):
-    assert [path.name for path in (tmp_path / name).iterdir()] == ["version_0"]
-    return torch.load(tmp_path / name / "version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+def saved(tmp_path, name, fits=1, workers=2):
+    """The global model of each fit of a run, every one of which was by several workers."""
+    folders = sorted((tmp_path / name).iterdir())
+    assert [path.name for path in folders] == [f"version_{number}" for number in range(fits)]
+    for path in folders:
+        header = (path / "metrics.csv").read_text().splitlines()[0].split(",")
+        assert [f"placed/{rank}/steps" in header for rank in range(workers + 1)] == [True] * workers + [False]
+    return [torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in folders]
 
 
 def free_port():
@@ -493,10 +509,17 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_nodes_under_torchrun_give_the_bits_of_one_worker(tmp_path, alone):
+def test_two_nodes_under_torchrun_give_the_bits_of_one_worker_and_can_fit_twice(tmp_path, alone):
+    (tmp_path / "twice.py").write_text("from fl_lightning.cli import main\n\nmain()\nmain()\n")
     where = ["--nnodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    end(*[torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)]) for node in range(2)])
-    assert_same_bits(saved(tmp_path, "nodes"), alone)
+    end(
+        *[
+            torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)], program=str(tmp_path / "twice.py"))
+            for node in range(2)
+        ]
+    )
+    for state in saved(tmp_path, "nodes", fits=2, workers=4):
+        assert_same_bits(state, alone)
 
 
 def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
@@ -505,16 +528,18 @@ def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
     job |= {"SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1", "MASTER_ADDR": "127.0.0.1"}
     job["MASTER_PORT"] = str(free_port())
     end(*[start(tmp_path, "slurm", SLURM_PROCID=str(task), SLURM_LOCALID=str(task), **job) for task in range(2)])
-    assert_same_bits(saved(tmp_path, "slurm"), alone)
+    (state,) = saved(tmp_path, "slurm")
+    assert_same_bits(state, alone)
 
 
 def test_workers_of_several_threads_run_the_program_anew(tmp_path):
     more = ["--trainer.threads_per_worker=2"]
     end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
-    assert_same_bits(saved(tmp_path, "threads"), by_one_worker(tmp_path, more))
+    (state,) = saved(tmp_path, "threads")
+    assert_same_bits(state, by_one_worker(tmp_path, more))
 
 
-TWICE = """
+FITS_TWICE = """
 import sys
 from fl_lightning.engine import launch
 from helpers.runs import small_data, small_model, small_trainer
@@ -527,10 +552,9 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]])
-def test_a_program_that_each_worker_runs_can_fit_twice(tmp_path, launcher):
-    (tmp_path / "twice.py").write_text(TWICE)
-    end(program(tmp_path, [*launcher, str(tmp_path / "twice.py"), str(tmp_path)]))
+def test_a_program_that_each_worker_runs_can_fit_twice(tmp_path):
+    (tmp_path / "fits_twice.py").write_text(FITS_TWICE)
+    end(python(tmp_path, [str(tmp_path / "fits_twice.py"), str(tmp_path)]))
     assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
 
 
@@ -551,4 +575,5 @@ def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone):
     more = ["--trainer.callbacks+=killed.KilledOnce"]
     text = end(torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more))
     assert "SIGKILL" in text or "exitcode: -9" in text
-    assert_same_bits(saved(tmp_path, "restarted"), alone)
+    (state,) = saved(tmp_path, "restarted")
+    assert_same_bits(state, alone)

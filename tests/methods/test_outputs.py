@@ -80,7 +80,7 @@ ON_REPRESENTATIONS = {
 
 
 @pytest.mark.parametrize("name", ON_REPRESENTATIONS)
-def test_maps_are_flattened_by_every_method(run, name):
+def test_maps_are_flattened_by_every_method(run, name, undrawn):
     method = ON_REPRESENTATIONS[name]
     states = []
     for bound in ("body", "flat"):
