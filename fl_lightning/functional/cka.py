@@ -28,8 +28,8 @@ from fl_lightning.functional._precision import (
 )
 
 EPS = 1e-12
-# columns below which products in half precision save nothing; columns of a block, whose products are added in float32;
-# rows around whose mean half-precision products are computed
+# columns below which products in half precision save nothing; most columns of a block, of which the products are added
+# in float32; rows around whose mean half-precision products are computed
 WIDE, BLOCK, FEW = 1024, 8192, 16
 
 
@@ -72,7 +72,7 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """:func:`linear_cka` of x with each of several y, for which x is processed only once.
 
     Under autocast, products of activations in bfloat16 stay in it, in the forward and in the backward pass; blocks of
-    8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has an error
+    at most 8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has an error
     below 1e-4, and the gradient one below 0.003 / sqrt(1 - s^2) of its norm (0.01 for s = 0.95), since it vanishes at
     s = 1. It is so for the biased form, for examples of at least 1024 numbers and at least as many as there are
     examples, and for ``ys`` that need no gradient. All else is computed in float32, or in float64 if it is given so;
@@ -345,7 +345,7 @@ def _half_products(rows: Tensor) -> Tensor:
     the symmetric matrix, three of four quarters are computed.
     """
     middle, quarters = len(rows) // 2, []
-    for block in rows.split(BLOCK, 1):
+    for block in rows.chunk(math.ceil(rows.shape[1] / BLOCK), 1):
         quarters.append(((block[:middle] @ block[:middle].T).float(), (block[middle:] @ block.T).float()))
     upper, lower = (sum(parts[1:], parts[0]) for parts in zip(*quarters, strict=True))
     return _twice_centered(torch.cat([torch.cat([upper, lower[:, :middle].T], 1), lower]))
