@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fl_lightning.bench.numbers import Key, Numbers
 from fl_lightning.bench.results import Result
-from fl_lightning.bench.statistics import Difference, Summary, difference, summary, verdict
+from fl_lightning.bench.statistics import Difference, Summary, bounded, difference, summary, verdict
 from fl_lightning.bench.suite import Cell, Labels, Suite, Table
 
 NOT_COMPARED = "not compared"
@@ -114,8 +114,9 @@ class Comparison:
 
     def _entry(self, labels: Labels, keys: Sequence[Key]) -> Entry:
         numbers = self.numbers
-        pairs = [pair for key in keys if (pair := numbers.pair(key)) is not None]
-        ours = difference(pairs, self.suite.interval, self.suite.confidence)
+        pairs = {key: pair for key in keys if (pair := numbers.pair(key)) is not None}
+        ours = difference([*pairs.values()], self.suite.interval, self.suite.confidence)
+        ours = bounded(ours, [numbers.bound(key) for key in pairs])
         apart = None if numbers.is_baseline(keys[0]) else self._published_difference(labels)
         said = verdict(ours, apart) or ""
         return Entry(

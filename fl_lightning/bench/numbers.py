@@ -77,6 +77,12 @@ class Numbers:
             return None
         return (self.values[key], self.values[partner]) if self._comparable(key, partner) else None
 
+    def bound(self, key: Key) -> str:
+        """How a difference is bounded: ``>`` if the cell missed the target, ``<`` if the baseline did, or empty."""
+        if key in self.missed:
+            return ">"
+        return "<" if self.partner(key) in self.missed else ""
+
     def _comparable(self, key: Key, partner: Key) -> bool:
         """Whether two cells had the same partition, and the same machine where seconds count."""
         ours, theirs = self.results[key], self.results[partner]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,13 +35,15 @@ class Difference:
 
     Args:
         mean: the mean.
-        interval: its confidence interval; None for one pair.
+        interval: its confidence interval; None for one pair, and for a bound.
         n: number of pairs.
+        bound: ``>`` where the difference is at least the mean, ``<`` where it is at most the mean.
     """
 
     mean: float
     interval: tuple[float, float] | None
     n: int
+    bound: str = ""
 
 
 def summary(values: Sequence[float]) -> Summary | None:
@@ -64,6 +66,19 @@ def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: floa
     values = np.array([round(one - other, DECIMALS) for one, other in pairs])
     interval = (student if kind == "t" else bootstrap)(values, confidence) if len(values) > 1 else None
     return Difference(float(values.mean()), interval, len(values))
+
+
+def bounded(found: Difference | None, bounds: Collection[str]) -> Difference | None:
+    """A difference of pairs of which some are bounds, which leave no interval; None where they bound it on two sides.
+
+    Args:
+        found: the difference.
+        bounds: what the pairs are: ``>``, ``<`` or, for numbers that are known, nothing.
+    """
+    sides = {one for one in bounds if one}
+    if found is None or not sides:
+        return found
+    return replace(found, interval=None, bound=sides.pop()) if len(sides) == 1 else None
 
 
 def student(values: np.ndarray, confidence: float) -> tuple[float, float]:

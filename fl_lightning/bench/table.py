@@ -214,7 +214,8 @@ def difference_texts(entry: Entry, comparison: Comparison, marks: tuple[str, ...
     interval = entry.difference.interval
     ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
     daggers = (DAGGER, *marks) if entry.scale != 1 else marks
-    return [Text(signed(entry.difference.mean, comparison), marks=daggers), Text(ends), Text(str(entry.difference.n))]
+    mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
+    return [Text(mean, marks=daggers), Text(ends), Text(str(entry.difference.n))]
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
@@ -294,7 +295,8 @@ def of_rounds(comparison: Comparison) -> Iterator[str]:
     """How runs that do not reach the target are counted, if there are any."""
     if any(one.bound for one in comparison.entries.values()):
         yield "A run that does not reach it counts with all its rounds: a mean with > is a lower bound."
-        yield "A pair of which neither run reaches it is left out."
+        yield "A pair of which neither run reaches it is left out; where one of them does, the difference is"
+        yield "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out."
 
 
 def of_seconds(comparison: Comparison) -> Iterator[str]:
@@ -353,6 +355,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             "deviation": entry.ours.deviation if entry.ours else None,
             "lower_bound": entry.bound,
             **{"pairs": apart.n if apart else 0, "difference": apart.mean if apart else None, "low": low, "high": high},
+            "bound": apart.bound if apart else "",
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,

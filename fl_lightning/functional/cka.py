@@ -72,11 +72,11 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """:func:`linear_cka` of x with each of several y, for which x is processed only once.
 
     Under autocast, products of activations in bfloat16 stay in it, in the forward and in the backward pass; blocks of
-    at most 8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has an error
-    below 1e-4, and the gradient one below 0.003 / sqrt(1 - s^2) of its norm (0.01 for s = 0.95), since it vanishes at
-    s = 1. It is so for the biased form, for examples of at least 1024 numbers and at least as many as there are
-    examples, and for ``ys`` that need no gradient. All else is computed in float32, or in float64 if it is given so;
-    float16, too, whose range the products could leave.
+    at most 8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has
+    an error below 1e-4, and the gradient one below 0.003 / sqrt(1 - s^2) of its norm (0.01 for s = 0.95), since it
+    vanishes at s = 1. It is so for the biased form, for examples of at least 1024 numbers and at least as many as there
+    are examples, and for ``ys`` that need no gradient. All else is computed in float32, or in float64 if it is given
+    so; float16, too, whose range the products could leave.
 
     Args:
         x: activations ``(n, ...)``.

@@ -325,7 +325,19 @@ def test_a_target_that_is_not_reached_makes_a_bound(make):
     assert row_of(text, "MOON")[0] == "> 2 [2]"  # a bound is never the best
     assert "- [1] seed 2: did not reach the target in 4 rounds" in text
     assert "counts with all its rounds: a mean with > is a lower bound" in text
-    assert row_of(text, "MOON", "0.1")[0::2] == ["-1.0", "2"]  # 2 - 2 and 2 - 4; neither reaches it with seed 2
+    # at least 2 - 2 and 2 - 4; neither reaches it with seed 2
+    assert row_of(text, "MOON", "0.1") == ["> -1.0", "-", "2"]
+    assert row_of(text, "FedProx", "0.1") == ["&lt; -0.7", "-", "3"]  # 2 - 2, 4 - 4 and at most 2 - 4
+    line = csv_of(suite, of=of)["1", "0.1", "MOON"]
+    assert (line["bound"], line["low"], line["high"]) == (">", "", "")
+
+
+def test_a_difference_that_is_bounded_on_both_sides_is_left_out(make):
+    suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
+    low, high = {"values": {0: 0.1}}, {"values": {0: 0.9}}
+    of = {("0.1", "FedAvg", 0): low, ("0.1", "MOON", 0): high, ("0.1", "FedAvg", 1): high, ("0.1", "MOON", 1): low}
+    line = csv_of(suite, of={**CURVES, **of})["1", "0.1", "MOON"]
+    assert (line["pairs"], line["difference"], line["bound"]) == ("0", "", "")
 
 
 SECONDS = {
