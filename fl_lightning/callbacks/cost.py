@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.base import Callback
-from fl_lightning.errors import require
+from fl_lightning.callbacks.measurement import Periodic
 from fl_lightning.records.files import write_atomically
 from fl_lightning.state import num_bytes
 from fl_lightning.sums import Sums, Weighted
@@ -39,7 +38,7 @@ COLUMNS = {
 ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes_up", "seconds")
 
 
-class CostLedger(Callback):
+class CostLedger(Periodic):
     r"""Counts what each round costs, and writes ``cost.csv``: a row for each round, with running totals.
 
     Its columns, and the tags under which each round logs them:
@@ -76,10 +75,10 @@ class CostLedger(Callback):
     file = "cost.csv"
 
     def __init__(self, every_n_rounds: int = 10) -> None:
-        require(every_n_rounds >= 1, "CostLedger.every_n_rounds", every_n_rounds, "give 1 or more")
-        self.every_n_rounds = every_n_rounds
+        super().__init__(every_n_rounds)
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        super().on_fit_start(trainer)
         self._step: dict[str, Any] = {}
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:

@@ -90,6 +90,10 @@ class Embedding(Measurement):
         resolve_taps(module, extra, {self.tap: type(self).__name__})
         missing = [k for k in self.clients or () if k not in range(number)]
         require(not missing, "Embedding.clients", missing, f"give ids from 0 to {number - 1}")
+        counts = trainer.data.info(0).label_counts
+        known = range(len(counts)) if counts is not None else self.classes or ()
+        missing = [c for c in self.classes or () if c not in known]
+        require(not missing, "Embedding.classes", missing, f"give classes from 0 to {len(known) - 1}")
         require_test_data(trainer, self)
         self._has_global = not trainer.client.kept
 

@@ -39,7 +39,7 @@ def of_run(section: Section, run: Run) -> Iterator[str]:
         if number:
             rounds = sum(value > 0 for value in run.values(tag).values())
             yield f"{run.name}: {number:g} {told}, in {rounds} round{'s' * (rounds != 1)}."
-    if run.rounds and run.state == "finished" and not run.values(section.metric.tag):
+    if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
 
 

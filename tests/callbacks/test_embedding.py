@@ -93,8 +93,11 @@ def test_a_run_that_is_stopped_early_has_its_global_model(tmp_path):
 
 
 def test_data_without_labels_and_classes_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"Embedding\.classes=\[10\]: the probe has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"):
+    with pytest.raises(UsageError, match=r"Embedding\.classes=\[10\]: give classes from 0 to 9"):
         fit(tmp_path, Embedding(classes=[3, 10]), max_rounds=1)
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(UsageError, match=r"Embedding\.classes=.*: the probe has .*; give some of these"):
+        fit(tmp_path, Embedding(classes=[*range(10)], examples=8), max_rounds=1)
 
     class NoLabels(Theirs):
         def training_step(self, batch, batch_idx):

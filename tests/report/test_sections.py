@@ -232,6 +232,15 @@ def test_a_torn_table_is_warned_of(tmp_path):
     assert any("metrics.csv: line 4 is cut; it is read up to there, 2 rounds" in one for one in cautions(section))
 
 
+def test_a_finished_run_whose_table_is_empty_is_warned_of(tmp_path):
+    folder = write_run(tmp_path / "version_0", rounds=3, measured=False)
+    (folder / "metrics.csv").write_text("")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "model.ckpt").touch()
+    (section,) = sections(tmp_path)
+    assert "version_0 has no test/accuracy." in "".join(cautions(section))
+
+
 def test_the_metric_is_the_usual_one_or_the_one_that_is_asked_for(table):
     runs = [read_run(folder) for folder in find_runs(table)]
     assert choose_metric(runs, None, False, None) == ACCURACY
