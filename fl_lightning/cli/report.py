@@ -66,13 +66,15 @@ def report(given: argparse.Namespace) -> None:
     if given.figure:
         write_figure(made, given.figure, output)
         return
-    write_all(output.parent, made.files(output.stem))
+    files = made.files(output.stem)
+    write_all(output.parent, files)
     for warning in made.warnings[:5]:
         print(f"warning: {clipped(warning)}", file=sys.stderr)
     if len(made.warnings) > 5:
         print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
     runs = sum(len(section.runs) for section in made.sections)
-    print(f"{runs} run{'s' * (runs != 1)}: {output}")
+    page, *beside = files
+    print(f"{runs} run{'s' * (runs != 1)}: {output.parent / page}, and {', '.join(beside)} beside it")
 
 
 def command_of(given: argparse.Namespace) -> list[str]:

@@ -31,6 +31,10 @@ PUBLISHED = """tables:
   - {caption: Table 7, page: 3, published: {FedAvg: {0.1: 40, 0.2: 41}, FedProx: {0.1: 45.5, 0.2: 40}}}
 """
 
+# what the command says that it has written
+WRITTEN = "report.html, and report.md, report.tex, report.csv, report.runs.csv beside it"
+WITH_PAPER = WRITTEN.replace(" beside", ", report.paper.csv beside")
+
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch, request):
@@ -139,14 +143,14 @@ def test_a_folder_that_cannot_be_written_to_leaves_no_part_of_the_files(command,
 # ------------------------------------------------------------------ runs
 def test_the_page_and_its_tables_are_written_side_by_side(command, run, tmp_path):
     status, out, err = command(tmp_path / "runs", "--output", "new/page.html")
-    assert (status, out, err) == (0, "1 run: new/page.html\n", "")
+    assert (status, out, err) == (0, f"1 run: new/{WRITTEN}\n".replace("report", "page"), "")
     named = ["page.csv", "page.html", "page.md", "page.runs.csv", "page.tex"]
     assert files(tmp_path / "here" / "new") == named
-    assert command(run)[1] == "1 run: report.html\n"
+    assert command(run)[1] == f"1 run: {WRITTEN}\n"
 
 
 def test_runs_are_taken_once_however_often_they_are_named(command, run, tmp_path):
-    assert command(tmp_path / "runs", run, run.parent)[1] == "1 run: report.html\n"
+    assert command(tmp_path / "runs", run, run.parent)[1] == f"1 run: {WRITTEN}\n"
 
 
 def test_a_run_that_goes_on_and_one_that_is_torn_are_shown_as_such(command, tmp_path):
@@ -245,7 +249,7 @@ def page_of(tmp_path):
 def test_a_study_has_the_papers_table_and_its_verdicts(command, study, tmp_path):
     _, output, _ = study
     status, out, err = command(output)
-    assert (status, err) == (0, "") and out == "8 runs: report.html\n"
+    assert (status, err) == (0, "") and out == f"8 runs: {WITH_PAPER}\n"
     page = page_of(tmp_path)
     assert "Table 7 (page 3 of the source)" in page and "One thing is left open." in page
     assert "8 cells: 8 done." in page and "45.50" in page and "+5.50" in page
@@ -314,5 +318,5 @@ def test_a_study_of_which_nothing_has_run_has_a_page(command, tmp_path):
     suite = toy_suite(tmp_path)
     open_study(suite, connect(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
     status, out, _ = command(tmp_path / "study.db")
-    assert (status, out) == (0, "0 runs: report.html\n")
+    assert (status, out) == (0, f"0 runs: {WITH_PAPER}\n")
     assert "4 cells: 4 waiting." in page_of(tmp_path)
