@@ -6,7 +6,7 @@ https://arxiv.org/abs/2209.00189. t-SNE: van der Maaten and Hinton, JMLR 2008.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 # how many clients are embedded unless they are named
 CLIENTS = 2
+
+
+def require_among(key: str, given: Sequence[int] | None, known: Collection[int], hint: str) -> None:
+    """Refuse ids of an argument of :class:`Embedding` that are not known."""
+    missing = [one for one in given or () if one not in known]
+    require(not missing, f"Embedding.{key}", missing, hint)
 
 
 class Embedding(Measurement):
@@ -88,12 +94,10 @@ class Embedding(Measurement):
         module, number = trainer.client.module, trainer.data.num_clients
         extra = with_paths(module, trainer.taps, [self.tap])
         resolve_taps(module, extra, {self.tap: type(self).__name__})
-        missing = [k for k in self.clients or () if k not in range(number)]
-        require(not missing, "Embedding.clients", missing, f"give ids from 0 to {number - 1}")
+        require_among("clients", self.clients, range(number), f"give ids from 0 to {number - 1}")
         counts = trainer.data.info(0).label_counts
-        known = range(len(counts)) if counts is not None else self.classes or ()
-        missing = [c for c in self.classes or () if c not in known]
-        require(not missing, "Embedding.classes", missing, f"give classes from 0 to {len(known) - 1}")
+        if counts is not None:
+            require_among("classes", self.classes, range(len(counts)), f"give classes from 0 to {len(counts) - 1}")
         require_test_data(trainer, self)
         self._has_global = not trainer.client.kept
 
@@ -105,9 +109,8 @@ class Embedding(Measurement):
         labelled = all(None not in theirs for theirs in trainer.gather(labels))
         require(labelled, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
         known = {c for theirs in trainer.gather(labels) for batch in theirs if batch is not None for c in batch}
-        missing = [c for c in self.classes or () if c not in known]
         hint = f"the probe has {', '.join(map(str, sorted(known)))}; give some of these"
-        require(not missing, "Embedding.classes", missing, hint)
+        require_among("classes", self.classes, known, hint)
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._local: dict[int, Probe] = {}

@@ -56,6 +56,7 @@ def report(given: argparse.Namespace) -> None:
     require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
     check_output(output)
     if not given.figure:
+        output = output.with_suffix(".html")
         check_others(output)
     # these take a second to import, and bad arguments need none of them
     from fl_lightning.report.page import Asked, make_report
@@ -73,8 +74,8 @@ def report(given: argparse.Namespace) -> None:
     if len(made.warnings) > 5:
         print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
     runs = sum(len(section.runs) for section in made.sections)
-    page, *beside = files
-    print(f"{runs} run{'s' * (runs != 1)}: {output.parent / page}, and {', '.join(beside)} beside it")
+    beside = ", ".join(name for name in files if name != output.name)
+    print(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it")
 
 
 def command_of(given: argparse.Namespace) -> list[str]:

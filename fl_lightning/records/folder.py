@@ -136,11 +136,12 @@ class RunFolder:
         return table
 
     def _other_loggers(self, folder: Path, done: int) -> list[Logger]:
-        if isinstance(self.logger, bool):
+        if self.logger is False:
+            return []
+        if self.logger is True:
             where = (folder.parents[1], folder.parent.name, folder.name)
-            if self.logger:
-                loggers.wait_for_new_second(folder)
-            return [TensorBoardLogger(*where, purge_step=done or None)] if self.logger else []
+            loggers.wait_for_new_second(folder)
+            return [TensorBoardLogger(*where, purge_step=done or None)]
         return self.logger if isinstance(self.logger, list) else [self.logger]
 
 

@@ -94,6 +94,7 @@ def files(folder):
         (["RUNS", "--output", "notes.txt/page.html"], "--output='notes.txt/page.html': cannot be written"),
         (["RUNS", "--output", "/proc/nowhere/page.html"], "--output='/proc/nowhere"),
         (["RUNS", "--output", "mine.html"], "--output='mine.html': is there and is no report; give another file"),
+        (["RUNS", "--output", "mine.htm"], "--output='mine.html': is there and is no report; give another file"),
         (["RUNS", "--output", "README.html"], "--output='README.html': README.md is there; give another file"),
         (["RUNS", "--metric", "test/f1"], "--metric='test/f1': no run has it; there are"),
         (["RUNS", "--baseline", "FedUV"], "--baseline='FedUV': no run is called so; there are FedAvg"),
