@@ -13,6 +13,10 @@ class UsageError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
 
 
+class ChangedCodeError(UsageError):
+    """A run does not resume, and the user's own source code is not that of its checkpoint."""
+
+
 class ClientError(RuntimeError):
     """A failure inside a run. Names the client, the round and, where known, the loss term.
 

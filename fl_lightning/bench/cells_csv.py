@@ -19,7 +19,9 @@ from fl_lightning.errors import UsageError, text_of
 T = TypeVar("T")
 # the columns beside the labels; ``value`` is for the reader, it is the last of ``values``
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
-LAST = ("values", "metrics", "config")
+LAST = ("values", "metrics", "config", "code")
+# columns that files of former versions lack
+NEW = {"code"}
 
 
 def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
@@ -55,6 +57,7 @@ def line_of(cell: Cell, result: Result) -> dict[str, Any]:
         "values": json.dumps(dict(result.values)),
         "metrics": json.dumps(dict(result.metrics)),
         "config": json.dumps(of_result(cell.config), default=str),
+        "code": "" if result.code is None else json.dumps(dict(result.code)),
     }
 
 
@@ -97,6 +100,7 @@ def result_of(line: Mapping[str, str]) -> Result:
         seconds=float(line["seconds"]) if line["seconds"] else None,
         metrics=json.loads(line["metrics"]),
         scale=float(line["scale"]),
+        code=json.loads(line["code"]) if line.get("code") else None,
     )
 
 
@@ -106,7 +110,7 @@ def parsed(path: Path, parse: Callable[[Mapping[str, str]], T]) -> Iterator[T]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.DictReader(file)
-            for name in {*FIRST, *LAST} - {*(lines.fieldnames or ())}:
+            for name in {*FIRST, *LAST} - NEW - {*(lines.fieldnames or ())}:
                 raise ValueError(f"it lacks the column {name}")
             yield from map(parse, lines)
     except (OSError, ValueError, KeyError, TypeError) as error:

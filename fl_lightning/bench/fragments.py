@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fl_lightning.errors import UsageError, require
+from fl_lightning.sources import content_of
 
 Fragment = dict[str, Any]
-# no bit of a result depends on these: arguments of any class that say where files are, ...
+# no bit of a result depends on these: arguments of the data that say where files are, ...
 FREE = ("root", "cache_dir", "download")
 # ... and those of the trainer that say where files go and how a run is carried out
 FREE_OF_TRAINER = (
@@ -121,16 +122,26 @@ def digest(config: Fragment) -> str:
 
 
 def of_result(config: Fragment) -> Fragment:
-    """A config without the keys that change no bit of a result."""
+    """A config without the keys that change no bit of a result, and with what files hold instead of their names."""
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
-        config = {**config, "trainer": without(trainer, FREE_OF_TRAINER)}
-    return without(config, FREE, deep=True)
+        config = {**config, "trainer": {key: one for key, one in trainer.items() if key not in FREE_OF_TRAINER}}
+    return {str(key): of_data(value) if key == "data" else with_contents(value) for key, value in config.items()}
 
 
-def without(value: Any, keys: Container[str], deep: bool = False) -> Any:
-    """A mapping without some keys; ``deep`` removes them from all that is in it, too."""
+def of_data(value: Any) -> Any:
+    """The part of a config that describes the data, without paths; a number of such a name is none."""
     if isinstance(value, Mapping):
-        kept = {str(key): one for key, one in value.items() if key not in keys}
-        return {key: without(one, keys, deep) for key, one in kept.items()} if deep else kept
-    return [without(one, keys, deep) for one in value] if deep and isinstance(value, list) else value
+        kept = {key: one for key, one in value.items() if key not in FREE or type(one) not in (str, bool, type(None))}
+        return {str(key): of_data(one) for key, one in kept.items()}
+    return [of_data(one) for one in value] if isinstance(value, list) else value
+
+
+def with_contents(value: Any) -> Any:
+    """A value with a digest of what a file holds wherever it names one, such as that of given weights."""
+    if isinstance(value, Mapping):
+        return {str(key): with_contents(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_contents(one) for one in value]
+    held = content_of(value) if isinstance(value, str) else None
+    return value if held is None else f"sha256 {held}"

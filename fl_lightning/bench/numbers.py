@@ -108,6 +108,8 @@ class Numbers:
             self._note(key, f"failed: {' '.join(result.reason.split()) or 'for an unknown reason'}")
         if result.state != "done":
             return None
+        if result.note:
+            self._note(key, result.note)
         if (lost := diverged(result)) is not None:
             self._note(key, f"{self.suite.metric} went to {result.values[lost]} in round {lost}")
             return None

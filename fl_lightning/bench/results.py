@@ -25,6 +25,8 @@ class Result:
         machine: what it ran on.
         run_dir: folder of its run.
         scale: share of the work that was done.
+        code: a digest of each of the user's modules that it was run with; None where nobody knows.
+        note: what a table says of it.
     """
 
     cell: str
@@ -38,3 +40,5 @@ class Result:
     machine: str = ""
     run_dir: str = ""
     scale: float = 1.0
+    code: Mapping[str, str] | None = None
+    note: str = ""

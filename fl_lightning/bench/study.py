@@ -33,6 +33,8 @@ BATCH = 32
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
 SQLITE = "sqlite:///"
+# the attribute of a trial before which nothing counts of its cell
+ANEW = "anew"
 
 
 class QueueEmpty(Exception):
@@ -199,11 +201,11 @@ def digest_of(trial: FrozenTrial) -> str | None:
 
 
 def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTrial]]:
-    """The trials of each digest, in their order."""
+    """The trials of each digest, in their order; where one was to begin anew, it and those after it."""
     found: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
     for trial in study.get_trials(deepcopy=False):
         if (digest := digest_of(trial)) in found:
-            found[digest].append(trial)
+            found[digest] = [*([] if ANEW in trial.user_attrs else found[digest]), trial]
     return found
 
 
@@ -233,6 +235,11 @@ def enqueue_failed(study: Study, cells: Sequence[Cell]) -> int:
     return enqueue(study, [cell for cell, trial in last if trial is not None and trial.state == TrialState.FAIL])
 
 
+def enqueue_anew(study: Study, cells: Sequence[Cell]) -> int:
+    """Queue cells whose results count no more; returns how many."""
+    return enqueue(study, {cell.digest: cell for cell in cells}.values(), {ANEW: True})
+
+
 def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
     """Each cell with its trials; of several cells of the same config, one."""
     alike = {cell.digest: cell for cell in cells}
@@ -240,11 +247,11 @@ def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, lis
         yield alike[digest], trials
 
 
-def enqueue(study: Study, cells: Iterable[Cell]) -> int:
-    """Queue cells; returns how many."""
+def enqueue(study: Study, cells: Iterable[Cell], more: Mapping[str, Any] | None = None) -> int:
+    """Queue cells, with ``more`` attributes; returns how many."""
     queued = list(cells)
     for cell in queued:
-        study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell))
+        study.enqueue_trial({"cell": cell.name}, user_attrs={**attributes(cell), **(more or {})})
     return len(queued)
 
 
@@ -267,7 +274,7 @@ def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, Result
 
 def done_trial(cell: Cell, result: Result) -> FrozenTrial:
     """The trial of a cell that is done."""
-    kept = ("values", "seconds", "plan", "metrics", "machine", "run_dir")
+    kept = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code")
     given = {key: getattr(result, key) for key in kept}
     return optuna.trial.create_trial(
         value=result.values[max(result.values)],
@@ -292,7 +299,7 @@ def repeats(study: Study, number: int, digest: str) -> int | None:
 
     Both of two that begin at the same time know the other, since they look after they have begun.
     """
-    trials = [one for one in study.get_trials(deepcopy=False) if digest_of(one) == digest]
+    trials = by_digest(study, [digest])[digest]
     began = {one.number: (one.datetime_start, one.number) for one in trials if one.datetime_start is not None}
     for one in trials:
         earlier = one.state == TrialState.RUNNING and began[one.number] < began.get(number, began[one.number])
@@ -352,4 +359,5 @@ def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:
         machine=given.get("machine", ""),
         run_dir=given.get("run_dir", ""),
         scale=trial.user_attrs.get("scale", cell.scale),
+        code=given.get("code"),
     )

@@ -14,6 +14,7 @@ from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Entry, Part
 from fl_lightning.bench.fragments import write_text
 from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, latex, markdown
 from fl_lightning.bench.results import Result
+from fl_lightning.bench.stale import with_notes
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import require
 
@@ -38,6 +39,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], f
         UsageError: there is no such form.
     """
     require(form in FORMS, "form", form, "choose among md, tex, csv")
+    results = with_notes(cells, results)
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
         return in_csv(comparisons)

@@ -20,10 +20,12 @@ from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
 from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import Result
+from fl_lightning.bench.stale import changed_code
 from fl_lightning.bench.study import (
     check_alone,
     connect,
     default_url,
+    enqueue_anew,
     enqueue_failed,
     exists,
     find_study,
@@ -77,6 +79,8 @@ def parser_of(command: str) -> argparse.ArgumentParser:
             default=[],
             help="files of cells, such as those of another machine, whose finished cells are not run again",
         )
+        about = "what becomes of finished cells whose own code has changed since: run them anew, or keep them"
+        parser.add_argument("--stale", choices=("run", "keep"), help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -89,6 +93,9 @@ def main(args: Sequence[str]) -> None:
     A signal ends it with the command that goes on, and status 128 + its number. It ends without a word where nobody
     reads its output any more.
     """
+    # a user's own classes lie in the working folder, where the installed program does not look
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     run = bench if args[0] == "bench" else tune
     end_with_status(lambda: run(parser_of(args[0]).parse_args(args[1:]), args))
 
@@ -101,13 +108,20 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     output = Path(given.output or Path("runs") / suite.name)
     url = given.storage or default_url(output)
     known = {path: read_cells(path) for path in given.load}
+    if given.stale == "run":
+        known = {path: without_changed(results) for path, results in known.items()}
     only_told = given.status or given.dry_run
+    backend = connect(url) if exists(url) else None
+    before = None if backend is None else find_study(suite, backend)
     if only_told and not known:
-        return tell(suite, cells, given, find_study(suite, connect(url)) if exists(url) else None)
+        return tell(suite, cells, given, before)
+    if not only_told and given.stale is None:
+        # those of the study count before those of files
+        check_code(cells, [*known.values(), results_of(before, cells)])
     make_folder(output, "--output")
     if given.save is not None:
         make_folder(given.save, "--save")
-    backend = connect(url)
+    backend = backend or connect(url)
     if not given.storage:
         check_alone(suite, backend, output)
     study = open_study(suite, backend, cells)
@@ -117,6 +131,9 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
         return tell(suite, cells, given, study)
     if given.retry:
         enqueue_failed(study, cells)
+    if given.stale == "run":
+        changed = changed_code(results_of(study, cells))
+        enqueue_anew(study, [cell for cell in cells if cell.digest in changed])
     driver = Driver(suite, cells, backend, output.resolve(), given.jobs, say)
     driver.run()
     if status := ended(driver, args):
@@ -131,8 +148,36 @@ def tell(suite: Suite, cells: Sequence[Cell], given: argparse.Namespace, study: 
     results = results_of(study, cells)
     if given.save is not None:
         write_all(suite, study, given, [make_folder(given.save, "--save")])
+    if given.dry_run and given.stale == "run":
+        results |= {digest: replace(results[digest], state="waiting") for digest in changed_code(results)}
     print(render(suite, cells, results) if given.status else plan_of(suite, cells, results, given.jobs))
     return 0
+
+
+def check_code(cells: Sequence[Cell], results: Sequence[Mapping[str, Result]]) -> None:
+    """Refuse to go on where finished cells were run with another version of the user's own code, and say which.
+
+    Args:
+        cells: the cells that are asked for.
+        results: results by digest, from several places; the last that are done count.
+
+    Raises:
+        UsageError: there are such cells.
+    """
+    done = {digest: one for place in results for digest, one in place.items() if one.state == "done"}
+    changed = changed_code({cell.digest: done[cell.digest] for cell in cells if cell.digest in done})
+    for cell in cells:
+        if cell.digest in changed:
+            say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
+    modules = ", ".join(sorted({name for names in changed.values() for name in names}))
+    hint = f"{modules} changed since {len(changed)} finished cells were run; give run to run these anew, or keep to "
+    require(not changed, "--stale", None, f"{hint}keep them, which the tables say")
+
+
+def without_changed(results: Mapping[str, Result]) -> dict[str, Result]:
+    """Results without those that were run with another version of the user's own code."""
+    changed = changed_code(results)
+    return {digest: result for digest, result in results.items() if digest not in changed}
 
 
 def load_file(path: Path, results: Mapping[str, Result], study: Study, cells: Sequence[Cell]) -> str:

@@ -21,7 +21,7 @@ from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.held import HELD
 from fl_lightning.engine.launch import restored_environment
-from fl_lightning.errors import ClientError, require
+from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -68,11 +68,11 @@ class CellCLI(FederatedCLI):
 
 
 def run_cell(cell: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    """Run a cell, or what is left of it.
+    """Run a cell, or what is left of it; all of it where the user's code has changed since its last checkpoint.
 
     Returns:
-        The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine and
-        folder of the run.
+        The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine,
+        folder of the run, and digests of the user's source files.
 
     Raises:
         UsageError: the cell's config is not valid, or the run does not log the metric.
@@ -82,11 +82,20 @@ def run_cell(cell: Mapping[str, Any], report: Report) -> dict[str, Any]:
     where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}
     configs = write_configs(root / "configs", [*cell["fragments"], where])
     callback = MetricReport(cell["metric"], report)
+    command = ["fit", *(f"--config={path}" for path in configs)]
+    try:
+        return told_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
+    except ChangedCodeError as error:
+        # one cell is of one code
+        print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
+        return told_of(fitted(command, callback), cell["metric"])
+
+
+def fitted(command: list[str], callback: Callback) -> Any:
+    """The trainer of a fit that has come to an end."""
     try:
         with plain_warnings(), as_before():
-            given = [f"--config={path}" for path in configs]
-            trainer: Any = CellCLI(["fit", *given, "--ckpt_path=last"], callback).trainer
-            return told_of(trainer, cell["metric"])
+            return CellCLI(command, callback).trainer
     except Exception as error:
         usage = usage_error(error)
         if usage is None or usage is error:
@@ -124,6 +133,7 @@ def told_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         "metrics": dict(trainer.metrics),
         "machine": machine(),
         "run_dir": str(trainer.run_dir),
+        "code": trainer.run.description.get("code"),
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
-from fl_lightning.engine.description import canonical
+from fl_lightning.engine.description import HOLDS, canonical, was_free
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.files import load
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Change = tuple[Any, Any]
 # the sections of a description that must be the same
-SECTIONS = ("trainer", "model", "method", "data")
+SECTIONS = ("trainer", "model", "method", "data", "code")
 # where one of these differs, a saved state is of no use: of the server's optimizer, of methods, of a module's scheduler
 OF_SERVER = {"trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"}
 OF_METHODS = {"trainer.server_optimizer_scope", "model.trained"}
@@ -91,8 +91,8 @@ def of_new_arguments(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Chang
     for name, one in named(run.methods.methods).items():
         now, then = run.description["method"][name], before.get(name, {})
         for key, argument in signature(type(one)).parameters.items() if then.get("class") == now["class"] else ():
-            default = canonical(argument.default)
-            if key in now and key not in then and now[key] != default and argument.default is not argument.empty:
+            default, new = canonical(argument.default), key in now and key not in then and not was_free(key)
+            if new and now[key] != default and argument.default is not argument.empty:
                 changes[f"method.{name}.{key}"] = (default, now[key])
     return changes
 
@@ -116,7 +116,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     }
     described, before = ours["description"], theirs.get("description", {})
     for section in SECTIONS:
-        changes |= differing(before.get(section, {}), described[section], section, known_only=True)
+        changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
     changes.pop("trainer.max_rounds", None)
     factors = "trainer.client_lr_scheduler"
     if factors in changes and same_factors(*changes[factors]):
@@ -131,12 +131,20 @@ def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dic
     """
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return dict(differing_keys(theirs, ours, key, known_only))
+    if isinstance(theirs, str) and isinstance(ours, str):
+        return {} if same_text(theirs, ours) else {key: (theirs, ours)}
     lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
-    if lists and any(isinstance(one, (dict, list)) for one in ours):
+    if lists and any(isinstance(one, (dict, list)) or HOLDS in str(one) for one in ours):
         pairs = enumerate(zip(theirs, ours, strict=True))
         return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
     both_nan = theirs != theirs and ours != ours
     return {} if theirs == ours or both_nan else {key: (theirs, ours)}
+
+
+def same_text(theirs: str, ours: str) -> bool:
+    """Whether two texts are equal; files are where they hold the same. Former versions knew them by their names."""
+    name, _, held = ours.rpartition(HOLDS)
+    return theirs == ours or (bool(name) and theirs in (name, f"{theirs.rpartition(HOLDS)[0]}{HOLDS}{held}"))
 
 
 def differing_keys(

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.base import load_states, states
 from fl_lightning.engine.changes import (
     changes_of,
+    differing,
     forget_the_rest,
     identity,
     memories_that_stay,
@@ -20,7 +21,7 @@ from fl_lightning.engine.changes import (
     states_of_callbacks,
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import ChangedCodeError, UsageError
 from fl_lightning.records.checkpoint import (
     BEST,
     LAST,
@@ -107,13 +108,23 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
     may be a changed one, whose changes are then in ``run.folder``.
 
     Raises:
-        UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument.
+        UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument; a
+            ChangedCodeError where the user's own source code is another one, too.
     """
     ours = identity(run)  # as the run begins
     if found is None:
         return {"round": 0}
     path, checkpoint = found.path, read(found.path)
-    changes = changes_of(ours, run, path, checkpoint, allow_changes)
+    before = checkpoint.get("description", {}).get("code")
+    try:
+        changes = changes_of(ours, run, path, checkpoint, allow_changes)
+    except UsageError as error:
+        if differing(before or {}, run.description.get("code", {}), "code", known_only=True):
+            raise ChangedCodeError(str(error)) from error
+        raise
+    if before is None:
+        # nobody knows with which code the rounds before were computed, so nothing is said of this run
+        run.description.pop("code", None)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:

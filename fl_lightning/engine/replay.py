@@ -63,6 +63,7 @@ def replay(
     found, contents = find_visit(run, ckpt_path, round_, client)
     with threads(threads_of(found.path, contents)):
         run.methods.on_fit_start(run.server)
+        run.description.pop("code", None)  # a replay is where a correction of the code is tried
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)

@@ -27,7 +27,7 @@ from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.caching import cache_limit
 from fl_lightning.engine.compiled import replace_forward
-from fl_lightning.engine.description import description
+from fl_lightning.engine.description import code_of_run, description
 from fl_lightning.engine.evaluation import Evaluator, Representations
 from fl_lightning.engine.launch import (
     build_fabric,
@@ -135,6 +135,7 @@ def launch(
     checks.check_data(data)
     if stage == "fit" and not trainer.fast_dev_run:
         checks.check_folder("trainer.default_root_dir", trainer.default_root_dir)
+    code_of_run(trainer, model, data, methods.methods)  # read now: a file may be edited while data are prepared
     stand_in, prepared = StandIn(clock(trainer), early_setting(trainer, data)), forks(trainer)
     stand_in.attach(model)
     data.trainer = stand_in

@@ -1,11 +1,17 @@
 """What a suite makes of its configs."""
 
+from pathlib import Path
+
 import pytest
 from helpers.benches import TOY, toy_suite
 
-from fl_lightning.bench.fragments import digest, merged, nested
+from fl_lightning.bench import load_suite
+from fl_lightning.bench.cells_csv import read_cells, stored_cells
+from fl_lightning.bench.fragments import digest, merged, nested, of_result
 from fl_lightning.bench.suite import scaled
 from fl_lightning.errors import UsageError
+
+PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 
 
 def over(rounds, most):
@@ -53,3 +59,32 @@ def test_examples_shrink_with_the_scale_to_at_least_one(size, share):
 def test_labels_of_one_name_are_refused(tmp_path, values):
     with pytest.raises(UsageError, match=r"axes.lr=.*give labels whose letters and digits differ"):
         toy_suite(tmp_path, TOY.replace("[0.1, 0.2]", values))
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["method.0.init_args.root", "model.init_args.cache_dir", "trainer.callbacks.download", "data.init_args.depth.root"],
+)
+def test_an_argument_of_such_a_name_counts_where_it_is_no_path_of_data(key):
+    assert digest(nested(key, 1)) != digest(nested(key, 3))
+
+
+def test_a_file_counts_by_what_it_holds_outside_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pt").write_text("one")
+    (tmp_path / "b.pt").write_text("one")
+    a, b, free = nested("model.weights", "a.pt"), nested("model.weights", "b.pt"), nested("data.list", "a.pt")
+    before = digest(a), digest(free)
+    assert digest(b) == before[0] != digest(nested("model.weights", "nowhere.pt"))
+    assert digest(of_result(a)) == before[0]
+    (tmp_path / "a.pt").write_text("another")
+    assert digest(a) != before[0] and digest(free) == before[1]
+
+
+@pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)
+def test_the_cells_of_the_papers_are_still_those_of_their_suites(file):
+    folder, _, name = file.name.removesuffix(".cells.csv").partition("-")
+    suite = load_suite(PAPERS / folder / f"{name}.yaml")
+    stored = stored_cells(file, suite)
+    assert [cell.digest for cell in stored] == list(read_cells(file))
+    assert {cell.digest for cell in stored} <= {cell.digest for cell in suite.cells(seeds={one.seed for one in stored})}

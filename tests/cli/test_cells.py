@@ -130,3 +130,24 @@ def test_a_metric_that_is_not_finite_fails_the_cell(tmp_path):
     fast = {"model": {"init_args": {"optimizer": {"init_args": {"lr": 1e30}}}}}
     with pytest.raises(ClientError, match=r"round 0.*(nan|inf)"):
         run_cell(cell(tmp_path, "cell", fast, metric="test/loss"), nothing)
+
+
+OWN = "from fl_lightning import Method\nclass Own(Method):\n    mu = 1\n"
+
+
+def test_a_cell_whose_code_has_changed_since_its_checkpoint_begins_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the same second and size, it would be taken for it
+    mine = cell(tmp_path, "cell", {"method": [{"class_path": "own_of_a_cell.Own"}]})
+    told = []
+    for text in (OWN, f"{OWN}    # as before", OWN.replace("mu = 1", "mu = 2")):
+        (tmp_path / "own_of_a_cell.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "own_of_a_cell", raising=False)
+        rounds = []
+        told.append(run_cell(mine, lambda round_, value: rounds.append(round_) or round_ == 0))  # noqa: B023
+        told[-1]["rounds"] = rounds
+    assert [one["rounds"] for one in told] == [[0], [1, 2], [0]]
+    assert list(told[0]["code"]) == ["own_of_a_cell"] and told[0]["code"] == told[1]["code"] != told[2]["code"]
+    assert [one["run_dir"][-1] for one in told] == ["0", "0", "1"]
+    assert "begins anew" in (said := capsys.readouterr().err) and "code.own_of_a_cell=" in said
+    assert run_cell(cell(tmp_path, "other"), nothing)["code"] == {}

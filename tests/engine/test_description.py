@@ -1,10 +1,14 @@
 """A run resumes as itself: what differs is refused by key and both values, or goes on in a new version that says so."""
 
+import importlib
 import shutil
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -17,7 +21,8 @@ from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, EarlyStopping, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
 from fl_lightning.engine.changes import differing, message
-from fl_lightning.engine.description import canonical, description
+from fl_lightning.engine.description import IN_DATA, canonical, description, of_module
+from fl_lightning.engine.origins import modules_of
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx
 from fl_lightning.optim import FedAdam, FedAvgM
@@ -580,3 +585,195 @@ def test_the_line_stays_short_whatever_differs():
     line = message("ckpt_path='...'", changes, "a hint")
     assert len(line) < 300
     assert " more; a hint" in line
+
+
+# ------------------------------------------------------------------ the user's own code
+METHOD = """
+from fl_lightning import Method
+from own_helpers import unused
+
+class Mine(Method):
+    '''Mine.'''
+    a = 1
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """``own(text)`` is the method of a module with this source, loaded anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_helpers.py").write_text("unused = 1\n")
+
+    def made(text=METHOD):
+        (tmp_path / "own_code.py").write_text(text)
+        for name in ("own_code", "own_helpers"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return lambda: [importlib.import_module("own_code").Mine()]
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the same second and size would be taken for the same file
+    yield made
+    for name in ("own_code", "own_helpers"):
+        sys.modules.pop(name, None)
+
+
+def test_changed_code_is_refused_and_comments_are_not(tmp_path, own):
+    fit(tmp_path, method=own())
+    fit(tmp_path, "last", method=own(METHOD.replace("'''Mine.'''", "'''Yours.'''  # a comment")))
+    text = refusal(tmp_path, {"method": own(METHOD.replace("a = 1", "a = 2"))})
+    assert "code.own_code='" in text and "--allow_changes true" in text
+    method = own()
+    (tmp_path / "own_helpers.py").write_text("unused = 2\n")
+    assert "code.own_helpers='" in refusal(tmp_path, {"method": method})
+    trainer = fit(tmp_path, "last", True, method=method, max_rounds=3)
+    (entry,) = yaml.safe_load((trainer.run_dir / "changes.yaml").read_text())
+    assert list(entry["changes"]) == ["code.own_helpers"]
+
+
+def test_a_file_that_says_nothing_of_its_code_resumes_and_goes_on_saying_nothing(tmp_path, own, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "fl_lightning.engine.run.description",
+            lambda run: {key: value for key, value in description(run).items() if key != "code"},
+        )
+        fit(tmp_path, method=own())
+    trainer = fit(tmp_path, "last", method=own(METHOD.replace("a = 1", "a = 2")), max_rounds=3)
+    assert "code" not in trainer.run.description
+    saved = torch.load(tmp_path / "run/version_0/checkpoints/last.ckpt")
+    assert saved["round"] == 3 and "code" not in saved["description"]
+
+
+def test_a_replay_is_where_corrected_code_is_tried(tmp_path, own):
+    trainer = fit(tmp_path, method=own())
+    method = own(METHOD.replace("a = 1", "a = 2"))
+    path = trainer.run_dir / "checkpoints/last.ckpt"
+    again = small_trainer(tmp_path, max_rounds=3, name="run", enable_progress_bar=False, threads_per_worker=1)
+    assert again.replay(Net(), DIGITS(), 2, 0, path, method())["steps"] > 0
+
+
+def test_what_a_runs_objects_keep_is_searched_for_code():
+    class Kept:
+        pass
+
+    class Outer:
+        def __init__(self, inner):
+            self.inner = inner
+
+    def around(value):
+        return lambda: value
+
+    names = [modules_of([make(Kept())]) for make in (Outer, around, lambda one: {"a": [partial(print, one)]})]
+    outer = "test_what_a_runs_objects_keep_is_searched_for_code"
+    assert [one[__name__] for one in names] == [{outer}] * 3
+    assert modules_of([MOON(), 3, "text", torch.ones(2)]).keys() >= {"fl_lightning.methods.moon"}
+    assert __name__ not in modules_of([MOON()])
+
+
+# ------------------------------------------------------------------ paths, and what their names are taken for
+class Deep(nn.Module):
+    """A layer with an argument whose name has a word of paths, and with functions among its attributes."""
+
+    def __init__(self, drop_path=0.0, act=torch.relu, several=(), weights=None):
+        super().__init__()
+        self.drop_path, self.act, self.several, self.weights = drop_path, act, list(several), weights
+
+    def forward(self, x):
+        return x
+
+
+class DeepNet(Net):
+    """A net of such a layer, which has itself an argument whose name is that of a path."""
+
+    def __init__(self, drop_path_rate=0.0, cache_dir="here", act=torch.relu, **kwargs):
+        super().__init__()
+        self.drop_path_rate, self.cache_dir, self.act, self.deep = drop_path_rate, cache_dir, act, Deep(**kwargs)
+
+
+class Rooted(Method):
+    """A method whose argument is called root."""
+
+    def __init__(self, root=1, teacher=None):
+        self.root, self.teacher = root, teacher
+
+
+def layer(**kwargs):
+    return lambda: DeepNet(**kwargs)
+
+
+def lambdas(number):
+    return [lambda x: x + number, lambda x: x * number]
+
+
+PLUS, TIMES = lambdas(2)
+NOW_REFUSED = {
+    "rate": ({}, {"drop_path_rate": 0.9}, "model.drop_path_rate=0.9 (was 0.0)"),
+    "folder of a model": ({}, {"cache_dir": "there"}, "model.cache_dir='there' (was 'here')"),
+    "layer's rate": ({}, {"drop_path": 0.9}, "model.attributes.deep.drop_path=0.9 (was 0.0)"),
+    "own activation": ({}, {"act": torch.tanh}, "model.act='"),
+    "builtin": ({"several": [torch.relu]}, {"several": [torch.tanh]}, "model.attributes.deep.several.0='"),
+    "function": ({"several": [F.gelu]}, {"several": [F.silu]}, "deep.several.0='torch.nn.functional.silu' (was '"),
+    "method": ({"several": [torch.Tensor.relu]}, {"several": [torch.Tensor.tanh]}, "deep.several.0='"),
+    "partial": (
+        {"several": [partial(F.elu, alpha=1.0)]},
+        {"several": [partial(F.elu, alpha=2.0)]},
+        "model.attributes.deep.several.0.alpha=2.0 (was 1.0)",
+    ),
+    "lambda": ({"several": [PLUS]}, {"several": [TIMES]}, "deep.several.0='"),
+    "lambda's value": ({"several": [PLUS]}, {"several": [lambdas(3)[0]]}, "deep.several.0='"),
+    "one less": ({"several": [F.gelu]}, {"several": []}, "deep.several.0=None (was '"),
+}
+
+
+@pytest.mark.parametrize("name", NOW_REFUSED)
+def test_what_a_model_keeps_beside_its_modules_counts(name):
+    before, now, expected = NOW_REFUSED[name]
+    described, again, changed = (of_module(DeepNet(**one)) for one in (before, before, now))
+    assert not differing(described, again, "model")
+    assert expected in message("", differing(described, changed, "model"), "")
+
+
+def test_the_activation_of_torchs_transformer_counts(tmp_path):
+    def encoder(activation):
+        made = Net()
+        made.encoder = nn.TransformerEncoderLayer(8, 2, 8, activation=activation)
+        return made
+
+    fit(tmp_path, model=lambda: encoder("relu"))
+    fit(tmp_path, "last", model=lambda: encoder("relu"))
+    text = refusal(tmp_path, {"model": lambda: encoder("gelu")})
+    assert "model.attributes.encoder.activation='" in text and "gelu' (was 'torch.nn.functional.relu')" in text
+
+
+def test_files_without_these_entries_still_resume(tmp_path, monkeypatch):
+    def former(run):
+        found = description(run)
+        model = {key: value for key, value in found["model"].items() if key not in ("attributes", "drop_path_rate")}
+        method = {name: {"class": one["class"]} for name, one in found["method"].items()}
+        return {**found, "model": model, "method": method}
+
+    how = {"model": layer(drop_path_rate=0.5, drop_path=0.5, several=[F.gelu]), "method": lambda: [Rooted(3)]}
+    with monkeypatch.context() as patched:
+        patched.setattr("fl_lightning.engine.run.description", former)
+        fit(tmp_path, **how)
+    assert fit(tmp_path, "last", max_rounds=3, **how).history[-1]["round"] == 2
+    assert "method.Rooted.root=1 (was 3)" in refusal(tmp_path, {**how, "method": lambda: [Rooted(1)], "max_rounds": 3})
+
+
+def test_a_file_is_known_by_what_it_holds_but_for_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "another")):
+        (tmp_path / name).write_text(text)
+
+    def changes(before, now):
+        return list(differing(canonical(before), canonical(now), "k"))
+
+    a, b, c = (Rooted(teacher=Path(name)) for name in ("a.pt", "b.pt", "c.pt"))
+    assert (changes(a, b), changes(a, c)) == ([], ["k.teacher"])
+    assert (changes(["a.pt"], ["b.pt"]), changes(["a.pt"], ["c.pt"])) == ([], ["k.0"])
+    former = {**canonical(a), "teacher": "a.pt"}  # it knew files by their names
+    assert not differing(former, canonical(a), "k")
+    assert list(differing(former, canonical(b), "k")) == ["k.teacher"]
+    assert changes(Rooted(teacher="nowhere.pt"), Rooted(teacher="elsewhere.pt")) == ["k.teacher"]
+    for one in (canonical(Rooted("a.pt"), IN_DATA), canonical(Rooted(Path("c.pt")), IN_DATA)):
+        assert one == canonical(Rooted(None), IN_DATA)
+    assert canonical(Rooted(3), IN_DATA)["root"] == 3
