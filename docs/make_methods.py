@@ -1,4 +1,6 @@
-"""Make docs/methods.md from the docstrings of the methods and docs/ledger.yaml: python docs/make_methods.py
+"""Make docs/methods.md from the docstrings of the methods and docs/ledger.yaml.
+
+python docs/make_methods.py [--output FILE]
 
 Citation, equation, summary and arguments come from the docstrings; the URLs of paper and code, the comparison with them
 and the tests come from the ledger.
@@ -6,6 +8,7 @@ and the tests come from the ledger.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
@@ -119,4 +122,6 @@ def make() -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "methods.md").write_text(make())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=DOCS / "methods.md")
+    parser.parse_args().output.write_text(make())

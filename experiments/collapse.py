@@ -1,6 +1,6 @@
 """Dimensional collapse under label skew: effective ranks on Digits, Dirichlet(0.1) against IID.
 
-python experiments/collapse.py [--rounds 20] [--output runs/collapse]
+python experiments/collapse.py [--rounds 20] [--images N] [--output runs/collapse]
 
 Trains FedAvg on IID clients, and FedAvg, FedUV and FedDecorr on skewed ones, from the same initial weights, prints a
 table and draws the last spectra of the representations.
@@ -25,14 +25,16 @@ RUNS = {"FedAvg, IID": ("digits_iid", None), "FedAvg": ("digits", None)}
 RUNS |= {"FedUV": ("digits", "feduv"), "FedDecorr": ("digits", "feddecorr")}
 
 
-def train(data: str, method: str | None, folder: Path, rounds: int, seed: int) -> Path:
+def train(data: str, method: str | None, args: argparse.Namespace) -> Path:
     """Run one experiment through the command line; returns its folder."""
     parts = [f"data/{data}", "models/feduvcnn_small", "protocols/short", *([f"methods/{method}"] if method else [])]
     name = f"{data}-{method or 'fedavg'}"
-    options = [f"--trainer.max_rounds={rounds}", f"--trainer.default_root_dir={folder}", f"--trainer.name={name}"]
+    options = [f"--seed_everything={args.seed}", f"--trainer.max_rounds={args.rounds}", f"--trainer.name={name}"]
+    options += [f"--trainer.default_root_dir={args.output}"]
+    options += [] if args.images is None else [f"--data.train_size={args.images}"]
     sys.argv = sys.argv[:1]  # LightningCLI warns of arguments from two places
-    main(["fit", *(f"--config={ROOT / part}.yaml" for part in parts), f"--seed_everything={seed}", *options])
-    return max((folder / name).iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    main(["fit", *(f"--config={ROOT / part}.yaml" for part in parts), *options])
+    return max((args.output / name).iterdir(), key=lambda path: int(path.name.split("_")[1]))
 
 
 def last_row(run: Path) -> dict[str, float]:
@@ -55,9 +57,10 @@ def compare() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--images", type=int, help="for training; default: all")
     parser.add_argument("--output", type=Path, default=Path("runs/collapse"))
     args = parser.parse_args()
-    runs = {label: train(*what, args.output, args.rounds, args.seed) for label, what in RUNS.items()}
+    runs = {label: train(*what, args) for label, what in RUNS.items()}
     print(f"\n{'':14}{'accuracy':>10}{'rank of classifier':>20}{'rank of representation':>24}")
     for label, run in runs.items():
         row = last_row(run)

@@ -28,7 +28,7 @@ from fl_lightning.cli import main  # noqa: E402
 from fl_lightning.functional import effective_rank  # noqa: E402
 
 PAPERS, DOCS = ROOT / "experiments" / "papers", ROOT / "docs"
-STORE, PAGE, PICTURES = PAPERS / "results" / "figures.npz", DOCS / "paper_figures.md", DOCS / "figures"
+STORE, PAGE, PICTURES = PAPERS / "results" / "figures.npz", "paper_figures.md", "figures"
 Data = Mapping[str, np.ndarray]
 
 ALPHAS = {"IID": "IID", "alpha 1": "1", "alpha 0.1": "0.1", "alpha 0.05": "0.05"}
@@ -271,15 +271,17 @@ def with_tables(page: str, data: Data) -> str:
 def main_program() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="output folder of the suite; without it, stored numbers are drawn")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page, and of figures/ beside it")
     args = parser.parse_args()
     if args.runs:
         np.savez_compressed(STORE, **collect(args.runs.resolve()))
     with np.load(STORE) as data:
         stored = dict(data)
-    PICTURES.mkdir(exist_ok=True)
+    page, pictures = args.docs / PAGE, args.docs / PICTURES
+    pictures.mkdir(exist_ok=True)
     for name, draw in DRAWN.items():
-        draw(stored).savefig(PICTURES / f"{name}.png", dpi=90)
-    PAGE.write_text(with_tables(PAGE.read_text(), stored))
+        draw(stored).savefig(pictures / f"{name}.png", dpi=90)
+    page.write_text(with_tables(page.read_text(), stored))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes RESULTS.md from the stored cells of the suites: python experiments/papers/make_results.py
+"""Makes RESULTS.md from the stored cells of the suites: python experiments/papers/make_results.py [--output FILE]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
 from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``; what
@@ -7,6 +7,7 @@ we conclude from all of them, in ``results/claims.md``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,4 +102,6 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    (PAPERS / "RESULTS.md").write_text(make())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=PAPERS / "RESULTS.md")
+    parser.parse_args().output.write_text(make())

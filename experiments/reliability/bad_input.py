@@ -1,10 +1,12 @@
 """Makes the table of bad inputs, with the line that each gets, from the cases of the tests.
 
 python experiments/reliability/bad_input.py > experiments/reliability/BAD_INPUT.md
+python experiments/reliability/bad_input.py "mu null" "rounds below 0"   # these cases alone
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import sys
@@ -29,8 +31,8 @@ def line_of(given: str) -> str:
     return lines[-1].removeprefix("error: ") if lines else "(none)"
 
 
-def print_table() -> None:
-    """Print all inputs."""
+def print_table(cases: list[str]) -> None:
+    """Print some inputs, by default all."""
     from helpers.bad_input import BAD, BASE, cell
 
     sys.argv = ["cli.py"]
@@ -40,9 +42,11 @@ def print_table() -> None:
     )
     print("ends with status 2, and nothing is written. It is an option, or a second config, beside this one:\n")
     print(f"```yaml\n{BASE}```\n\n| input | line |\n|---|---|")
-    for given, _ in BAD.values():
+    for given, _ in (BAD[name] for name in cases or BAD):
         print(f"| {cell(given)} | {cell(line_of(given))} |")
 
 
 if __name__ == "__main__":
-    print_table()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="names in tests/helpers/bad_input.py; default: all")
+    print_table(parser.parse_args().cases)

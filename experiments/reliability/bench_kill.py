@@ -3,6 +3,7 @@
     python experiments/reliability/bench_kill.py             # about 5 minutes, on a quiet machine
     python experiments/reliability/bench_kill.py --seeds 1   # a quarter of the cells
     python experiments/reliability/bench_kill.py --rounds 40 # longer cells, as most are, show what a second job gains
+    python experiments/reliability/bench_kill.py --parts 1   # the first of these parts alone
 
 1. A bench of 60 small cells with one job: seconds a cell beyond the training itself.
 2. The same with two jobs: how many times faster.
@@ -26,6 +27,7 @@ from fl_lightning.bench import load_suite
 from fl_lightning.bench.study import connect, default_url, find_study, results_of
 
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = (1, 2, 3)
 SUITE = """
 title: Small cells
 base:
@@ -45,7 +47,7 @@ axes:
     MOON: {method: [{class_path: MOON}]}
     FedUV: {method: [{class_path: FedUV, init_args: {mu: 0.1}}]}
     FedDecorr: {method: [{class_path: FedDecorr, init_args: {beta: 0.1}}]}
-  alpha: {key: data.init_args.partitioner.init_args.alpha, values: [0.1, 0.5, 1.0]}
+  alpha: {key: data.init_args.partitioner.init_args.alpha, values: ALPHAS}
 """
 
 
@@ -110,6 +112,7 @@ def killed(bench):
         time.sleep(0.1)
     other, study, done = bench.start(), bench.study(), len(bench.cells) // 4
     while (trial := running_of(study, victim)) is None or trial.number < done:
+        assert victim.poll() is None, "it was not killed before its last cell; try again with more cells"
         time.sleep(0.02)
     victim.kill()
     victim.wait()
@@ -126,24 +129,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2, help="rounds of a cell")
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.5, 1.0])
+    parser.add_argument(
+        "--parts", type=int, nargs="+", choices=PARTS, default=PARTS, help="of the three; the first is always run"
+    )
     given = parser.parse_args()
     seeds = given.seeds
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "small.yaml"
-        suite.write_text(SUITE.replace("ROUNDS", str(given.rounds)))
+        suite.write_text(SUITE.replace("ROUNDS", str(given.rounds)).replace("ALPHAS", str(given.alphas)))
         one, two, both = (Bench(suite, Path(folder) / name, seeds) for name in ("one", "two", "both"))
         number = len(one.cells)
         whole, training = one.run(), one.training() / number
         each = one.seconds_a_cell(1)
         print(f"{number} cells, one job: {each:.2f} s a cell, of which {training:.2f} s of training ", end="")
         print(f"and {each - training:.2f} s beside it; {whole:.1f} s with the start of the processes", flush=True)
-        shared, both_jobs = two.run("--jobs", "2"), two.seconds_a_cell(2)
-        print(f"two jobs: {both_jobs:.2f} s a cell, {each / both_jobs:.2f} times as fast; ", end="")
-        print(f"{shared:.1f} s with the start, {whole / shared:.2f} times", flush=True)
-        assert two.bits() == one.bits()
-        cell = killed(both)
-        assert both.bits() == one.bits()
-        print(f"two processes, one killed in {cell}: no cell lost, none finished twice, the same bits")
+        if 2 in given.parts:
+            shared, both_jobs = two.run("--jobs", "2"), two.seconds_a_cell(2)
+            print(f"two jobs: {both_jobs:.2f} s a cell, {each / both_jobs:.2f} times as fast; ", end="")
+            print(f"{shared:.1f} s with the start, {whole / shared:.2f} times", flush=True)
+            assert two.bits() == one.bits()
+        if 3 in given.parts:
+            cell = killed(both)
+            assert both.bits() == one.bits()
+            print(f"two processes, one killed in {cell}: no cell lost, none finished twice, the same bits")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import copy
 import csv
+import functools
 import io
 import json
 import math
@@ -107,6 +108,7 @@ REMEDY = re.compile(
 )
 
 
+@functools.cache
 def bases() -> dict[str, list[Path]]:
     """The configs that are mutated: every smoke config, and fragments of data, model and method together."""
     named = {path.stem: [path] for path in sorted((ROOT / "smoke").glob("*.yaml"))}
@@ -124,7 +126,8 @@ def bases() -> dict[str, list[Path]]:
     return named
 
 
-def resolved(parts: list[Path]) -> dict[str, Any]:
+@functools.cache
+def resolved(base: str) -> dict[str, Any]:
     """A config with all defaults, small enough for a quick run."""
     import yaml
 
@@ -132,7 +135,7 @@ def resolved(parts: list[Path]) -> dict[str, Any]:
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main(["fit", *(f"--config={part}" for part in parts), "--print_config"])
+        main(["fit", *(f"--config={part}" for part in bases()[base]), "--print_config"])
     config = yaml.safe_load(text.getvalue())
     data = config["data"]["init_args"]
     config["trainer"] |= {"max_rounds": 1, "logger": False, "enable_progress_bar": False, "callbacks": None}
@@ -218,11 +221,11 @@ def mutate(config: dict[str, Any], rng: random.Random) -> str:
     return f"an unknown key beside {where}"
 
 
-def case(number: int, seed: int, configs: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def case(number: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config of a case, and its record."""
     rng = random.Random(f"{seed}/{number}")
-    name = rng.choice(list(configs))
-    config = copy.deepcopy(configs[name])
+    name = rng.choice(list(bases()))
+    config = copy.deepcopy(resolved(name))
     done = [mutate(config, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
     return config, {"case": number, "base": name, "changes": done}
 
@@ -238,6 +241,7 @@ def work(folder: Path, config: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (GIBIBYTES * 2**30,) * 2)
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     status: Any = 0
     try:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -306,13 +310,13 @@ def end(pid: int, seconds: float, began: float) -> int | None:
     return None
 
 
-def run_all(numbers: list[int], seed: int, configs: dict[str, Any], jobs: int) -> Iterator[dict[str, Any]]:
+def run_all(numbers: list[int], seed: int, jobs: int) -> Iterator[dict[str, Any]]:
     """Run the cases, several at a time, and yield their records."""
     running: dict[int, tuple[Path, dict[str, Any], float]] = {}
     waiting = numbers[::-1]
     while waiting or running:
         while waiting and len(running) < jobs:
-            config, record = case(waiting.pop(), seed, configs)
+            config, record = case(waiting.pop(), seed)
             folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
             sys.stdout.flush()
             pid = os.fork()
@@ -348,9 +352,8 @@ def main_() -> None:
     torch.set_num_threads(1)
     sys.argv = ["cli.py"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    configs = {name: resolved(parts) for name, parts in bases().items()}
     counts: Counter[str] = Counter()
-    for record in run_all(given.only or list(range(given.number)), given.seed, configs, given.jobs):
+    for record in run_all(given.only or list(range(given.number)), given.seed, given.jobs):
         counts[record["kind"]] += 1
         if given.output:
             with open(given.output, "a") as file:

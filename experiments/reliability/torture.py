@@ -384,9 +384,10 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--corruptions", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="torture-"))
-    counts = torture(given.kills, given.corruptions, given.seed, root)
+    counts = torture(given.kills, given.corruptions, given.seed, root, given.cases)
     for what, counted in counts.items():
         print(f"{sum(counted.values())} {what}: {dict(counted)}")
     wrong = any(counted["wrong"] for counted in counts.values())

@@ -3,7 +3,7 @@
 python experiments/speed/callbacks.py [--images 10000] [--test 10000] [--width 4] [--threads 1]
 
 FedUVCNN with its projector, 10 clients, batch 64, images of 32 px. One round of one local epoch is timed without
-callbacks. The callbacks then observe 11 rounds of a few steps each, since their cost does not depend on the number of
+callbacks. The callbacks then observe 11 rounds of a step a client, since their cost does not depend on the number of
 steps. Rounds 1 to 10 have the measurements that every ten rounds have, which are a share of ten rounds. Round 11 and
 the end of the run have those that a run has once, with the figures.
 """
@@ -28,10 +28,11 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
 from fl_lightning.models import FedUVCNN, ImageClassifier, Projector
 
-NAMES = [
-    *("SpectrumMonitor", "LayerSimilarity", "LayerAlignment", "Embedding", "Drift", "PerClassAccuracy"),
-    *("PersonalAccuracy", "DeviationBound", "CostLedger", "LocalLosses"),
-]
+KINDS = (
+    *(known.SpectrumMonitor, known.LayerSimilarity, known.LayerAlignment, known.Embedding, known.Drift),
+    *(known.PerClassAccuracy, known.PersonalAccuracy, known.DeviationBound, known.CostLedger, known.LocalLosses),
+)
+NAMES = [kind.__name__ for kind in KINDS]
 ROUNDS = 11
 
 
@@ -66,7 +67,7 @@ def fit(args: argparse.Namespace, folder: Path, images: int, rounds: int, callba
     model = ImageClassifier(
         FedUVCNN(args.width), Projector(256), optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)
     )
-    data = NpyImages(str(folder), num_clients=10, batch_size=64, train_size=images)
+    data = NpyImages(str(folder), num_clients=args.clients, batch_size=64, train_size=images)
     trainer = FederatedTrainer(
         max_rounds=rounds,
         threads_per_worker=args.threads,
@@ -84,7 +85,7 @@ def measure(args: argparse.Namespace) -> tuple[float, list[Watch]]:
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), args.images, args.test)
         fit(args, Path(folder), args.images, 1, [clock])
-        fit(args, Path(folder), 640, ROUNDS, callbacks)
+        fit(args, Path(folder), args.clients * 64, ROUNDS, callbacks)
     return clock.seconds, watches
 
 
@@ -106,6 +107,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--test", type=int, default=10000)
+    parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--callbacks", nargs="+", choices=NAMES, default=NAMES)

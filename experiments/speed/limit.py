@@ -1,7 +1,7 @@
 """How near a round comes to the limit: the same steps and evaluation on batches that lie ready, by as many workers.
 
 python experiments/speed/limit.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--channels_last] [--augment]
-                                  [--workers 2]
+                                  [--workers 2] [--images 1000] [--test 2000]
 
 FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images, one thread a worker.
 Before each round the same workers run the limit: their clients' forward and backward passes and optimizer steps, and
@@ -22,7 +22,7 @@ from lightning.pytorch import seed_everything
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import LR, build, generate, machine  # lies beside this file
+from overhead import CLIENTS, LR, build, generate, machine  # lies beside this file
 
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
@@ -40,9 +40,10 @@ class Limit(Callback):
         self.module = trainer.client.frozen_copy().requires_grad_()
         rank, size = trainer.global_rank, trainer.world_size
         # all workers have equal shares, whatever the clients have
-        clients = range(trainer.data.num_clients)
-        loaders = trainer.run.loaders
-        batches = [batch for k in clients for _, batch in loaders.batches(loaders.train(k, 0))]
+        loaders, batches = trainer.run.loaders, []
+        for k in range(trainer.data.num_clients):
+            with loaders.train(k, 0) as loader:
+                batches += [batch for _, batch in loaders.batches(loader)]
         self.batches = batches[rank::size]
         tests = [loaders.to_device(batch) for batch in trainer.data.test_dataloader()]
         self.tests = tests[rank::size]
@@ -84,7 +85,7 @@ def measure(args: argparse.Namespace) -> Limit:
     watch = Limit()
     seed_everything(0, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
+        generate(Path(folder), CLIENTS * args.images, args.test)
         trainer = FederatedTrainer(
             max_rounds=args.pairs + 1,
             threads_per_worker=1,
@@ -99,7 +100,7 @@ def measure(args: argparse.Namespace) -> Limit:
         )
         augment = [RandomCrop(4), RandomFlip()] if args.augment else []
         skew = Dirichlet(args.alpha) if args.alpha else None
-        data = NpyImages(folder, num_clients=10, partitioner=skew, batch_size=64, augment=augment)
+        data = NpyImages(folder, num_clients=CLIENTS, partitioner=skew, batch_size=64, augment=augment)
         trainer.fit(build(args.model), data)
     watch.phases = {
         phase: statistics.median(metrics[phase] for metrics in trainer.history[1:])
@@ -129,6 +130,8 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
+    parser.add_argument("--images", type=int, default=1000, help="of a client on average")
+    parser.add_argument("--test", type=int, default=2000, help="test images")
     parser.add_argument("--augment", action="store_true", help="crop and flip")
     parser.add_argument("--alpha", type=float, default=0.0, help="of Dirichlet's label skew; 0 deals out equally")
     return parser

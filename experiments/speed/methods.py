@@ -44,6 +44,7 @@ from fl_lightning.data import NpyImages
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18
 
 FEDAVG, AGAIN = "FedAvg", "FedAvg again"
+TEST = 64
 METHODS: dict[str, Callable[[], list[Method]]] = {
     **{name: partial(lambda name: [getattr(methods, name)()], name) for name in methods.__all__ if name != "Local"},
     "SCAFFOLD by gradients": lambda: [methods.SCAFFOLD(variate="gradients")],
@@ -110,7 +111,7 @@ def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbac
         default_root_dir=Path(folder, "runs"),
         accelerator="cpu",
     )
-    sizes = {"train_size": args.clients * args.images, "test_size": 64}
+    sizes = {"train_size": args.clients * args.images, "test_size": TEST}
     data = NpyImages(folder, num_clients=args.clients, batch_size=args.batch_size, **sizes)
     trainer.fit(build(args.model), data, METHODS.get(name, list)())
 
@@ -198,7 +199,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seed_everything(0, verbose=False)
-        generate(Path(folder))
+        generate(Path(folder), args.clients * args.images, TEST)
         if args.child:
             watch = Rise()
             train(args, folder, args.methods[0], 3, [watch])

@@ -1,6 +1,7 @@
 """What the loop costs: seconds a round against a bare PyTorch loop that does the same steps in the same process.
 
 python experiments/speed/overhead.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--threads 1]
+                                     [--images 1000] [--test 2000]
 
 FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images. The two sides are
 run in turn, A B A B; both read the same batches, and after each pair the two global models are compared.
@@ -31,10 +32,10 @@ from fl_lightning.data.source import cycled, patterns
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector
 from fl_lightning.seeding import address
 
-CLIENTS, IMAGES, TEST, BATCH, LR = 10, 1000, 2000, 64, 0.01
+CLIENTS, BATCH, LR = 10, 64, 0.01
 
 
-def generate(folder: Path, images: int = CLIENTS * IMAGES, test: int = TEST) -> None:
+def generate(folder: Path, images: int = 10_000, test: int = 2000) -> None:
     """Patterns of the classes under noise: the work is the same as on real images, and there is something to learn."""
     rng = np.random.default_rng(0)
     for split, number in (("train", images), ("test", test)):
@@ -87,7 +88,7 @@ def bare_round(model: ImageClassifier, start: dict, trainer: FederatedTrainer) -
     for k in range(CLIENTS):
         visit(model, start, trainer, k)
         for name, value in model.state_dict().items():
-            total[name] += value.double() * (IMAGES / (CLIENTS * IMAGES))
+            total[name] += value.double() * (1 / CLIENTS)
     mean = {name: value.to(start[name].dtype) for name, value in total.items()}
     model.load_state_dict(mean)
     return mean, evaluate(model, trainer)
@@ -135,7 +136,7 @@ def measure(args: argparse.Namespace) -> Bare:
     seed_everything(0, verbose=False)
     watch = Bare(args.model)
     with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
+        generate(Path(folder), CLIENTS * args.images, args.test)
         data = NpyImages(folder, num_clients=CLIENTS, batch_size=BATCH)
         trainer = FederatedTrainer(
             max_rounds=args.pairs + 1,
@@ -179,5 +180,7 @@ if __name__ == "__main__":
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--images", type=int, default=1000, help="of a client")
+    parser.add_argument("--test", type=int, default=2000, help="test images")
     given = parser.parse_args()
     report(given, measure(given))

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import generate, machine  # lies beside this file
+from overhead import CLIENTS, generate, machine  # lies beside this file
 from sides.work import Gate
 
 
@@ -186,8 +186,8 @@ def main() -> None:
     parser.add_argument("--ours", nargs="+", choices=titles, default=titles, help="settings of our trainer")
     parser.add_argument("--turns", type=int, default=7, help="rounds of each side, after one that warms up")
     parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
-    parser.add_argument("--images", type=int, default=1000, help="of a client, at most 1000")
-    parser.add_argument("--test", type=int, default=2000, help="test images, at most 2000")
+    parser.add_argument("--images", type=int, default=1000, help="of a client")
+    parser.add_argument("--test", type=int, default=2000, help="test images")
     parser.add_argument("--devices", type=int, default=2, help="processes of our trainer")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of the accuracies in the end")
     parser.add_argument("--python", default=sys.executable, help="interpreter of all sides")
@@ -202,7 +202,7 @@ def main() -> None:
         return
     head(args)
     with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
+        generate(Path(folder), CLIENTS * args.images, args.test)
         versions, differing = compare(args, Path(folder))
     print(", ".join(f"{name} {number}" for name, number in versions.items()))
     if differing:

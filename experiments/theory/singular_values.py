@@ -236,9 +236,10 @@ def draw_rates(axes: Axes, data: Client, steps: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("theory_singular_values.png"))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of gradient descent")
     args = parser.parse_args()
     figure = Figure(figsize=(13, 4), layout="constrained")
-    for name, value in draw(figure).items():
+    for name, value in draw(figure, args.steps).items():
         print(f"{name}: {value:.3g}")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.output, dpi=110)

@@ -25,10 +25,10 @@ def stored():
 
 
 def test_the_page_has_the_stored_numbers(stored):
-    page = make_figures.PAGE.read_text()
+    page = (make_figures.DOCS / make_figures.PAGE).read_text()
     assert make_figures.with_tables(page, stored) == page, "run python experiments/papers/make_figures.py"
     for name in make_figures.DRAWN:
-        assert (make_figures.PICTURES / f"{name}.png").is_file()
+        assert (make_figures.DOCS / make_figures.PICTURES / f"{name}.png").is_file()
         assert f"(figures/{name}.png)" in page
 
 

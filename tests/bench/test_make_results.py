@@ -63,7 +63,3 @@ def test_cells_without_a_suite_are_refused(papers):
     (papers / "paper" / "table3.yaml").unlink()
     with pytest.raises(UsageError, match="there is no suite paper-table3"):
         make(papers)
-
-
-def test_the_page_is_up_to_date():
-    assert (PAPERS / "RESULTS.md").read_text() == make(), "run python experiments/papers/make_results.py"

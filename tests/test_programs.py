@@ -1,0 +1,86 @@
+"""Every program beside the package runs in a tiny form, through its own command line and without stand-ins."""
+
+import importlib.util
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+# parts of the programs, the method of a guide, and the settings of the site
+NO_PROGRAMS = ("experiments/speed/sides/", "experiments/own_method/", "docs/conf.py")
+FILES = [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
+PROGRAMS = [name for path in sorted(FILES) if not (name := str(path.relative_to(ROOT))).startswith(NO_PROGRAMS)]
+SMALL = "--images 64 --test 64"
+# frameworks that are compared with where they are installed; that one is missing is said of the last
+INSTALLED = [peer for peer, package in (("flower", "flwr"), ("pfl-2", "pfl")) if importlib.util.find_spec(package)]
+PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
+# the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
+TINY = {
+    "docs/make_methods.py": ["--output FOLDER/methods.md"],
+    "experiments/collapse.py": ["--rounds 1 --images 200 --output FOLDER"],
+    "experiments/papers/make_figures.py": ["--docs FOLDER"],
+    "experiments/papers/make_results.py": ["--output FOLDER/RESULTS.md"],
+    "experiments/reliability/bad_input.py": ["'mu null'"],
+    "experiments/reliability/bench_kill.py": ["--seeds 1 --alphas 0.1 --parts 1"],
+    "experiments/reliability/endurance.py": ["--rounds 4 --clients 5"],
+    "experiments/reliability/fuzz.py": ["--only 0 8 --jobs 1"],
+    "experiments/reliability/torture.py": ["--kills 2 --corruptions 2 --seed 3 --cases SCAFFOLD"],
+    "experiments/speed/callbacks.py": [
+        "--clients 2 --images 128 --test 64 --width 1 --callbacks CostLedger LocalLosses"
+    ],
+    "experiments/speed/data.py": ["--batches 2 --rounds 1"],
+    "experiments/speed/gpu.py": ["--turns 1 --models FedUVCNN --workers 1"],
+    "experiments/speed/limit.py": [f"--pairs 1 {SMALL}"],
+    "experiments/speed/methods.py": [
+        "--methods MOON --cycles 1 --model FedCKACNN --images 64",
+        "--methods MOON --model FedCKACNN --images 64 --child",
+    ],
+    "experiments/speed/overhead.py": [f"--pairs 1 {SMALL}"],
+    "experiments/speed/peers.py": [f"--turns 1 --peers {PEERS} --ours 'float32, channels_last' {SMALL}"],
+    "experiments/speed/report.py": ["--runs 2 --rounds 3 --clients 2 --turns 1"],
+    "experiments/speed/scaling.py": [
+        f"workers --pairs 1 --counts 1 2 {SMALL}",
+        "clients --numbers 3 --rounds 1",
+        "memory --rounds 4 --cohorts 2",
+    ],
+    "experiments/theory/singular_values.py": ["--steps 60 --output FOLDER/figure.png"],
+}
+# what a run makes, and the file that it is to be
+STORED = {
+    "docs/make_methods.py": ("methods.md", "docs/methods.md"),
+    "experiments/papers/make_figures.py": ("paper_figures.md", "docs/paper_figures.md"),
+    "experiments/papers/make_results.py": ("RESULTS.md", "experiments/papers/RESULTS.md"),
+}
+
+
+def test_every_program_has_a_tiny_form():
+    assert TINY.keys() == set(PROGRAMS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", TINY)
+def test_a_program_runs_in_its_tiny_form(program, monkeypatch, tmp_path, capfd, one_parser):
+    shutil.copy(ROOT / "docs" / "paper_figures.md", tmp_path)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / Path(program).parent)
+    for arguments in TINY[program]:
+        monkeypatch.setattr(sys, "argv", [program, *shlex.split(arguments.replace("FOLDER", str(tmp_path)))])
+        status = None
+        try:
+            runpy.run_path(program, run_name="__main__")
+        except SystemExit as ended:
+            status = ended.code
+        said = capfd.readouterr()
+        if program.endswith("gpu.py") and not torch.cuda.is_available():
+            assert status == "there is no GPU here" and said.out == ""
+        else:
+            assert not status, said.err
+            assert said.out or len(list(tmp_path.iterdir())) > 1
+    if program in STORED:
+        made, stored = STORED[program]
+        assert (tmp_path / made).read_text() == (ROOT / stored).read_text(), f"run python {program}"
