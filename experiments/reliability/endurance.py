@@ -1,9 +1,10 @@
 """What a long run of a small model costs: memory, open files, the size of its folder and seconds a round.
 
 python experiments/reliability/endurance.py [--rounds 2000] [--clients 20] [--client_memory 0.0001]
+    [--methods SCAFFOLD MOON FedDecorr] [--spectra] [--workers 2]
 
-It trains SCAFFOLD on the embedded digits, with TensorBoard, a checkpoint and an evaluation in every round, and prints
-the first hundred rounds beside the last hundred.
+It trains SCAFFOLD, or the methods given, on the embedded digits, with TensorBoard, a checkpoint and an evaluation in
+every round, and prints the first hundred rounds of the first worker beside the last hundred.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from lightning import seed_everything
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fl_lightning import FederatedTrainer  # found through the path above
-from fl_lightning.callbacks import Callback
+from fl_lightning import FederatedTrainer, methods  # found through the path above
+from fl_lightning.callbacks import Callback, SpectrumMonitor
 from fl_lightning.data import Digits
-from fl_lightning.methods import SCAFFOLD
 from fl_lightning.models import MLP, ImageClassifier
 
 SPAN = 100
@@ -38,6 +38,8 @@ class Watch(Callback):
         self.rows: list[dict[str, float]] = []
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.run_dir is None:  # the first worker alone has the folder
+            return
         status = Path("/proc/self/status").read_text().splitlines()
         resident = {
             line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmRSS", "RssAnon"))
@@ -66,16 +68,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--client_memory", type=float, default=4.0)
+    parser.add_argument("--methods", nargs="+", default=["SCAFFOLD"], help="names of methods with their defaults")
+    parser.add_argument("--spectra", action="store_true", help="with SpectrumMonitor, in every round")
+    parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
     seed_everything(0, verbose=False)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         given = {"client_memory": args.client_memory, "default_root_dir": folder, "enable_progress_bar": False}
-        trainer = FederatedTrainer(
-            args.rounds, cohort_size=5, callbacks=[watch], accelerator="cpu", threads_per_worker=1, **given
-        )
+        where = {"accelerator": "cpu", "devices": args.workers, "threads_per_worker": 1}
+        callbacks = [*[SpectrumMonitor(every_n_rounds=1)] * args.spectra, watch]
+        trainer = FederatedTrainer(args.rounds, cohort_size=5, callbacks=callbacks, **where, **given)
+        chosen = [getattr(methods, name)() for name in args.methods]
         model = ImageClassifier(MLP(64, [32]), optimizer=partial(torch.optim.SGD, lr=0.05))
-        trainer.fit(model, Digits(num_clients=args.clients, train_size=600, test_size=200), SCAFFOLD())
+        trainer.fit(model, Digits(num_clients=args.clients, train_size=600, test_size=200), chosen)
     seconds = [row["time/round"] for row in trainer.history]
     report(watch.rows, seconds)
 
