@@ -18,6 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.records.checkpoint import sha256
+from fl_lightning.records.files import write_atomically
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -76,7 +77,8 @@ class RunRecord(Callback):
         }
         if trainer.weights is not None:
             record["weights"] = {"path": str(trainer.weights), "sha256": sha256(trainer.weights)}
-        (trainer.run_dir / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
+        text = json.dumps(record, indent=2) + "\n"
+        write_atomically(trainer.run_dir / "environment.json", lambda partial: partial.write_text(text))
         self._layout_is_due = True
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,14 +94,10 @@ class _SaveConfig(Callback):
         if trainer.run_dir is None:
             return
         path = trainer.run_dir / "config.yaml"
-        if not trainer.resumed:
-            config = self.config.clone()
-            if trainer.run.folder.changed:
-                config["ckpt_path"] = trainer.run.folder.changes[-1]["ckpt_path"]  # `last` would soon be another
-            self.parser.save(config, path, skip_unset=False, overwrite=False)
-            return
+        config = began_as(self.config, path) if trainer.resumed else self.config.clone()
+        if trainer.run.folder.changed:
+            config["ckpt_path"] = trainer.run.folder.changes[-1]["ckpt_path"]  # `last` would soon be another
         how: dict[str, Any] = {"skip_unset": False, "overwrite": True, "multifile": False}
-        config = began_as(self.config, path)
         write_atomically(path, lambda partial: self.parser.save(config, partial, **how))
 
 
@@ -272,6 +269,17 @@ def plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
+@contextmanager
+def quiet_writers() -> Iterator[None]:
+    """Print no traceback of TensorBoard's thread, which keeps its exception: the run warns of it in one line."""
+    before = threading.excepthook
+    threading.excepthook = lambda args: None if type(args.thread).__module__.startswith("tensorboard") else before(args)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def from_users_code(error: ClientError) -> bool:
     """Whether it was an exception of another kind that made a client fail."""
     return error.__cause__ is not None and not isinstance(error.__cause__, ClientError)
@@ -323,7 +331,7 @@ def main(args: list[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with plain_warnings():
+        with plain_warnings(), quiet_writers():
             FederatedCLI(args)
     except Stopped as stopped:
         if getattr(rank_zero_only, "rank", 0) == 0:

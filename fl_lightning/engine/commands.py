@@ -41,30 +41,31 @@ FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
     found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
-    run.folder.open(None if found is None else found.path, run.metrics.history)
-    folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
-    begun = begin_in_folder(run, found)
-    status, params = "failed", hyperparameters(run)
-    try:
-        run.folder.log_hyperparams(params)
-        begin_fit(run, fresh=found is None)
-        run.call("on_fit_start")
-        restore_callbacks(run, checkpoint)
-        run.workers.signals.checkpoint = begun
-        play_rounds(run, checkpoint["round"], folder)
-        run.call("on_fit_end")
-        if "on_fit_end" in run.client.hooks:
-            run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
-            run.client.call("on_fit_end")
-        if folder is not None and run.client.sent:
-            save_model(run, folder / "checkpoints" / "model.ckpt")
-        compare_hyperparams(run, params)
-        status = "success"
-        run.workers.signals.end()
-    finally:
-        run.call("teardown")
-        run.folder.close(status)
-        run.client.load(run.methods.evaluated_state(run.server))
+    with run.folder.needing_room(run.server):
+        run.folder.open(None if found is None else found.path, run.metrics.history)
+        folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
+        begun = begin_in_folder(run, found)
+        status, params = "failed", hyperparameters(run)
+        try:
+            run.folder.log_hyperparams(params)
+            begin_fit(run, fresh=found is None)
+            run.call("on_fit_start")
+            restore_callbacks(run, checkpoint)
+            run.workers.signals.checkpoint = begun
+            play_rounds(run, checkpoint["round"], folder)
+            run.call("on_fit_end")
+            if "on_fit_end" in run.client.hooks:
+                run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
+                run.client.call("on_fit_end")
+            if folder is not None and run.client.sent:
+                save_model(run, folder / "checkpoints" / "model.ckpt")
+            compare_hyperparams(run, params)
+            status = "success"
+            run.workers.signals.end()
+        finally:
+            run.call("teardown")
+            run.folder.close(status)
+            run.client.load(run.methods.evaluated_state(run.server))
 
 
 def prepare_fit(

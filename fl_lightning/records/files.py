@@ -54,18 +54,28 @@ class _Stamping:
 
 def save(contents: Any, path: Path) -> None:
     """Write tensors and plain values; a missing folder is made."""
-    write_atomically(path, lambda partial: torch.save(contents, partial))
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            _dump(contents, file)
+
+    write_atomically(path, write)
 
 
 def write_stamped(contents: Any, path: Path) -> Stamp:
     """Write tensors and plain values to ``path`` itself, neither atomically nor flushed, and return the stamp."""
     with path.open("wb") as file:
         stamping = _Stamping(file)
-        try:
-            torch.save(contents, stamping)  # type: ignore[arg-type]  # it writes from front to back
-        except RuntimeError as error:
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None  # a full disk
+        _dump(contents, stamping)
     return Stamp(stamping.size, stamping.digest.hexdigest())
+
+
+def _dump(contents: Any, file: Any) -> None:
+    """Write tensors and plain values into an open file, from front to back; a full disk is an OSError."""
+    try:
+        torch.save(contents, file)
+    except RuntimeError as error:
+        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def load(path: Path) -> Any:
@@ -135,10 +145,18 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, and rename it when it is complete."""
+    """Let ``write`` make a file beside ``path``, and rename it when it is complete.
+
+    Raises:
+        OSError: it cannot be written; names it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_of(path)
-    write(partial)
+    try:
+        write(partial)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # an error of a write, unlike one of open, has no name
+        raise
     os.replace(partial, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from fl_lightning.errors import ClientError, text_of
 from fl_lightning.records import loggers
 from fl_lightning.records.checkpoint import in_place, resumes_in_place
 from fl_lightning.records.checkpoint_folder import CheckpointFolder
+
+# what the system says where a disk is full, or a limit of it is reached
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunFolder:
@@ -100,6 +104,20 @@ class RunFolder:
         figure.set_layout_engine("none")  # else each logger lays it out again, as long as drawing it takes
         self._each(lambda logger: loggers.log_figure(logger, name, figure, round_))
 
+    @contextmanager
+    def needing_room(self, server: Any) -> Iterator[None]:
+        """Name the file, or else the folder, and the server's round where a disk is full, whichever part writes to it.
+
+        Raises:
+            ClientError: it is, or a limit of the file system is reached.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise _not_written(error, self.path or self.root, server.round) from None
+
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
         self._each(lambda logger: logger.finalize(status), first=0)
@@ -154,18 +172,10 @@ def writing(path: Path, round_: int) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        cause = _of_system(error)
-        if cause is None:
-            raise
-        why = cause.strerror or "the disk is full, or a limit is reached"
-        text = f"round {round_}: {cause.filename or path} cannot be written: {why}"
-        raise ClientError(f"{text}; make room, and resume from the last checkpoint") from None
+    except OSError as error:
+        raise _not_written(error, path, round_) from None
 
 
-def _of_system(error: BaseException | None) -> OSError | None:
-    """The system's error behind one that a write has raised; None where it is another failure."""
-    torchs = isinstance(error, RuntimeError) and "inline_container" in str(error)  # what torch.save makes of it
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error or (OSError() if torchs else None)
+def _not_written(error: OSError, path: Path, round_: int) -> ClientError:
+    text = f"round {round_}: {error.filename or path} cannot be written: {error.strerror or text_of(error)}"
+    return ClientError(f"{text}; make room, and resume from the last checkpoint")

@@ -8,7 +8,7 @@ import torch
 from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger, Logger
 
-from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks import Callback, SpectrumMonitor
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON
 
@@ -31,8 +31,13 @@ def fit(tmp_path, name="run", ckpt_path=None, **kwargs):
     return trainer
 
 
-def test_a_run_does_not_depend_on_its_loggers(tmp_path):
-    whole = fit(tmp_path, "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that is never disturbed."""
+    return fit(tmp_path_factory.mktemp("whole"))
+
+
+def test_a_run_does_not_depend_on_its_loggers(tmp_path, whole):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trainer = fit(tmp_path, logger=[Unreachable(), CSVLogger(tmp_path / "theirs")])
@@ -59,18 +64,25 @@ def _room_again():
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize(("size", "file"), [(4096, "checkpoints/.*"), (0, "metrics.csv")])
+@pytest.mark.parametrize(
+    ("size", "file", "writers"),
+    [
+        (4096, "version_0/checkpoints/.*", {}),
+        (0, "version_0/metrics.csv", {}),
+        (0, "version_0/spectra.npz", {"callbacks": [SpectrumMonitor()]}),
+        (0, "clients/0.pt", {"client_memory": 1e-9}),
+    ],
+)
 @pytest.mark.usefixtures("_room_again")
-def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp_path, size, file):
-    whole = fit(tmp_path, "whole")
-    with pytest.raises(ClientError, match=f"^round 1: .*/version_0/{file} cannot be written: .*make room") as ended:
-        fit(tmp_path, callbacks=[DiskFull(size)])
+def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp_path, whole, size, file, writers):
+    with pytest.raises(ClientError, match=f"^round 1: .*/{file} cannot be written: .*make room") as ended:
+        fit(tmp_path, **{**writers, "callbacks": [DiskFull(size), *writers.get("callbacks", [])]})
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     # no cause: the command line prints the line alone
     assert ended.value.__cause__ is None
     checkpoint = tmp_path / "run/version_0/checkpoints/last.ckpt"
     assert torch.load(checkpoint, weights_only=True)["round"] == 1
-    assert_same_bits(whole.server.state, fit(tmp_path, ckpt_path="last").server.state)
+    assert_same_bits(whole.server.state, fit(tmp_path, ckpt_path="last", **writers).server.state)
     assert (tmp_path / "run/version_0/metrics.csv").read_text().count("\n") == 4
 
 
