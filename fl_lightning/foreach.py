@@ -35,5 +35,6 @@ def multiply(tensors: Tensors, factor: float) -> list[Tensor]:
 
 
 def norms(tensors: Tensors, order: float = 2.0) -> list[Tensor]:
-    """The norm of each tensor, a scalar; an infinite ``order`` gives the largest magnitude."""
-    return list(torch._foreach_norm(tensors, ord=order)) if tensors else []
+    """The norm of each tensor, a scalar, 0 of an empty one; an infinite ``order`` gives the largest magnitude."""
+    filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in tensors]
+    return list(torch._foreach_norm(filled, ord=order)) if tensors else []

@@ -184,7 +184,10 @@ class Method:
         return delta
 
     def client_weight(self, client: Client) -> float | None:
-        """The client's weight in the mean, None to leave it to ``trainer.weighting``."""
+        """The client's weight in the mean, None to leave it to ``trainer.weighting``.
+
+        It is 0, or a number from 1e-12 to 1e30, with which sums are exact: the ratios of the clients' weights count.
+        """
         return None
 
     def on_fit_start(self, server: Server) -> None:

@@ -58,7 +58,8 @@ class FederatedTrainer(RunAccess):
             evaluated.
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:
             ``{representation: encoder, logits: head}``. Of an output that is no tensor a colon and a field or an index
-            follow: ``bert:pooler_output``, ``layer:0``. Of a submodule called several times, it is the last output.
+            follow: ``bert:pooler_output``, ``layer:0``. Of a submodule called several times, it is the last output;
+            in training, the last one with a gradient.
         client_lr_scheduler: scheduler stepped once a round, whose factor multiplies every client's learning rate.
         client_schedulers: what becomes of the schedulers that the module itself returns. They ``continue``, since a
             visit is a part of one fit, where they would be if the client had trained in every round so far; or they

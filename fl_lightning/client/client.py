@@ -26,7 +26,7 @@ from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References, frozen_copy
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps, submodule
-from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone
+from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone, settings_undone
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
@@ -39,6 +39,8 @@ Weighting = Literal["examples", "uniform"]
 Buffers = Literal["average", "keep", "local"]
 # what a step changes of a client, beside the state of the module
 OF_VISIT = ("methods", "logged", "num_steps", "num_skipped", "lr", "lr_total", "epoch", "outputs")
+# the weights with which an update is added without rounding
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
 # what the begin of a visit sets, too
 OF_START = ("info", "received", "_change", "_values")
 
@@ -177,9 +179,12 @@ class Client(LightningModule):
     def add_to_gradients(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
         """Add ``scale`` times ``values`` to the gradients of the parameters of these names, in place.
 
-        A parameter without gradient (unused, or frozen by another method) keeps none.
+        A parameter without gradient (unused, or frozen by another method) keeps none. A sparse gradient becomes dense.
         """
         live = [(self.live[name], value) for name, value in values.items()]
+        for parameter, _ in live:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
         pairs = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
         foreach.add_([gradient for gradient, _ in pairs], [addend for _, addend in pairs], scale)
 
@@ -240,7 +245,7 @@ class Client(LightningModule):
 
         The model is run once per batch, however many methods observe it.
         """
-        return self.references.observe(name)
+        return self.references.observe(name, self._taps.values.places)
 
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
@@ -317,7 +322,7 @@ class Client(LightningModule):
     @contextmanager
     def local_training(self) -> Iterator[None]:
         """In this block the module trains, and hooks that it registers are removed at the end."""
-        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module):
+        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module), settings_undone():
             yield
 
     def begin_epoch(self, epoch: int) -> None:
@@ -367,7 +372,8 @@ class Client(LightningModule):
     def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of the user's module."""
         self.begin_hook("training_step")
-        output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
+        with self._taps.training():
+            output = self.module.training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
@@ -443,7 +449,7 @@ class Client(LightningModule):
         self.end_round()
         if self._released:
             self._install()
-        with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module):
+        with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module), settings_undone():
             getattr(self.module, f"on_{name}_model_eval")()
             try:
                 yield
@@ -529,8 +535,10 @@ class Client(LightningModule):
     def _weight(self) -> float:
         given = self.methods.client_weight(self)
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
-        if given is not None and not math.isfinite(given):
-            raise ClientError(f"its weight is {given}; return a finite number from client_weight")
+        if given is not None and given != 0 and not LEAST_WEIGHT <= given <= LARGEST_WEIGHT:
+            # beyond this range the sums over the cohort would round
+            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from client_weight"
+            raise ClientError(f"its weight is {given}; {hint}; only the ratios of weights count")
         return examples if given is None else given
 
     def _check_finite(self) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.client.taps import Taps
 from fl_lightning.client.transient import Transient
 from fl_lightning.data.loaders import Rows
+from fl_lightning.errors import ClientError
 from fl_lightning.state import copy_into, tensors
 
 Observation = dict[str, Tensor]
@@ -41,8 +43,10 @@ class References:
         self._transient: dict[str, Transient] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
+        self._places: dict[str, int] = {}
         self._caches: dict[str, Cache] = {}
         self._batch: tuple[Any, int] = (None, 0)
+        self._versions: list[tuple[int, int]] = []
         self._rows: Rows | None = None
 
     def start(self, repeats: bool = True) -> None:
@@ -63,6 +67,7 @@ class References:
         # the cache holds values of full batches only
         cached = (self._room or self._caches) and rows is not None and rows.number >= rows.batch_size
         self._batch, self._seen, self._rows = (batch, index), {}, rows if cached else None
+        self._versions = tensor_versions(batch) if self._wanted else []
 
     @property
     def models(self) -> dict[str, LightningModule]:
@@ -84,9 +89,16 @@ class References:
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
     @torch.no_grad()
-    def observe(self, name: str) -> Observation:
-        """The taps of the model ``name`` on the current batch."""
+    def observe(self, name: str, places: Mapping[str, int] | None = None) -> Observation:
+        """The taps of the model ``name`` on the current batch.
+
+        Args:
+            name: the model.
+            places: of a submodule that is called several times, the number of the call to observe, by tap; else the
+                first.
+        """
         if name not in self._seen:
+            self._places = {tap: (places or {}).get(tap, 1) for tap in sorted(self._wanted[name])}
             self._seen[name] = self._run(name, self._batch) if self._rows is None else self._cached(name, self._rows)
         return self._seen[name]
 
@@ -94,8 +106,12 @@ class References:
         self.num_runs += 1
         model, taps = self._models[name]
         arguments = batch if self._takes_index else batch[:1]
-        values = taps.run_until(self._wanted[name], lambda: model.training_step(*arguments))
-        return {tap: values[tap] for tap in sorted(self._wanted[name])}
+        # the module itself has met the batch before
+        if tensor_versions(self._batch[0]) != self._versions:
+            hint = "which a reference model is to observe as it came; work on a copy"
+            raise ClientError(f"{type(model).__name__}.training_step changes its batch, {hint}")
+        values = taps.run_until(self._places, lambda: model.training_step(*arguments))
+        return {tap: values[tap] for tap in self._places}
 
     def _cached(self, name: str, rows: Rows) -> Observation:
         """As :meth:`_run`, from the cache where it holds the examples.
@@ -157,6 +173,13 @@ class Cache:
         # several times as fast as value[index]
         chosen = {tap: value.index_select(0, index.to(value.device)) for tap, value in self._values.items()}
         return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
+
+
+def tensor_versions(batch: Any) -> list[tuple[int, int]]:
+    """The tensors of a batch, each with a number that changes when it is written to."""
+    tensors_of_batch: list[tuple[int, int]] = []
+    apply_to_collection(batch, Tensor, lambda tensor: tensors_of_batch.append((id(tensor), tensor._version)))
+    return tensors_of_batch
 
 
 def fill(batch: Any, rows: Rows) -> Any:

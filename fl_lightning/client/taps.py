@@ -33,25 +33,43 @@ class Values(dict[str, Tensor]):
 
     Args:
         paths: tap name to what it is bound to.
+
+    Attributes:
+        calls: how many times the submodule of each tap was called.
+        places: the number of the call whose output was recorded, from 1.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__()
         self._paths = paths
+        self.calls: dict[str, int] = {}
+        self.places: dict[str, int] = {}
 
     def __missing__(self, name: str) -> Tensor:
         if name not in self._paths:
             raise KeyError(name)
+        self.check_called(name)
         raise UsageError(
-            f"trainer.taps: {name}={self._paths[name]!r}: the forward of this batch does not call this submodule; bind "
-            "the tap to one that it calls"
+            f"trainer.taps: {name}={self._paths[name]!r}: the forward of this batch calls this submodule without "
+            "gradient, so a penalty on it would do nothing; call it outside of torch.no_grad, and "
+            "torch.utils.checkpoint with use_reentrant=False"
         )
+
+    def check_called(self, name: str) -> None:
+        """Refuse a tap whose submodule was not called.
+
+        Raises:
+            UsageError: it was not.
+        """
+        hint = "the forward of this batch does not call this submodule; bind the tap to one that it calls"
+        require(name in self.calls, f"trainer.taps: {name}", self._paths[name], hint)
 
 
 class Taps:
     """Records outputs of submodules.
 
-    Of a submodule that is called several times in a forward, the last output is recorded.
+    Of a submodule that is called several times in a forward, the last output is recorded; in training, the last one
+    that has a gradient.
 
     Args:
         module: the model.
@@ -69,7 +87,8 @@ class Taps:
         self.paths = dict(paths)
         self.values = Values(self.paths)
         self.recording = True
-        self.stop_after: frozenset[str] = frozenset()
+        self._trains = False
+        self._until: Mapping[str, int] = {}
         self._transform = transform
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
         names = sorted(self.paths, key="logits".__eq__)
@@ -84,8 +103,11 @@ class Taps:
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
-            value = self.values[name] = output_of.get(output)
-            if self.stop_after and self.stop_after <= self.values.keys():
+            value, values = output_of.get(output), self.values
+            call = values.calls[name] = values.calls.get(name, 0) + 1
+            if (torch.is_grad_enabled() or not self._trains) and call <= self._until.get(name, call):
+                values[name], values.places[name] = value, call
+            if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
                 raise _Reached
             if self._transform is None or name != "logits":
                 return None
@@ -97,26 +119,37 @@ class Taps:
 
     def clear(self) -> None:
         """Forget what was recorded, so that nothing of one batch is taken for another's."""
-        if self.values:
+        if self.values.calls:
             self.values = Values(self.paths)
 
-    def run_until(self, names: Collection[str], forward: Callable[[], object]) -> dict[str, Tensor]:
-        """Run ``forward`` and leave it as soon as all of ``names`` are recorded.
+    def run_until(self, places: Mapping[str, int], forward: Callable[[], object]) -> Values:
+        """Run ``forward``, and leave it as soon as the taps in ``places`` are recorded, each at the call of its number.
+
+        A forward without so many calls ends by itself, and so does one without ``places``.
 
         Raises:
             UsageError: the forward does not call the submodule of one of them.
         """
         self.clear()
-        self.stop_after = frozenset(names)
+        self._until = places
         try:
             forward()
         except _Reached:
             pass
         finally:
-            self.stop_after = frozenset()
-        for name in names:
+            self._until = {}
+        for name in places:
             self.values[name]  # raises if it is missing
         return self.values
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """In this block a call without gradient, which no penalty could act on, is not recorded."""
+        self._trains = True
+        try:
+            yield
+        finally:
+            self._trains = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:

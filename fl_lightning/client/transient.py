@@ -30,6 +30,14 @@ from fl_lightning.state import tensors
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
 OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# settings of the process that change results: what reads each, and what sets it
+PROCESS_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_num_threads, torch.set_num_threads),
+)
 CONTAINERS = (list, dict, set, deque)
 NESTED = (tuple, *CONTAINERS)
 VALUES = (str, int, float, bool, type(None))
@@ -163,15 +171,32 @@ def has_parts(value: Any) -> bool:
 
 @contextmanager
 def hooks_undone(module: nn.Module) -> Iterator[None]:
-    """Hooks that are registered with a submodule in this block are removed at its end, but for those of taps."""
+    """Hooks registered in this block are removed at its end, but for those of taps.
+
+    They may be those of a submodule, of a parameter, or of all modules.
+    """
     first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
     try:
         yield
     finally:
         if RemovableHandle.next_id > first:
-            for hooks in [vars(part)[name] for part in module.modules() for name in HOOKS]:
+            own = [vars(part)[name] for part in module.modules() for name in HOOKS]
+            own += [getattr(one, name) or {} for one in module.parameters() for name in HOOKS_OF_PARAMETERS]
+            for hooks in [*own, *(getattr(nn.modules.module, f"_global{name}") for name in HOOKS)]:
                 for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
                     del hooks[key]
+
+
+@contextmanager
+def settings_undone() -> Iterator[None]:
+    """:data:`PROCESS_SETTINGS` that are changed in this block are put back at its end."""
+    before = [read() for read, _ in PROCESS_SETTINGS]
+    try:
+        yield
+    finally:
+        for (read, write), value in zip(PROCESS_SETTINGS, before, strict=True):
+            if read() != value:
+                write(value)
 
 
 def persistent(part: nn.Module) -> set[str]:
@@ -207,11 +232,18 @@ class Places:
         parts = list(module.named_modules())
         self._entries = [(path, one, dict(one)) for path, part in parts for one in (part._parameters, part._modules)]
         self._named = [(path, part, {k for k, v in part._buffers.items() if v is not None}) for path, part in parts]
+        self._kinds = [(name, value, value.shape, value.dtype) for name, value in live.items()]
 
     def bind(self) -> None:
-        """Put the run's own tensors back in their places; the values of those that replaced them are dropped."""
+        """Put the run's own tensors back in their places; the values of those that replaced them are dropped.
+
+        A tensor that was given another shape or type has its own again, and no values.
+        """
         for buffers, key, _, tensor in self._buffers:
             buffers[key] = tensor
+        for _, tensor, shape, dtype in self._kinds:
+            if tensor.shape != shape or tensor.dtype != dtype:
+                tensor.data = torch.zeros(shape, dtype=dtype, device=tensor.device)
         for _, entries, saved in self._entries:
             if changed(entries, saved):
                 entries.clear()
@@ -225,9 +257,12 @@ class Places:
         """Put the run's own tensors back in their places, with the values of those that replaced them.
 
         Raises:
-            ClientError: a buffer has another shape or type than at the start of the run, a parameter was replaced, or
-                an entry is new.
+            ClientError: a buffer or parameter has another shape or type than at the start of the run, a parameter was
+                replaced, or an entry is new or was removed.
         """
+        for name, tensor, shape, dtype in self._kinds:
+            if tensor.shape != shape or tensor.dtype != dtype:
+                raise ClientError(another_kind(name, tensor, shape, dtype))
         rebound = [place for place in self._buffers if place[0].get(place[1]) is not place[3]]
         # all are read before one is written: two buffers may have changed places
         values = [checked(name, buffers.get(key), tensor).clone() for buffers, key, name, tensor in rebound]
@@ -237,7 +272,15 @@ class Places:
         self._refuse_new()
 
     def _refuse_new(self) -> None:
-        new = [f"{path}.{key}" for path, entries, saved in self._entries for key in changed(entries, saved)]
+        others = [
+            (f"{path}.{key}", key in entries)
+            for path, entries, saved in self._entries
+            for key in changed(entries, saved)
+        ]
+        removed = next((name.removeprefix(".") for name, present in others if not present), None)
+        if removed is not None:
+            raise ClientError(f"{removed} was removed since the start of the run, and other clients have it; keep it")
+        new = [name for name, _ in others]
         for path, part, named in self._named:
             present = persistent(part) - named if part._buffers else ()
             new += [f"{path}.{key}" for key in present if part._buffers[key] is not None]
@@ -257,12 +300,18 @@ def changed(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
 def checked(name: str, present: Tensor | None, tensor: Tensor) -> Tensor:
     """The tensor that replaced a buffer, if it can be averaged with those of other clients."""
     if present is None or present.shape != tensor.shape or present.dtype != tensor.dtype:
-        now = "None" if present is None else f"{tuple(present.shape)} {present.dtype}"
-        raise ClientError(
-            f"the buffer {name} became {now}, and was {tuple(tensor.shape)} {tensor.dtype} at the start of the run; "
-            "keep its shape and type, or register it with persistent=False"
-        )
+        raise ClientError(another_kind(name, present, tensor.shape, tensor.dtype))
     return present
+
+
+def another_kind(name: str, present: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> str:
+    """What is wrong with an entry of the state that had another shape or type when the run began."""
+    now = "None" if present is None else f"{tuple(present.shape)} {present.dtype}"
+    kind, other = "buffer", ", or register it with persistent=False"
+    if isinstance(present, nn.Parameter):
+        kind, other = "parameter", ""
+    was = f"{tuple(shape)} {dtype} at the start of the run"
+    return f"the {kind} {name} became {now}, and was {was}; keep its shape and type{other}"
 
 
 def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
@@ -270,7 +319,7 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
 
     Raises:
         UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
-            something that is no tensor, is complex or has no shape yet.
+            something that is no tensor, is made anew by each call, is sparse or complex, or has no shape yet.
     """
     known = {id(value) for value in live.values()}
     parts, parameters, entries = module.named_modules(), module.named_parameters(), module.state_dict(keep_vars=True)
@@ -280,6 +329,14 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         ),
         "has no shape before the first batch; give the layer its number of inputs": (
             name for name, value in live.items() if is_lazy(value)
+        ),
+        "of its state_dict is another tensor each time, so that nobody averages it; register it as a buffer": (
+            name
+            for name, value in module.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor) and value is not entries.get(name)
+        ),
+        "is sparse, and sums over clients are dense; keep a dense one, or a buffer with persistent=False": (
+            name for name, value in live.items() if value.layout is not torch.strided
         ),
         "is complex, and averages are real; keep real numbers, and use torch.view_as_complex": (
             name for name, value in live.items() if value.is_complex()

@@ -144,6 +144,8 @@ class Representations:
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, taps: dict[str, str]) -> None:
         self.client, self.loaders, self.workers, self.extra = client, loaders, workers, taps
         self._loaded: State | None = None
+        # of the taps asked for, which call of a forward is recorded, by the kind of data
+        self._places: dict[tuple[str, ...], dict[str, int]] = {}
 
     @cached_property
     def _copy(self) -> LightningModule:
@@ -163,7 +165,7 @@ class Representations:
         """The batches of this worker, each with its index, its targets and the taps called ``names``."""
         asked = dict.fromkeys(names, "trainer.representations")
         extra = with_paths(self._copy, self.extra, names)
-        taps = Taps(self._copy, resolve_taps(self._copy, extra, asked))
+        taps, key = Taps(self._copy, resolve_taps(self._copy, extra, asked)), (data, *names)
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client, examples, domain)
             for index, seed, step, given in batches:
@@ -172,7 +174,10 @@ class Representations:
                     batch = self.loaders.to_device(given, 0 if data == "train" else seed[1])
                     with self.loaders.fabric.autocast():
                         # a copy: the forward of another iterator would be recorded in the same dictionary
-                        values = dict(taps.run_until(names, partial(step, batch, index.batch)))
+                        # the first forward runs to its end, and so tells which call of a submodule is its last
+                        recorded = taps.run_until(self._places.get(key, {}), partial(step, batch, index.batch))
+                    values = {name: recorded[name] for name in names}
+                    self._places[key] = recorded.places
                 yield index, batch, targets_of(batch), values
         finally:
             taps.remove()

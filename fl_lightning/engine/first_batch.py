@@ -30,6 +30,7 @@ from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError, clipped
+from fl_lightning.method import Method
 from fl_lightning.seeding import ambient
 
 if TYPE_CHECKING:
@@ -147,8 +148,12 @@ def step_on(run: Run, batch: Any, k: int) -> None:
     client.logged.begin_batch(batch)
     with run.fabric.autocast(), client.taps.recorded():
         loss = attempt(run, partial(client.own_loss, batch, 0), "training_step", f"client {k}", batch)
-        for tap in run.methods.wanted_taps() if loss is not None else ():
-            client.taps.values[tap]  # raises if the forward does not call its submodule
+        values = client.taps.values
+        for method in run.methods.methods if loss is not None else ():
+            # each raises where the forward does not call the submodule, and the first where it does so without gradient
+            look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
+            for tap in method.requires:
+                look(tap)
 
 
 def evaluate_one(run: Run, phase: str, step: str) -> None:

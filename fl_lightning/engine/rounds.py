@@ -263,8 +263,11 @@ def aggregate(run: Run, totals: Totals) -> None:
     log_traffic(run, totals)
     delta: State = {}
     if totals.num_clients:
-        payload = totals.payload
-        delta = run.methods.transform_update(run.server, totals.delta, payload)
+        payload, mean = totals.payload, totals.delta
+        if run.client.sent and not mean:
+            why = "all clients that sent an update have the weight 0"
+            run.trainer.warn(f"round {run.server.round}: {why}, and the global model stays as it is")
+        delta = run.methods.transform_update(run.server, mean, payload)
         frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
         run.server.step(delta, totals.others | frozen)
         run.methods.on_round_end(run.server, payload)

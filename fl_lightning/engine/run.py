@@ -312,8 +312,11 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
     require(not foreign, kind, f"{foreign} tensors", "they are not in the state_dict, so nobody averages them")
+    correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
+        require(not correcting, "method", correcting, hint)
     if needs_closure(optimizer):
-        correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
         hint = f"{type(optimizer).__name__} computes several gradients a step; use another optimizer"
         require(not correcting, "method", correcting, hint)
         mixed = str(trainer.precision) in ("16-mixed", "16")

@@ -9,6 +9,7 @@ from torch import nn
 
 from fl_lightning.client.references import Cache, References, fill, frozen_copy
 from fl_lightning.data.loaders import Rows
+from fl_lightning.errors import ClientError
 from fl_lightning.state import clone, tensors
 
 PATHS = {"early": "body", "late": "head"}
@@ -159,3 +160,28 @@ def test_the_end_of_a_visit_releases_what_was_cached():
     assert found._caches
     found.end()
     assert not found._caches and not found._seen
+
+
+class InPlace(Net):
+    def training_step(self, batch, batch_idx):
+        batch[0].mul_(2)
+        return super().training_step(batch, batch_idx)
+
+
+class Rebinding(Net):
+    def training_step(self, batch, batch_idx):
+        batch["x"] = batch["x"] * 2
+        return super().training_step((batch["x"],), batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "batch"), [(InPlace, [torch.ones(3, 6)]), (Rebinding, {"x": torch.ones(3, 6)})])
+def test_a_step_that_changes_its_batch_is_refused(kind, batch):
+    net = kind()
+    found = References(PATHS, True)
+    found.add("global", frozen_copy(net, []))
+    found.start()
+    found.load("global", clone(tensors(net)), ["early"])
+    found.begin_batch(batch, 0, None)
+    net.training_step(batch, 0)
+    with pytest.raises(ClientError, match=rf"^{kind.__name__}.training_step changes its batch.*work on a copy"):
+        found.observe("global")

@@ -49,10 +49,10 @@ def test_the_transform_replaces_the_logits_alone_and_the_raw_ones_are_recorded()
 def test_a_forward_ends_as_soon_as_all_asked_taps_are_there():
     net = Net()
     taps = Taps(net, PATHS)
-    values = taps.run_until(["representation"], lambda: net(X))
+    values = taps.run_until({"representation": 1}, lambda: net(X))
     assert set(values) == {"representation"}
     assert net.ran == 0
-    assert set(taps.run_until(["logits"], lambda: net(X))) == {"representation", "logits"}
+    assert set(taps.run_until({"logits": 1}, lambda: net(X))) == {"representation", "logits"}
 
 
 def test_while_paused_nothing_is_recorded_or_replaced():
@@ -257,7 +257,7 @@ def test_a_submodule_that_the_forward_does_not_call_is_named():
     with pytest.raises(UsageError, match=message):
         taps.values["z"]
     with pytest.raises(UsageError, match=message):
-        taps.run_until(["z", "logits"], lambda: net(X))
+        taps.run_until({"z": 1, "logits": 1}, lambda: net(X))
     with pytest.raises(KeyError, match="never declared"):
         taps.values["never declared"]
 
@@ -278,3 +278,31 @@ def test_of_many_submodules_an_error_names_the_nearest():
         resolve_taps(net, {"z": "layer.7.attention"}, {"z": "FedUV"})
     assert "classifier" in str(refusal.value)
     assert len(str(refusal.value)) < 500
+
+
+def test_in_training_the_last_output_that_has_a_gradient_is_recorded_and_another_forward_ends_there():
+    net = Net()
+    taps = Taps(net, PATHS)
+    with taps.training():
+        net(X)
+        net(2 * X)
+        with torch.no_grad():
+            net(3 * X)
+    places = {"representation": taps.values.places["representation"]}
+    assert places == {"representation": 2}
+    recorded = taps.values["representation"]
+    observed = taps.run_until(places, lambda: [net(factor * X) for factor in (1, 2, 3)])
+    assert observed.calls["representation"] == 2
+    taps.remove()
+    assert torch.equal(recorded, net.body(2 * X)) and torch.equal(observed["representation"], recorded)
+    assert recorded.requires_grad
+
+
+def test_a_submodule_that_is_only_called_without_gradient_is_named():
+    net = Net()
+    taps = Taps(net, {"z": "body"})
+    with taps.training(), torch.no_grad():
+        net(X)
+    taps.values.check_called("z")
+    with pytest.raises(UsageError, match=r"^trainer.taps: z='body': .* without gradient.*use_reentrant=False"):
+        taps.values["z"]

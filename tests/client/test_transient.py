@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 from fl_lightning.client.taps import Taps
-from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone
+from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone, settings_undone
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.state import tensors
 
@@ -256,10 +256,74 @@ def test_buffers_that_change_places():
 def test_hooks_of_a_visit_are_removed_and_those_of_taps_stay():
     module = nn.Linear(1, 1)
     module.register_forward_hook(lambda *args: None)
+    module.bias.register_hook(lambda gradient: None)
     with hooks_undone(module):
         module.register_forward_hook(lambda *args: None)
         module.register_full_backward_hook(lambda *args: None)
+        module.bias.register_hook(lambda gradient: gradient * 2)
+        module.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(2))
+        nn.modules.module.register_module_forward_pre_hook(lambda *args: None)
         taps = Taps(nn.Sequential(module), {"out": "0"})
     assert len(module._forward_hooks) == 2 and not module._backward_hooks
+    assert len(module.bias._backward_hooks) == 1 and not module.weight._post_accumulate_grad_hooks
+    assert not nn.modules.module._global_forward_pre_hooks
     taps.remove()
     assert len(module._forward_hooks) == 1
+
+
+def test_settings_of_the_process_that_a_visit_changes_are_put_back():
+    def now():
+        return torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+
+    before = now()
+    with settings_undone():
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        assert now() == (torch.float64, False, True)
+    assert now() == before
+
+
+class Extra(nn.Linear):
+    """Gives a tensor of its own to the state dict, which is made anew by each call."""
+
+    def get_extra_state(self):
+        return torch.ones(1)
+
+    def set_extra_state(self, state):
+        pass
+
+
+def coordinates():
+    module = nn.Linear(2, 2)
+    module.register_buffer("adjacency", torch.eye(2).to_sparse())
+    return module
+
+
+@pytest.mark.parametrize(("make", "entry"), [(lambda: Extra(2, 2), "_extra_state"), (coordinates, "adjacency")])
+def test_an_entry_that_cannot_be_averaged_is_refused_by_name(make, entry):
+    module = make()
+    with pytest.raises(UsageError, match=rf"^model=\w+: {entry} (is sparse|of its state_dict is another tensor)"):
+        check_state(module, tensors(module))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda module: module.mean.resize_(3), r"^the buffer mean became \(3,\) torch.float32, and was \(2,\)"),
+        (lambda module: setattr(module.weight, "data", module.weight.data.half()), "^the parameter weight became"),
+        (lambda module: delattr(module, "mean"), "^the buffer mean became None"),
+        (lambda module: delattr(module, "weight"), "^weight was removed since the start of the run"),
+    ],
+)
+def test_a_state_that_is_changed_in_place_is_refused_by_name_and_put_back(change, message):
+    module = nn.Linear(2, 2)
+    module.register_buffer("mean", torch.zeros(2))
+    live = tensors(module)
+    places = Places(module, live)
+    before = {name: (value.shape, value.dtype) for name, value in live.items()}
+    change(module)
+    with pytest.raises(ClientError, match=message):
+        places.settle()
+    places.bind()
+    assert {name: (value.shape, value.dtype) for name, value in module.state_dict().items()} == before

@@ -1,13 +1,28 @@
 """What modules of Lightning's users do beside a loss: statistics, teachers, frozen parts, weights that warm up."""
 
 import copy
+import math
 
 import pytest
 import torch
-from helpers.conformance import Net, Rows, assert_same_notes, both_precisions, conform, note
+from helpers.conformance import (
+    Net,
+    Rows,
+    assert_close,
+    assert_same_notes,
+    both_precisions,
+    by_rounds,
+    clients,
+    conform,
+    note,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from fl_lightning.errors import UsageError
+from fl_lightning.methods import MOON, SCAFFOLD, FedDyn, FedProx, FedRS, FedUV
 
 
 def changed(pair, prefix):
@@ -372,3 +387,107 @@ def test_a_frozen_module_and_toggled_optimizers():
 
 def test_the_rows_of_these_tests_have_an_incomplete_last_batch():
     assert [len(y) for _, y in Rows().train_dataloader()] == [4, 4, 4, 2]
+
+
+# ---------------------------------------------------------------------- kinds of tensors and gradients
+def test_parameters_and_buffers_without_elements():
+    class Model(Net):
+        def __init__(self):
+            super().__init__()
+            self.none = nn.Linear(5, 0)
+            self.register_buffer("nothing", torch.zeros(0, 3))
+
+        def forward(self, x):
+            return self.net(x) + self.none(x).sum()
+
+    conform(Model)
+
+
+class Embedded(Net):
+    """Rows of an embedding are added to the inputs; each step looks a few of them up."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5, sparse=sparse)
+
+    def forward(self, x):
+        return self.net(x + self.embedding((x[:, 0].abs() * 3).long().clamp(max=6)))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("method", [FedProx(0.1), SCAFFOLD(), SCAFFOLD(variate="gradients"), FedDyn(0.1)])
+def test_methods_correct_sparse_gradients_as_dense_ones(method):
+    states = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = Embedded(sparse)
+        by_rounds(model, clients(Rows(), 8, 6), methods=[method], epochs=1, gradient_clip_val=0.1)
+        states.append(model.state_dict())
+    assert_close(*states, 1e-10)
+
+
+def test_sparse_adam_beside_a_method_that_corrects_gradients_is_refused():
+    class Model(Embedded):
+        def configure_optimizers(self):
+            return torch.optim.SparseAdam(self.embedding.parameters())
+
+    with pytest.raises(UsageError, match=r"^method=\['FedProx'\]: .*use Adam"):
+        by_rounds(Model(True), clients(Rows()), methods=[FedProx()])
+
+
+# ---------------------------------------------------------------------- taps of a network that is called in other ways
+TAPS = {"taps": {"representation": "net.1", "logits": "net.2"}}
+
+
+class TwoViews(Net):
+    """The loss is of both views, as in contrastive learning; the taps record the second."""
+
+    second = 0.5
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) + self(self.second * batch[0]).square().mean()
+
+
+def test_a_reference_model_observes_the_same_call_as_the_client():
+    """With a learning rate of 0, all models are the same, and MOON's term is log(2) whichever view it compares."""
+
+    class Model(TwoViews):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    trainer = by_rounds(Model(), clients(Rows()), methods=[MOON(mu=1.0, first="global")], epochs=1, **TAPS)
+    assert trainer.metrics["train/moon"] == pytest.approx(math.log(2), abs=1e-12)
+
+
+class Checkpointed(Net):
+    use_reentrant = False
+
+    def forward(self, x):
+        return checkpoint(self.net, x.clone().requires_grad_(), use_reentrant=self.use_reentrant)
+
+
+def test_penalties_act_through_activation_checkpoints():
+    states = []
+    for kind in (Net, Checkpointed):
+        torch.manual_seed(0)
+        model = kind()
+        by_rounds(model, clients(Rows()), methods=[FedUV(), MOON(first="global")], epochs=1, **TAPS)
+        states.append(model.state_dict())
+    assert_close(*states, 1e-10)
+
+
+def test_penalties_on_reentrant_checkpoints_are_refused_and_changed_logits_are_not():
+    class Model(Checkpointed):
+        use_reentrant = True
+
+    with pytest.raises(UsageError, match=r"^trainer.taps: representation='net.1'.*use_reentrant=False"):
+        by_rounds(Model(), clients(Rows()), methods=[FedUV()], **TAPS)
+    states = []
+    for kind in (Net, Model):
+        torch.manual_seed(0)
+        model = kind()
+        by_rounds(model, clients(Rows()), methods=[FedRS()], epochs=1, **TAPS)
+        states.append(model.state_dict())
+    assert_close(*states, 1e-10)

@@ -373,3 +373,41 @@ def test_every_bit_of_a_state_counts_in_its_checksum(kind):
     assert sums == checksums(
         {"a": one.clone(), "b": other.clone(), "image": image.contiguous(), "scalar": torch.tensor(2.0)}
     )
+
+
+# ---------------------------------------------------------------- weights
+class Weights(Method):
+    def __init__(self, *weights):
+        self.weights = weights
+
+    def client_weight(self, client):
+        return self.weights[client.info.id]
+
+
+def weighted(tmp_path, *weights):
+    trainer = small_trainer(tmp_path, max_rounds=1)
+    data = small_data(num_clients=3, train_size=90)
+    trainer.fit(ImageClassifier(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.1)), data, Weights(*weights))
+    return trainer
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1e-30, 1e300])
+def test_a_weight_that_the_sums_would_round_is_refused_with_its_client_and_value(tmp_path, weight):
+    with pytest.raises(ClientError, match=r"^client 1, round 0: its weight is .*return 0, or a number from") as refusal:
+        weighted(tmp_path, 1.0, weight, 1.0)
+    assert f"its weight is {weight};" in str(refusal.value)
+
+
+@pytest.mark.parametrize("scale", [2.0**-38, 2.0**60, 2.0**90])
+def test_a_common_scale_of_the_weights_changes_no_bit(tmp_path, scale):
+    states = []
+    for factor in (1.0, scale):
+        torch.manual_seed(0)
+        states.append(weighted(tmp_path, 8 * factor, 0.0, 3 * factor).server.state)
+    assert_same_bits(*states)
+
+
+def test_weights_of_0_alone_leave_the_global_model_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="^round 0: all clients that sent an update have the weight 0"):
+        trainer = weighted(tmp_path, 0.0, 0.0, 0.0)
+    assert trainer.metrics["drift/global"] == 0
