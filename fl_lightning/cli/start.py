@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from importlib import import_module
+from types import ModuleType
 
 # their process talks to a database from several threads, and starts others that train: it never imports torch
 OF_SUITES = ("bench", "tune")
@@ -19,9 +22,45 @@ def main(args: list[str] | None = None) -> None:
     An exception from a user's code keeps its traceback.
     """
     given = sys.argv[1:] if args is None else args
-    if given and given[0] in OF_SUITES:
-        import_module("fl_lightning.cli.bench").main(given)
-    elif given and given[0] == REPORT:
-        import_module("fl_lightning.cli.report").main(given)
-    else:
-        import_module("fl_lightning.cli.program").main(args)
+    try:
+        if given and given[0] in OF_SUITES:
+            imported("fl_lightning.cli.bench").main(given)
+        elif given and given[0] == REPORT:
+            imported("fl_lightning.cli.report").main(given)
+        else:
+            imported("fl_lightning.cli.program").main(args)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module, which may take seconds.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed meanwhile, whatever a library has made of it: an extension module may turn
+            it into an ImportError, and an optional import may pass over it.
+    """
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    # other threads cannot set a handler, and who ignores the signal, as nohup does, goes on doing so
+    watched = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
+    if watched:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        module = import_module(name)
+    except BaseException as error:
+        if caught:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if watched:
+            signal.signal(signal.SIGINT, before)
+    if caught:
+        raise KeyboardInterrupt
+    return module

@@ -1,12 +1,15 @@
 """The program imports no more than a command needs."""
 
+import signal
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import fl_lightning
 from fl_lightning import cli
+from fl_lightning.cli import start
 
 CHECK = """
 import sys
@@ -47,3 +50,75 @@ def test_the_help_mentions_the_commands_of_suites(capsys, monkeypatch):
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "`bench SUITE`" in said and "`tune SUITE`" in said
+
+
+def pressed(monkeypatch, meanwhile):
+    """Ctrl-C is pressed during an import, which ``meanwhile`` goes on with; returns the handler of then."""
+    handlers = []
+
+    def import_module(name):
+        handlers.append(signal.getsignal(signal.SIGINT))
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            meanwhile()
+        return ModuleType(name)
+
+    monkeypatch.setattr(start, "import_module", import_module)
+    return handlers
+
+
+def as_an_extension():
+    raise ImportError("numpy.core.multiarray failed to import")
+
+
+def as_python():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("meanwhile", [as_python, as_an_extension, lambda: None])
+@pytest.mark.parametrize("command", ["fit", "bench", "tune", "report"])
+def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys, command, meanwhile):
+    before = signal.getsignal(signal.SIGINT)
+    pressed(monkeypatch, meanwhile)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_import_that_fails_keeps_its_traceback_and_an_ignored_signal_stays_ignored(monkeypatch):
+    monkeypatch.setattr(start, "import_module", lambda name: as_an_extension())
+    with pytest.raises(ImportError, match="numpy"):
+        cli.main(["fit"])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        handlers = pressed(monkeypatch, as_python)
+        assert start.imported("fl_lightning.cli.bench").__name__ == "fl_lightning.cli.bench"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.SIG_IGN]
+
+
+# the first import of torch is where most of the seconds go
+WHILE_IMPORTING = """
+import signal, sys
+
+class Press:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+sys.argv = ["cli.py", "fit", "--config", "nowhere.yaml"]
+import runpy
+runpy.run_path("cli.py", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(request):
+    ended = subprocess.run(
+        [sys.executable, "-c", WHILE_IMPORTING], capture_output=True, text=True, cwd=request.config.rootpath, timeout=300
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
