@@ -3,9 +3,11 @@
 python experiments/reliability/fuzz.py [--number 1000] [--seed 0] [--jobs 2] [--output fuzz.jsonl] [--only N]
 
 A case is a smoke config, or a data, a model and a method fragment together, resolved with all defaults, in which one
-or two places are changed: a value, a key, a class, a list. Each case is run in a process forked from this one. Allowed
-are a run that ends well with finite metrics, a refusal (status 2: one line under 300 characters with key and remedy,
-and no folder), and a client that fails in a round (status 1, one line). Anything else is listed with the case.
+or two places are changed: a value, a key, a class, a list. In a third of the cases it is the text of the file that is
+changed: its encoding, a character, an indentation, a key that stands twice, a tag, an alias. Each case is run in a
+process forked from this one. Allowed are a run that ends well with finite metrics, a refusal (status 2: one line under
+300 characters with key and remedy, and no folder), and a client that fails in a round (status 1, one line). Anything
+else is listed with the case.
 """
 
 from __future__ import annotations
@@ -102,9 +104,22 @@ MORE = {
     },
     "data.init_args": {"augment": [{"class_path": "RandomCrop"}], "val_fraction": 0.1, "test_size": 20, "mean": [0.5]},
 }
+# what the value of a key may become in the text of a file
+TEXTS = [
+    *("[1", "{a: 1", "'a", '"a', "a: b", "*nowhere", "&a [*a]", "&a {b: *a}", "? a", "- a", "@a", "%a", "`a", "|", ">"),
+    *("!!python/object/apply:os.system [id]", "!!python/name:os.system", "!mine a", "!!binary YQ==", "!!set {a}"),
+    *("!!int a", "!!float 1", "!!str 1", "010", "-017", "1:30", "1:30.5", "0x10", "0b11", "0o10", "08", "1_0", "1e-1"),
+    *("yes", "off", "~", "=", "2024-01-01", "2024-13-45", "{3: 4}", "{[a]: b}", "{a: 1, a: 2}", "9" * 5000),
+    *("{<<: {a: 1}, <<: {b: 1}}", "{<<: {a: 1}, a: 2}", "{<<: 3}", "\t1", "1 # \t", "1\t"),
+    *('"\\q"', '"\\ud800"', '"\\0"'),
+    *("[" * 2000, "[" * 60 + "]" * 60, "{a: " * 2000 + "1" + "}" * 2000, "x" * 100_000, "[" + "1, " * 300_000 + "]"),
+    "[&a [0, 0, 0, 0], &b [*a, *a, *a, *a], &c [*b, *b, *b, *b], &d [*c, *c, *c, *c], &e [*d, *d, *d, *d], "
+    "&f [*e, *e, *e, *e], &g [*f, *f, *f, *f], &h [*g, *g, *g, *g], &i [*h, *h, *h, *h], &j [*i, *i, *i, *i]]",
+]
 REMEDY = re.compile(
     r"\b(give|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
-    r"free|needs?|must|lists|Allowed|Available|build|bind|put|evaluation data is|train(s)? in)\b"
+    r"free|needs?|must|lists|Allowed|Available|build|bind|put|evaluation data is|train(s)? in|"
+    r"write|save|indent|close|correct|quote)\b"
 )
 
 
@@ -221,19 +236,55 @@ def mutate(config: dict[str, Any], rng: random.Random) -> str:
     return f"an unknown key beside {where}"
 
 
-def case(number: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config of a case, and its record."""
-    rng = random.Random(f"{seed}/{number}")
-    name = rng.choice(list(bases()))
-    config = copy.deepcopy(resolved(name))
-    done = [mutate(config, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
-    return config, {"case": number, "base": name, "changes": done}
+def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
+    """The text of a config, changed in one place, as bytes; and what was done."""
+    lines = text.splitlines()
+    valued = [number for number, line in enumerate(lines) if re.match(r"\s*(?:- )?\w+: \S", line)]
+    number = rng.choice(valued)
+    kind = rng.choice(["value"] * 12 + ["encoding"] * 3 + ["character"] * 3 + ["twice"] * 3 + ["line"] * 3 + ["whole"])
+    if kind == "value":
+        key, new = lines[number].partition(": ")[0], rng.choice(TEXTS)
+        lines[number] = f"{key}: {new}"
+        done = f"{key.strip()} as {new[:60]}"
+    elif kind == "encoding":
+        encoding = rng.choice(["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp500", "utf-7"])
+        return f"# é ü\n{text}".encode(encoding), f"as {encoding}"
+    elif kind == "character":
+        place, codes = rng.randrange(len(text)), [*range(32), *b"'\"{}[]&*!|>%@`:,#-?\\", *range(127, 256)]
+        new = bytes([rng.choice(codes)])
+        content = text.encode()
+        return content[:place] + new + content[place + rng.choice([0, 1]) :], f"{new!r} at {place}"
+    elif kind == "twice":
+        first = rng.choice([number, *(n for n, line in enumerate(lines) if re.match(r"\w", line))])
+        lines.insert(rng.choice([first, first + 1, len(lines)]), lines[first])
+        done = f"{lines[first].strip()[:60]} twice"
+    elif kind == "line":
+        new = rng.choice(["\t", " ", "  ", "- ", "3: 4\n", "? [a]\n: b\n", "---\n", "...\n", "%YAML 3.0\n", "<<: {}\n"])
+        lines[number] = new + (lines[number].lstrip() if new == "\t" else lines[number])
+        done = f"{new!r} before {lines[number].strip()[:60]}"
+    else:
+        whole = ["", "# a", "a", "3", "- a", "~", "{}", f"{text}---\n{text}", text[: rng.randrange(len(text))]]
+        new = rng.choice(whole)
+        return new.encode(), f"the whole as {new[:20]!r}, {len(new)} characters"
+    return "\n".join([*lines, ""]).encode(), done
 
 
-def work(folder: Path, config: dict[str, Any]) -> None:
-    """Run a case in a forked process; it does not return."""
+def case(number: int, seed: int) -> tuple[bytes, dict[str, Any]]:
+    """The config of a case as the bytes of its file, and its record."""
     import yaml
 
+    rng, of_text = random.Random(f"{seed}/{number}"), random.Random(f"{seed}/{number}/text")
+    name = rng.choice(list(bases()))
+    config = copy.deepcopy(resolved(name))
+    if of_text.random() < 1 / 3:
+        content, done = damage(yaml.safe_dump(config), of_text)
+        return content, {"case": number, "base": name, "changes": [f"text: {done}"]}
+    changes = [mutate(config, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
+    return yaml.safe_dump(config).encode(), {"case": number, "base": name, "changes": changes}
+
+
+def work(folder: Path, content: bytes) -> None:
+    """Run a case in a forked process; it does not return."""
     from fl_lightning.cli import main
 
     os.setsid()
@@ -244,7 +295,7 @@ def work(folder: Path, config: dict[str, Any]) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     status: Any = 0
     try:
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        (folder / "config.yaml").write_bytes(content)
         main(["fit", "--config", "config.yaml"])
     except SystemExit as error:
         status = error.code
@@ -316,12 +367,12 @@ def run_all(numbers: list[int], seed: int, jobs: int) -> Iterator[dict[str, Any]
     waiting = numbers[::-1]
     while waiting or running:
         while waiting and len(running) < jobs:
-            config, record = case(waiting.pop(), seed)
+            content, record = case(waiting.pop(), seed)
             folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
-                work(folder, config)
+                work(folder, content)
             running[pid] = folder, record, time.monotonic()
         for pid, (folder, record, began) in list(running.items()):
             status = end(pid, SECONDS, began)

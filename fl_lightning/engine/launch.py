@@ -88,7 +88,8 @@ def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, 
         raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         given = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
-        raise UsageError(f"{given}: {' '.join(str(error).split())}") from error
+        why = " ".join(str(error).split()).rstrip(".")
+        raise UsageError(f"{given}: {why}; choose values that fit together, such as devices auto") from error
 
 
 def forks(trainer: FederatedTrainer) -> bool:
