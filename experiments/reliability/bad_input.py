@@ -27,7 +27,11 @@ def line_of(given: str) -> str:
     quiet = (contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit))
     with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1], quiet[2]:
         main(arguments(given, Path(folder)))
-    lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
+    lines = [
+        line.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+        for line in said.getvalue().splitlines()
+        if line.startswith("error: ")
+    ]
     return lines[-1].removeprefix("error: ") if lines else "(none)"
 
 

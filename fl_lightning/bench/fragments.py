@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sources import content_of
+from fl_lightning.yaml_files import read_yaml
 
 Fragment = dict[str, Any]
 # no bit of a result depends on these: arguments of the data that say where files are, ...
@@ -26,20 +25,6 @@ FREE_OF_TRAINER = (
 IN_CLASSES = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?C(?:/(\d+(?:\.\d+)?))?")
 
 
-def read_yaml(path: Path) -> Any:
-    """What a YAML file holds.
-
-    Raises:
-        UsageError: it cannot be read, or is no YAML.
-    """
-    try:
-        return yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}; give another file") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
-
-
 def write_text(path: Path, text: str) -> Path:
     """Write a file of text atomically, and its folder where there is none; returns the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,13 +33,26 @@ def write_text(path: Path, text: str) -> Path:
     return partial.replace(path)
 
 
-def fragments_of(value: Any, path: Path) -> Iterator[Fragment]:
-    """Fragments from a mapping, a file's name relative to ``path``, or a list of these; none from null."""
+def fragments_of(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
+    """Fragments from a mapping, a file's name relative to ``path``, or a list of these; none from null.
+
+    ``within`` are the files that name the one at ``path``.
+    """
     for one in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(one, str):
-            yield from fragments_of(read_yaml(path.parent / one), path.parent / one)
+            inner = path.parent / one
+            files = (*within, path)
+            require(
+                inner.resolve() not in (file.resolve() for file in files),
+                f"{path}: config",
+                one,
+                "the file names itself; name another",
+            )
+            yield from fragments_of(read_yaml(inner), inner, files)
         else:
             require(isinstance(one, Mapping), f"{path}: config", one, "give a mapping, or the name of a file")
+            for key in one:
+                require(isinstance(key, str), f"{path}: config", key, "is no key of a config; give the name of one")
             yield dict(one)
 
 
@@ -74,7 +72,7 @@ def merged(fragments: Iterable[Fragment]) -> Fragment:
     result: Fragment = {}
     for fragment in fragments:
         for key, value in fragment.items():
-            if key.endswith("+"):
+            if isinstance(key, str) and key.endswith("+"):
                 added = value if isinstance(value, list) else [value]
                 result[key[:-1]] = [*(result.get(key[:-1]) or []), *added]
             elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):

@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.fragments import Fragment, fragments_of, nested, read_yaml
+from fl_lightning.bench.fragments import Fragment, fragments_of, nested
 from fl_lightning.bench.suite import SHOWN, Choice, Labels, Suite, Table, plain
 from fl_lightning.errors import UsageError, require
+from fl_lightning.yaml_files import read_yaml
 
 # the kinds of the values of a suite's keys, as YAML gives them
 KINDS: dict[str, tuple[type, str]] = {

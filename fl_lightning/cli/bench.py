@@ -17,7 +17,7 @@ from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
-from fl_lightning.bench.fragments import Fragment, fragments_of, read_yaml
+from fl_lightning.bench.fragments import Fragment, fragments_of
 from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.stale import changed_code
@@ -39,6 +39,7 @@ from fl_lightning.bench.tune import Tuner, any_begun, check_metric, open_search,
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
 from fl_lightning.cli.arguments import Parser, end_with_status, program
 from fl_lightning.errors import UsageError, clipped, require
+from fl_lightning.yaml_files import read_yaml
 
 ABOUT = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",

@@ -48,6 +48,7 @@ CAUSES = {
     "base": re.compile(r"Import path (?:(?P<value>[\w.]+) )?does not correspond to (?P<why>a subclass of \w+)"),
     "abstract": re.compile(r"Expected an instantiatable class, but (?P<value>[\w.]+) is (?P<why>abstract)"),
     "entries": re.compile(r"'(?P<kind>\w+)' object has no attribute 'keys'"),
+    "key": re.compile(r"(?:Key must be a string, got|Spaces not allowed in keys): (?P<name>.*?)\.(?= |$)"),
     "spec": re.compile(
         r"(?:Not a valid subclass of \w+|Dict must include a class_path|Expected an import path or a subclass spec)"
     ),
@@ -56,7 +57,9 @@ CAUSES = {
     "unloaded": re.compile(r"Unable to load config (?P<value>'.*?'|\".*?\"|\S+)"),
 }
 # the value, up to what a message says of other types
-GIVEN = re.compile(r"Got value:(.*?)(?: Subclass types expect| - |$)|Given value:(.*?)(?:\. Got value:| - |$)")
+GIVEN = re.compile(
+    r"Got value:(.*?)(?:\. Got value:| Subclass types expect| - |$)|Given value:(.*?)(?:\. Got value:| - |$)"
+)
 # what a message ends with where it is about a class in the place of a function
 INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 # a value as a command line gives it to one argument of a class
@@ -95,17 +98,21 @@ def shorten(message: str) -> str:
 
 def place_of(before: str, after: str) -> Place:
     """The keys and the class around the cause of an error, from the message before and after it."""
-    keys = re.findall(r'Parser key "([^"]+)"', before)
     named = list(re.finditer(r"class_path '([\w.]+)'", before))
     # of a class in a function's place, as an optimizer's, the path comes after the message
     inner = INNER.search(after) if "callable class" in before[named[-1].end() if named else 0 :] else None
     owner = inner[1] if inner else named[-1][1] if named else ""
-    return Place(".".join(keys), owner, before, after)
+    return Place(key_in(before), owner, before, after)
+
+
+def key_in(message: str) -> str:
+    """The keys of a parser's message, joined by dots."""
+    return ".".join(re.findall(r'Parser key "([^"]+)"', message))
 
 
 def of_unknown_key(text: str) -> str | None:
     """The line about a key that the parser does not have; None where the message is not about one."""
-    match = re.search(r"(?:does not accept option|^Option) '([\w.]+)'|^unrecognized arguments: --([\w.+]+)", text)
+    match = re.search(r"(?:does not accept option|^Option) '([^']+)'|^unrecognized arguments: --([\w.+]+)", text)
     if match is None:
         return None
     key = match[1] or match[2]
@@ -167,6 +174,11 @@ def of_entries(place: Place, match: re.Match[str]) -> str:
     return f"{place.key}: {short(place.owner)}.init_args={kind}: give a mapping of its arguments, or leave it out"
 
 
+def of_key(place: Place, match: re.Match[str]) -> str:
+    """The line about a key that can be no name."""
+    return f"{place.key or 'config'}: {match['name']} is no key; give the name of an argument"
+
+
 def of_spec(place: Place, match: re.Match[str]) -> str:
     """The line about a value that names no class where one belongs."""
     kind = "a list of classes" if "Subtypes: [list[" in place.before else "a class"
@@ -212,6 +224,7 @@ LINES = {
     "base": of_class,
     "abstract": of_class,
     "entries": of_entries,
+    "key": of_key,
     "spec": of_spec,
     "value": of_value,
     "file": of_file,

@@ -27,17 +27,19 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.config import building, check_config
-from fl_lightning.cli.messages import shorten
+from fl_lightning.cli.messages import key_in, shorten
 from fl_lightning.cli.packaged import packaged_config
+from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.errors import ClientError, Stopped, UsageError, clipped
+from fl_lightning.errors import ClientError, Stopped, UsageError, clipped, require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.yaml_files import read_yaml
 
 OF_SUITES = (
     "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
@@ -54,8 +56,11 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
         if not os.path.exists(values):
             values = str(packaged_config(values) or values)
-        given = yaml.safe_load(Path(values).read_text()) if os.path.isfile(values) else {}
-        forget_lists(cfg, given)
+        if os.path.isfile(values):
+            given = read_yaml(Path(values))
+            hint = "the file holds no mapping; give keys with their values, such as trainer: {max_rounds: 10}"
+            require(isinstance(given, Mapping), "config", str(values), hint)
+            forget_lists(cfg, given)
         super().__call__(parser, cfg, values, option_string)
 
 
@@ -72,6 +77,9 @@ def forget_lists(before: Any, given: Any) -> None:
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"parser_mode": CHECKED, **kwargs})
+
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:
             kwargs["action"] = ConfigFile
@@ -81,7 +89,10 @@ class Parser(LightningArgumentParser):
         # nested parsers raise instead of exiting, and add the key's path on the way up
         if not self.exit_on_error:
             return super().error(message, ex)
-        raise usage_error(ex) or UsageError(shorten(str(message)))
+        usage = usage_error(ex)
+        if isinstance(usage, ValueTextError):
+            raise UsageError(f"{key_in(str(message)) or 'config'}: {usage}")
+        raise usage or UsageError(shorten(str(message)))
 
 
 class _SaveConfig(Callback):
@@ -106,7 +117,9 @@ def began_as(config: Namespace, path: Path) -> Namespace:
 
     That is in the ``config.yaml`` at ``path``.
     """
-    before = (yaml.safe_load(path.read_text()) if path.is_file() else None) or {}
+    before = (read_yaml(path) if path.is_file() else None) or {}
+    hint = "it is not what the run has written; put that back, or remove the file"
+    require(isinstance(before, Mapping), str(path), before, hint)
     config = config.clone()
     for key, default in (("ckpt_path", None), ("weights", None), ("allow_changes", False)):
         config[key] = before.get(key, default)
@@ -160,6 +173,10 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        with checked_files():
+            super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
         """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""

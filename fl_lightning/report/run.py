@@ -11,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from fl_lightning.report.arrays import Arrays, load_arrays, read_arrays
 from fl_lightning.report.metrics_csv import Row, read_metrics
+from fl_lightning.yaml_files import read_yaml
 
 State = Literal["finished", "running", "stopped", "failed"]
 METRICS, ENVIRONMENT, CONFIG, PLAN, CHANGES = (
@@ -196,9 +195,8 @@ def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        text = path.read_text()
-        loaded = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        loaded = json.loads(path.read_text()) if path.suffix == ".json" else read_yaml(path)
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:120]}")
         return {}
     return loaded if isinstance(loaded, dict) else {}
@@ -207,13 +205,13 @@ def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
 def told_changes(path: Path) -> list[str]:
     """What the ``changes.yaml`` of a run that resumed as another one says."""
     try:
-        loaded = yaml.load(path.read_text(), Loader=LOADER) or []
+        loaded = read_yaml(path) or []
         return [
             f"it resumed after {one['rounds_done']} rounds with changes: "
             + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in one["changes"].items())
             for one in loaded
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{path.name} cannot be read: what was changed when it resumed is not known"]
 
 
@@ -255,7 +253,3 @@ def changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-# the one that is written in C reads a config in a tenth of the time
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -7,7 +7,7 @@ from helpers.benches import TOY, toy_suite
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
-from fl_lightning.bench.fragments import digest, merged, nested, of_result
+from fl_lightning.bench.fragments import digest, fragments_of, merged, nested, of_result
 from fl_lightning.bench.suite import scaled
 from fl_lightning.errors import UsageError
 
@@ -28,6 +28,31 @@ def test_a_cosine_over_all_rounds_ends_with_the_fewer_ones(scale, rounds):
 def test_another_schedule_stays_as_it_is():
     assert scaled(over(60, 6), 0.125)["trainer"] == {"max_rounds": 3, "local_epochs": 1}
     assert scaled({}, 0.125)["trainer"] == {"max_rounds": 5, "local_epochs": 1}
+
+
+# ---------------------------------------------------------------- fragments in files
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("- inner.yaml", "inner.yaml: config='inner.yaml': the file names itself"),
+        ("- between.yaml", "between.yaml: config='inner.yaml': the file names itself"),
+        ("3: 4", "inner.yaml: config=3: is no key of a config"),
+        ("trainer: {}\ntrainer: {}", "inner.yaml, line 2, column 1: the key trainer stands in line 1"),
+    ],
+)
+def test_a_fragment_that_is_no_config_is_refused(tmp_path, content, why):
+    (tmp_path / "inner.yaml").write_text(content)
+    (tmp_path / "between.yaml").write_text("- inner.yaml")
+    with pytest.raises(UsageError) as refused:
+        list(fragments_of("inner.yaml", tmp_path / "suite.yaml"))
+    assert str(refused.value).startswith(str(tmp_path / why))
+
+
+def test_a_file_may_be_named_twice_and_a_mapping_within_a_fragment_may_have_numbers_as_keys(tmp_path):
+    (tmp_path / "inner.yaml").write_text("model: {init_args: {weights: {0: 1, 1: 2}}}")
+    parts = list(fragments_of(["inner.yaml", "inner.yaml"], tmp_path / "suite.yaml"))
+    assert len(parts) == 2
+    assert merged(parts) == {"model": {"init_args": {"weights": {0: 1, 1: 2}}}}
 
 
 # ---------------------------------------------------------------- what a cell is known by

@@ -188,9 +188,22 @@ def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
     ],
 )
 def test_a_suite_with_an_unknown_name_is_refused(change, said, tmp_path, capsys):
-    (tmp_path / "toy.yaml").write_text(f"{TOY}{change}\n")
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **yaml.safe_load(change)}))
     assert status("toy.yaml") == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bench", "bad.yaml"], ["tune", "bad.yaml"], ["bench", "toy.yaml", "--config", "bad.yaml"]]
+)
+@pytest.mark.parametrize("content", ["a: 1\na: 2\n", "a: 010", "a: [", b"a: \xe9", "a: &a [*a]", "a: b\n\tc: d"])
+def test_a_damaged_suite_or_config_is_refused_with_its_place(arguments, content, toy, tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: bad.yaml, line ") and line.count("\n") == 1
 
 
 def test_a_config_is_no_suite(tmp_path, capsys):

@@ -119,6 +119,10 @@ runpy.run_path("cli.py", run_name="__main__")
 
 def test_ctrl_c_while_torch_is_imported_is_one_line(request):
     ended = subprocess.run(
-        [sys.executable, "-c", WHILE_IMPORTING], capture_output=True, text=True, cwd=request.config.rootpath, timeout=300
+        [sys.executable, "-c", WHILE_IMPORTING],
+        capture_output=True,
+        text=True,
+        cwd=request.config.rootpath,
+        timeout=300,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")

@@ -24,14 +24,21 @@ trainer: {max_rounds: 1, logger: false, accelerator: cpu}
 def arguments(given: str, folder: Path) -> list[str]:
     """The command line of an input, whose configs are written into a folder."""
     (folder / "base.yaml").write_text(BASE)
-    (folder / "given.yaml").write_text(given)
+    (folder / "given.yaml").write_bytes(given.encode("utf-8", "surrogateescape"))
     last = given if given.startswith("--") else f"--config={folder / 'given.yaml'}"
     return ["fit", f"--config={folder / 'base.yaml'}", f"--trainer.default_root_dir={folder / 'runs'}", last]
 
 
 def cell(text: str) -> str:
     """A text as code in a cell of a table."""
-    return "`" + " ; ".join(text.splitlines()).replace("|", "\\|").replace("`", "'") + "`"
+    lines = (line if len(line) <= 300 else f"{line[:80]} ... {line[-30:]}" for line in text.rstrip("\n").split("\n"))
+    plain = "".join(one if one.isprintable() else ascii(one)[1:-1].replace("\\udc", "\\x") for one in " ; ".join(lines))
+    return "`" + plain.replace("|", "\\|").replace("`", "'") + "`"
+
+
+def raw(content: bytes) -> str:
+    """The bytes of a config as a text."""
+    return content.decode("utf-8", "surrogateescape")
 
 
 def trainer(**arguments: str) -> str:
@@ -225,6 +232,45 @@ BAD: dict[str, tuple[str, str]] = {
     "local_steps 1.5": (trainer(local_steps="1.5"), "trainer.local_steps='1.5': give a value of type int or null"),
     "buffers lost": (trainer(buffers="lost"), "trainer.buffers='lost': give average or keep or local"),
     "no file of configs": ("--config=nowhere.yaml", "config="),
+    # YAML that is damaged, or of which something would be lost
+    "a tab": ("trainer:\n\tmax_rounds: 2", "given.yaml, line 2, column 1: there is a tab"),
+    "UTF-16": (raw("trainer: {max_rounds: 2}".encode("utf-16")), "given.yaml, line 1, column 1: the file is UTF-16"),
+    "Latin-1": (raw(b"trainer: {name: caf\xe9}"), "given.yaml, line 1, column 20: the byte 0xe9 is no UTF-8"),
+    "NUL": (trainer(name="a\0b"), "given.yaml, line 1, column 18: YAML does not allow the character"),
+    "two documents": ("trainer: {name: a}\n---\ntrainer: {name: b}", "given.yaml, line 2, column 1: a second document"),
+    "a tag of Python": (
+        trainer(name="!!python/object/apply:os.system [id]"),
+        "given.yaml, line 1, column 17: could not",
+    ),
+    "deep": (trainer(taps="{a: " * 1000 + "b" + "}" * 1000), "given.yaml, line 1, column 409: there are more than 100"),
+    "unclosed": ("trainer: {max_rounds: 2\nmethod: [FedProx]", "given.yaml, line 2, column 7: did not find expected"),
+    "a colon in a text": ("trainer: name: a", "given.yaml, line 1, column 14: mapping values are not allowed"),
+    "an alias in itself": (trainer(taps="&a {b: *a}"), "given.yaml, line 1, column 17: an alias stands in what it"),
+    "an alias bomb": (
+        "a: &a [0, 0, 0, 0, 0, 0, 0, 0]\n"
+        + "".join(
+            f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+            for a, b in zip("abcdefg", "bcdefgh", strict=True)
+        ),
+        "given.yaml, line 6, column 4: there are more than 200000 values",
+    ),
+    "a list": ("- trainer", "config='given.yaml': the file holds no mapping; give"),
+    "a text": ("trainer", "config='given.yaml': the file holds no mapping; give"),
+    "nothing": ("# nothing", "config='given.yaml': the file holds no mapping; give"),
+    "a number as a key": (trainer(**{"3": "4"}), "config: 3 is no key; give"),
+    "a list as a key": ("? [a]\n: 3", "given.yaml, line 1, column 3: a list or a mapping stands as a key; give"),
+    "a section twice": (
+        "trainer: {max_rounds: 2}\nmethod: [FedProx]\ntrainer: {name: a}",
+        "given.yaml, line 3, column 1: the key trainer stands in line 1 already; keep one",
+    ),
+    "a key twice on the command line": (
+        "--trainer={max_rounds: 2, max_rounds: 3}",
+        "trainer: '{max_rounds: 2, max_rounds: 3}', line 1, column 17: the key max_rounds stands in line 1 already",
+    ),
+    "two merges": (trainer(**{"<<": "{name: a}, <<: {max_rounds: 2}"}), "given.yaml, line 1, column 26: the key <<"),
+    "octal": (data(num_clients="010"), "given.yaml, line 1, column 33: 010 is 8 in YAML, of base 8; write 8 or 10"),
+    "base 60": (data(num_clients="1:30"), "given.yaml, line 1, column 33: 1:30 is 90 in YAML, of base 60; write 90"),
+    "base 60 on the command line": ("--data.num_clients=1:30", "data: '1:30', line 1, column 1: 1:30 is 90 in YAML"),
     # what does not fit together
     "inputs of another size": (encoder("MLP", in_features="60"), "MLP.in_features=60: inputs are 1 x 8 x 8, give 64"),
     "a vector for a CNN": (encoder("MOONCNN", in_channels="1"), "MOONCNN.image_size=32: inputs are 1 x 8 x 8, give"),

@@ -1,0 +1,116 @@
+"""A file that is the value of a key is read with the same checks as a config, and so is a value of a command line."""
+
+import sys
+
+import pytest
+from helpers.bad_input import BASE
+
+from fl_lightning.cli import main
+from fl_lightning.cli.program import began_as
+from fl_lightning.errors import UsageError
+
+TWICE = "class_path: Dirichlet\nclass_path: IID\n"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path, one_parser):
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "names.yaml").write_text("data: {init_args: {partitioner: inner.yaml}}\n")
+
+
+def line_of(capsys, *args):
+    """The line with which a fit is refused."""
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", "base.yaml", *args])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" not in said
+    return next(line for line in said.splitlines() if line.startswith("error: ")).removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "content", "line"),
+    [
+        (
+            ["--data.partitioner", "inner.yaml"],
+            TWICE,
+            "inner.yaml, line 2, column 1: the key class_path stands in line 1",
+        ),
+        (["--config", "names.yaml"], TWICE, "inner.yaml, line 2, column 1: the key class_path stands in line 1"),
+        (["--config", "names.yaml"], "class_path: [", "inner.yaml, line 2, column 1: "),
+        (
+            ["--trainer", "inner.yaml"],
+            "name: a\nname: b\n",
+            "inner.yaml, line 2, column 1: the key name stands in line 1",
+        ),
+        (["--trainer", "inner.yaml"], "name: a\n\tmax_rounds: 1\n", "inner.yaml, line 2, column 1: there is a tab"),
+        (
+            ["--model", "inner.yaml"],
+            b"class_path: ImageClassifier # \xe9",
+            "inner.yaml, line 1, column 31: the byte 0xe9",
+        ),
+        (
+            ["--model.encoder", "inner.yaml"],
+            "class_path: Logistic\n---\n",
+            "inner.yaml, line 2, column 1: a second document",
+        ),
+        (
+            ["--model.optimizer", "inner.yaml"],
+            "class_path: torch.optim.SGD\ninit_args: {lr: 010}",
+            "inner.yaml, line 2, col",
+        ),
+        (
+            ["--trainer.callbacks", "inner.yaml"],
+            "- {class_path: CCVR, class_path: CCVR}",
+            "inner.yaml, line 1, column 22: the",
+        ),
+        (["--trainer.callbacks+", "inner.yaml"], "&a [*a]", "inner.yaml, line 1, column 1: an alias"),
+    ],
+)
+def test_a_damaged_file_that_is_the_value_of_a_key_is_refused_with_its_place(capsys, tmp_path, args, content, line):
+    (tmp_path / "inner.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert line_of(capsys, *args).startswith(line)
+
+
+def test_a_sound_file_that_is_the_value_of_a_key_is_read(capsys, tmp_path):
+    (tmp_path / "inner.yaml").write_bytes("\ufeffclass_path: Dirichlet\ninit_args: {alpha: 1e-1}\n".encode())
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "base.yaml", "--config", "names.yaml", "--print_config"])
+    assert "alpha: 0.1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (
+            ["--data.partitioner", "{class_path: IID, class_path: Dirichlet}"],
+            "data: '{class_path: IID, class_path: Dir",
+        ),
+        (
+            ["--config", "{trainer: {name: a}, trainer: {name: b}}"],
+            "config: '{trainer: {name: a}, trainer: {name: b}}'",
+        ),
+        (["--data.mean", "[010]"], "data: '[010]', line 1, column 2: 010 is 8"),
+        (["--trainer.taps", "{a: " * 3000 + "b" + "}" * 3000], "trainer.taps: '{a: {a: "),
+        (["--trainer.taps", "&a [*a]"], "trainer.taps: '&a [*a]', line 1, column 1: an alias"),
+    ],
+)
+def test_a_value_of_which_something_would_be_lost_is_refused_with_its_key(capsys, args, line):
+    assert line_of(capsys, *args).startswith(line)
+
+
+def test_a_value_that_is_a_text_may_be_any(capsys):
+    """What is YAML is not for a text to be."""
+    for name in ("1:30", "010", "{a: 1, a: 2}", "a: b: c", "&a [*a]"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", "--config", "base.yaml", f"--trainer.name={name}", "--data.num_clients=010", "--print_config"])
+        config = capsys.readouterr().out
+        assert f"name: {name}\n" in config.replace("'", "") and "num_clients: 10\n" in config
+
+
+@pytest.mark.parametrize("content", ["a: [", "a: 1\na: 2\n", "- a\n", "\0"])
+def test_a_run_does_not_resume_beside_a_damaged_config(tmp_path, content):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UsageError, match=r"config\.yaml(, line \d|=\['a'\]: )"):
+        began_as({}, tmp_path / "config.yaml")
