@@ -82,8 +82,16 @@ def require(condition: bool, key: str, value: object, hint: str) -> None:
         raise UsageError(f"{key}={clipped(repr(value), LONGEST_VALUE)}: {hint}")
 
 
-def clipped(text: str, length: int = LONGEST) -> str:
-    """A text on one line, of which the middle is left out where it is too long: the ends tell most."""
+def printable(text: str) -> str:
+    """A text on one line that any file or terminal takes: what cannot be seen is escaped, as half a surrogate pair."""
     line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
+def clipped(text: str, length: int = LONGEST) -> str:
+    """A text as :func:`printable` gives it; where it is too long, its middle is left out, since the ends tell most."""
+    line = printable(text)
     half = (length - 5) // 2
     return line if len(line) <= length else f"{line[:half]} ... {line[-half:]}"

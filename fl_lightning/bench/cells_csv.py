@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fl_lightning.bench.fragments import of_result
 from fl_lightning.bench.numbers import waiting
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import Result, State
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import UsageError, text_of
+from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
 T = TypeVar("T")
 # the columns beside the labels; ``value`` is for the reader, it is the last of ``values``
@@ -22,6 +23,8 @@ FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale
 LAST = ("values", "metrics", "config", "code")
 # columns that files of former versions lack
 NEW = {"code"}
+# what a spreadsheet takes for the begin of a formula, or strips before it looks for one
+FORMULA = re.compile(r"'*[=+@\t\r\n-]")
 
 
 def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
@@ -32,13 +35,38 @@ def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]
         cells: the cells.
         results: results by the digest of the cell; a cell without one waits.
     """
+    columns = ["cell", *map(column, suite.axes), *FIRST[1:], *LAST]
+    return in_columns(columns, (line_of(cell, results.get(cell.digest, waiting(cell))) for cell in cells))
+
+
+def in_columns(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    """Lines by the names of their columns as CSV."""
+    return csv_text([columns, *([line.get(name) for name in columns] for line in lines)])
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """A table as CSV, of which a spreadsheet takes no text for a formula."""
     file = io.StringIO()
-    axes = [column(axis) for axis in suite.axes]
-    writer = csv.DictWriter(file, ["cell", *axes, *FIRST[1:], *LAST], lineterminator="\n")
-    writer.writeheader()
-    for cell in cells:
-        writer.writerow(line_of(cell, results.get(cell.digest, waiting(cell))))
+    csv.writer(file, lineterminator="\n").writerows(map(inert, row) for row in rows)
     return file.getvalue()
+
+
+def inert(value: Any) -> Any:
+    """A text that begins like a formula and is no number, after an apostrophe; everything else as it is."""
+    return f"'{value}" if isinstance(value, str) and like_formula(value) else value
+
+
+def alive(text: str) -> str:
+    """The text of which :func:`inert` has made this one."""
+    return text[1:] if text.startswith("'") and like_formula(text) else text
+
+
+def like_formula(text: str) -> bool:
+    """Whether a text, without apostrophes before it, begins like a formula and is no number."""
+    try:
+        return FORMULA.match(text) is not None and float(text.lstrip("'")) is None
+    except ValueError:
+        return True
 
 
 def column(axis: str) -> str:
@@ -50,7 +78,7 @@ def line_of(cell: Cell, result: Result) -> dict[str, Any]:
     """The line of one cell. Of the run's folder it has the name alone, and the config is without paths."""
     return {
         **{"cell": cell.name, **{column(axis): label for axis, label in cell.labels.items()}, "seed": cell.seed},
-        **{"digest": cell.digest, "state": result.state, "reason": " ".join(result.reason.split())},
+        **{"digest": cell.digest, "state": result.state, "reason": clipped(result.reason)},
         "value": result.values[max(result.values)] if result.values else None,
         **{"seconds": result.seconds, "scale": result.scale, "machine": result.machine, "plan": result.plan},
         "run_dir": Path(result.run_dir).name,
@@ -61,13 +89,17 @@ def line_of(cell: Cell, result: Result) -> dict[str, Any]:
     }
 
 
-def read_cells(path: str | Path) -> dict[str, Result]:
+def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, Result]:
     """The results that a file of cells has, by digest.
 
+    Args:
+        path: the file.
+        axes: the axes that its cells must have.
+
     Raises:
-        UsageError: it cannot be read, or is no such file.
+        UsageError: it cannot be read, is no such file or of other axes, or a line holds what bench does not write.
     """
-    return {result.digest: result for result in parsed(Path(path), result_of)}
+    return {result.digest: result for result in parsed(Path(path), result_of, axes)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
@@ -84,36 +116,115 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
     def cell_of(line: Mapping[str, str]) -> Cell:
         labels = {axis: line[column(axis)] for axis in suite.axes}
         for axis, label in labels.items():
-            if label not in suite.axes[axis]:
-                raise ValueError(f"axis {axis} of {suite.path.name} has no label {label}")
-        return Cell(labels, int(line["seed"]), (json.loads(line["config"]),), float(line["scale"]))
+            hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
+            require(label in suite.axes[axis], axis, label, hint)
+        return Cell(labels, seed_of(line), (mapping_of(line, "config"),), result_of(line).scale)
 
-    return list(parsed(Path(path), cell_of))
+    return list(parsed(Path(path), cell_of, suite.axes))
 
 
 def result_of(line: Mapping[str, str]) -> Result:
-    """The result of one line."""
+    """The result of one line.
+
+    Raises:
+        UsageError: a column holds what bench does not write there; names the column and the value.
+    """
+    state, digest, seconds = line["state"], line["digest"], line["seconds"]
+    require(state in get_args(State), "state", state, f"give one of {', '.join(get_args(State))}")
+    require(re.fullmatch("[0-9a-f]{8,}", digest) is not None, "digest", digest, "give 8 or more hexadecimal digits")
+    values = mapping_of(line, "values")
+    for round_, value in values.items():
+        good = re.fullmatch("0|[1-9][0-9]{0,8}", round_) is not None and is_number(value)
+        require(good, "values", {round_: value}, "give a number for each round, which are 0 to 999999999")
+    require(bool(values) or state != "done", "values", line["values"], "give a finished cell one round or more")
+    metrics = mapping_of(line, "metrics")
+    for tag, value in metrics.items():
+        require(is_number(value), "metrics", {tag: value}, "give a number for each metric")
+    code = mapping_of(line, "code") if line.get("code") else None
+    for name, known in (code or {}).items():
+        require(isinstance(known, str), "code", {name: known}, "give the digest of each module, or nothing")
+    mapping_of(line, "config")
+    scale, _ = number_of(line, "scale"), seed_of(line)
+    require(0 < scale <= 1, "scale", line["scale"], "give a share above 0, up to 1")
+    if seconds:
+        require(0 <= number_of(line, "seconds") < 1e9, "seconds", seconds, "give the seconds of a round, or nothing")
     return Result(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
-        state=line["state"],  # type: ignore[arg-type]
-        values={int(round_): value for round_, value in json.loads(line["values"]).items()},
-        seconds=float(line["seconds"]) if line["seconds"] else None,
-        metrics=json.loads(line["metrics"]),
-        scale=float(line["scale"]),
-        code=json.loads(line["code"]) if line.get("code") else None,
+        state=state,  # type: ignore[arg-type]
+        values={int(round_): float(value) for round_, value in values.items()},
+        seconds=float(seconds) if seconds else None,
+        metrics=metrics,
+        scale=scale,
+        code=code,
     )
 
 
-def parsed(path: Path, parse: Callable[[Mapping[str, str]], T]) -> Iterator[T]:
-    """What ``parse`` makes of each line of a file of cells."""
+def seed_of(line: Mapping[str, str]) -> int:
+    """The seed of one line."""
+    require(re.fullmatch("-?[0-9]{1,18}", line["seed"]) is not None, "seed", line["seed"], "give an integer")
+    return int(line["seed"])
+
+
+def number_of(line: Mapping[str, str], name: str) -> float:
+    """The number in a column; nan, which is in no range, where there is none."""
+    try:
+        return float(line[name])
+    except ValueError:
+        return float("nan")
+
+
+def mapping_of(line: Mapping[str, str], name: str) -> dict[str, Any]:
+    """The JSON object in a column."""
+    try:
+        value = json.loads(line[name])
+    except (ValueError, RecursionError):
+        value = None
+    require(isinstance(value, dict), name, line[name], "give a JSON object, as bench writes it")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a float can be; nan and infinities are, as of a run that diverged."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1000)
+
+
+def parsed(path: Path, parse: Callable[[Mapping[str, str]], T], axes: Collection[str] = ()) -> Iterator[T]:
+    """What ``parse`` makes of each line of a file of cells.
+
+    Raises:
+        UsageError: it cannot be read, is no such file, has other axes, or ``parse`` refuses a line; names the line.
+    """
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = csv.DictReader(file)
-            for name in {*FIRST, *LAST} - NEW - {*(lines.fieldnames or ())}:
-                raise ValueError(f"it lacks the column {name}")
-            yield from map(parse, lines)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            columns = [alive(name) for name in next(lines, [])]
+            for name in (*FIRST, *LAST, *map(column, axes)):
+                if columns.count(name) != 1 and name not in NEW - {*columns}:
+                    raise ValueError(f"its header has the column {name} {columns.count(name)} times")
+            first: dict[str, Mapping[str, str]] = {}
+            for fields in filter(None, lines):
+                if len(fields) != len(columns):
+                    raise ValueError(f"line {lines.line_num} has {len(fields)} fields of {len(columns)}")
+                line = dict(zip(columns, map(alive, fields), strict=True))
+                where = f"{path}: line {lines.line_num}, {clipped(line['cell'], LONGEST_VALUE)}"
+                try:
+                    made = parse(line)
+                except UsageError as error:
+                    raise UsageError(f"{where}: {error}") from error
+                other = first.setdefault(line["digest"], line)
+                # cells with different labels may have one config, and then they have one result
+                twice = other is not line and other["cell"] == line["cell"]
+                unlike = any(other[name] != line[name] for name in ("state", "values"))
+                if twice or unlike:
+                    hint = "another line has this digest, too; keep the one that holds"
+                    raise UsageError(f"{where}: digest={line['digest']!r}: {hint}")
+                yield made
+            if not first:
+                raise ValueError("it has no cells")
+    except UsageError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"{path}: is no file of cells: {text_of(error)}; give one that bench has written") from error
     finally:
         csv.field_size_limit(before)  # it is the whole process's

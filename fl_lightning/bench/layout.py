@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fl_lightning.errors import printable
+
 DAGGER = "†"
 NONE = "-"
+# what Markdown takes for a mark: an underscore does not stand within a word, a bracket begins a link's address
+SPECIAL = re.compile(r"[|*\\`~]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(|&(?=[#\w]+;)")
 IN_LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -62,7 +66,7 @@ def markdown(sheet: Sheet) -> Iterator[str]:
     heads = [*sheet.names]
     for name, inner in sheet.groups:
         heads += [name, *inner[1:]]
-    yield from (sheet.caption, "", f"| {' | '.join(map(in_markdown, heads))} |")
+    yield from (prose(sheet.caption), "", f"| {' | '.join(map(in_markdown, heads))} |")
     yield f"|{' --- |' * len(sheet.names)}{' ---: |' * (len(heads) - len(sheet.names))}"
     for line in sheet.lines:
         yield f"| {' | '.join(map(marked, line))} |"
@@ -81,8 +85,13 @@ def marked(text: Text) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """A text that Markdown shows as it is, within a table."""
-    return re.sub(r"([|*\\])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+    """A text that Markdown shows as it is, within a table or outside."""
+    return SPECIAL.sub(r"\\\g<0>", printable(text)).replace("<", "&lt;")
+
+
+def prose(text: str) -> str:
+    """A text for a reader of Markdown, on one line and without HTML; what else it marks is as its author wants it."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
 def latex(sheet: Sheet) -> Iterator[str]:
@@ -94,7 +103,9 @@ def latex(sheet: Sheet) -> Iterator[str]:
     yield from latex_head(sheet, widths)
     yield r"\midrule"
     for line in sheet.lines:
-        yield f"{' & '.join(map(marked_in_latex, line))} \\\\"
+        row = " & ".join(map(marked_in_latex, line))
+        # else it would be an argument of the command before
+        yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}")
     for number, note in sheet.notes.items():
         yield f"\n{{\\footnotesize $^{{{number}}}$ {in_latex(note)}}}"
@@ -128,4 +139,4 @@ def marked_in_latex(text: Text) -> str:
 
 def in_latex(text: str) -> str:
     """A text that LaTeX shows as it is."""
-    return "".join(IN_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+    return "".join(IN_LATEX.get(letter, letter) for letter in printable(text))

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.statistics import ranks
 from fl_lightning.bench.suite import Cell, Suite, Table
+from fl_lightning.errors import printable
 
+# a metric beyond this has diverged, too; the squares of smaller ones are still numbers
+LARGEST = 1e150
 # labels in the order of the suite's axes, and a seed
 Key = tuple[tuple[str, ...], int]
 
@@ -105,7 +108,7 @@ class Numbers:
     def _value(self, key: Key, result: Result) -> float | None:
         """A cell's own number; a run that has failed or that went to nan has none."""
         if result.state == "failed":
-            self._note(key, f"failed: {' '.join(result.reason.split()) or 'for an unknown reason'}")
+            self._note(key, f"failed: {printable(result.reason) or 'for an unknown reason'}")
         if result.state != "done":
             return None
         if result.note:
@@ -117,9 +120,9 @@ class Numbers:
             self._note(key, f"ended without a value of {self.suite.metric}")
             return None
         if self.table.show == "seconds":
-            if result.seconds is None:
+            if not result.seconds:
                 self._note(key, "too few rounds to tell the seconds of one")
-            return result.seconds
+            return result.seconds or None
         return self._of_metric(key, [result.values[round_] for round_ in sorted(result.values)])
 
     def _of_metric(self, key: Key, values: list[float]) -> float:
@@ -173,8 +176,8 @@ class Numbers:
 
 
 def diverged(result: Result) -> int | None:
-    """The first round whose value is not finite; None if there is none."""
-    return min((round_ for round_, value in result.values.items() if not math.isfinite(value)), default=None)
+    """The first round whose value is not finite, or as good as that; None if there is none."""
+    return min((round_ for round_, value in result.values.items() if not abs(value) < LARGEST), default=None)
 
 
 def waiting(cell: Cell) -> Result:

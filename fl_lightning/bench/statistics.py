@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,15 +36,22 @@ class Difference:
 
     Args:
         mean: the mean.
-        interval: its confidence interval; None for one pair, and for a bound.
+        interval: its confidence interval; None for one pair, for a bound, and where the pairs tell none.
         n: number of pairs.
         bound: ``>`` where the difference is at least the mean, ``<`` where it is at most the mean.
+        why: why two or more pairs tell no interval; empty where they do, and for a bound.
     """
 
     mean: float
     interval: tuple[float, float] | None
     n: int
     bound: str = ""
+    why: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a footnote is to say of it."""
+        return (f"no interval: {self.why}",) if self.why else ()
 
 
 def summary(values: Sequence[float]) -> Summary | None:
@@ -56,6 +64,8 @@ def summary(values: Sequence[float]) -> Summary | None:
 def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: float) -> Difference | None:
     """The mean of first minus second, with its confidence interval; None without a pair.
 
+    Equal differences have no interval: they would give one without width, as if more seeds could not differ.
+
     Args:
         pairs: a number and the baseline's, seed by seed.
         kind: how the interval is made, by Student's ``t`` or by ``bootstrap``.
@@ -63,9 +73,21 @@ def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: floa
     """
     if not pairs:
         return None
-    values = np.array([round(one - other, DECIMALS) for one, other in pairs])
-    interval = (student if kind == "t" else bootstrap)(values, confidence) if len(values) > 1 else None
-    return Difference(float(values.mean()), interval, len(values))
+    n = len(pairs)
+    with np.errstate(all="ignore"):  # what is beyond a float's range leaves an interval that is not finite
+        values = np.array([round(ours - theirs, DECIMALS) for ours, theirs in pairs])
+        mean = float(values.mean())
+        if n == 1:
+            return Difference(mean, None, n)
+        if np.ptp(values) <= 10.0**-DECIMALS * max(1.0, float(np.abs(pairs).max())):
+            return Difference(mean, None, n, why=f"the differences of the {n} pairs are equal, which tells no spread")
+        if kind == "bootstrap" and 2 / n**n >= 1 - confidence:
+            return Difference(mean, None, n, why=f"{n} pairs are too few for a bootstrap at {100 * confidence:g} %")
+        if not np.isfinite(values).all():
+            return Difference(mean, None, n, why="a difference is not finite")
+        interval = (student if kind == "t" else bootstrap)(values, confidence)
+    finite = all(map(math.isfinite, interval))
+    return Difference(mean, interval if finite else None, n, why="" if finite else "its ends are not finite")
 
 
 def bounded(found: Difference | None, bounds: Collection[str]) -> Difference | None:
@@ -78,17 +100,21 @@ def bounded(found: Difference | None, bounds: Collection[str]) -> Difference | N
     sides = {one for one in bounds if one}
     if found is None or not sides:
         return found
-    return replace(found, interval=None, bound=sides.pop()) if len(sides) == 1 else None
+    return replace(found, interval=None, bound=sides.pop(), why="") if len(sides) == 1 else None
 
 
 def student(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The interval of the mean by Student's t; without width where all values are equal."""
+    """The interval of the mean by Student's t."""
     half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
     return float(values.mean()) - half, float(values.mean()) + half
 
 
 def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The percentile interval of the mean over 9,999 resamples, always the same ones for a number of values."""
+    """The percentile interval of the mean over 9,999 resamples, always the same ones for a number of values.
+
+    The smallest mean of a resample of n values has the probability n^-n. The percentiles of two or three values are
+    therefore their smallest and largest one, whatever the level, up to 1 - 2 n^-n.
+    """
     made = stats.bootstrap(
         (values,), np.mean, confidence_level=confidence, method="percentile", random_state=np.random.default_rng(0)
     )
@@ -103,14 +129,15 @@ def verdict(ours: Difference | None, published: float | None) -> Verdict | None:
         published: the published difference to the baseline.
 
     Returns:
-        ``undecided`` where the interval contains 0 or there is none; None where nothing is published, or the published
-        numbers are equal.
+        ``undecided`` where the interval contains 0 or has no width, or there is none; None where nothing is published,
+        or the published numbers are equal.
     """
-    if not published:
+    if not published or math.isnan(published):
         return None
-    if ours is None or ours.interval is None or ours.interval[0] <= 0 <= ours.interval[1]:
+    low, high = ours.interval if ours is not None and ours.interval is not None else (0.0, 0.0)
+    if not (0 < low < high or low < high < 0):  # false for nan, too
         return "undecided"
-    return "reproduced" if (ours.mean > 0) == (published > 0) else "reversed"
+    return "reproduced" if (low > 0) == (published > 0) else "reversed"
 
 
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:

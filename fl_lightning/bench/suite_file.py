@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_lightning.bench.fragments import Fragment, fragments_of, nested
 from fl_lightning.bench.suite import SHOWN, Choice, Labels, Suite, Table, plain
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.yaml_files import read_yaml
 
 # the kinds of the values of a suite's keys, as YAML gives them
@@ -42,9 +42,9 @@ def load_suite(path: str | Path) -> Suite:
     suite = Suite(
         **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
         path=path,
-        title=str(raw.get("title", path.stem)),
-        source=str(raw.get("source", "")),
-        notes=tuple(map(str, raw.get("notes", ()))),
+        title=printable(str(raw.get("title", path.stem))),
+        source=printable(str(raw.get("source", ""))),
+        notes=tuple(printable(str(note)) for note in raw.get("notes", ())),
         base=tuple(fragments_of(raw["base"], path)),
         axes=axes,
         seeds=seeds_of(raw.get("seeds", 1), f"{path}: seeds"),
@@ -54,6 +54,7 @@ def load_suite(path: str | Path) -> Suite:
     exclude = tuple(choice(one, f"{path}: exclude") for one in raw.get("exclude", ()))
     baseline = strings(raw.get("baseline", default_baseline(axes)))
     suite = replace(suite, overrides=overrides, exclude=exclude, baseline=baseline)
+    require(suite.name.isprintable(), "SUITE", str(path), "give the file and its folder names that can be printed")
     suite = replace(suite, tables=tuple(table_of(one, axes, path) for one in raw.get("tables", [{}])))
     check_labels(suite)
     check_statistics(suite)
@@ -78,6 +79,9 @@ def labels_of(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ..
     else:
         given = [(str(label), tuple(fragments_of(one, path))) for label, one in value.items()]
     labels = [label for label, _ in given]
+    for text in (axis, *labels):
+        hint = "give names and labels of one line, without control characters"
+        require(text.isprintable(), f"{path}: axes.{printable(axis)}", text, hint)
     distinct = len({plain(label) for label in labels}) == len(labels)
     require(distinct, f"{path}: axes.{axis}", labels, "give labels whose letters and digits differ")
     return dict(given)
@@ -111,6 +115,9 @@ def table_of(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Tab
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
             raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
     published = dict(published_of(raw.get("published") or {}, len(rows) + len(columns), path))
+    for labels, (mean, _) in published.items():
+        where = f"{path}: {'.'.join(('published', *labels))}"
+        require(mean > 0 or raw.get("show") != "seconds", where, mean, "give seconds above 0")
     return Table(**{"show": "final", **raw, "rows": rows, "columns": columns, "published": published})
 
 
@@ -127,8 +134,9 @@ def published_of(
             yield from published_of(inner, depth, path, (*labels, str(label)))
         return
     numbers = list(raw) if isinstance(raw, Sequence) and not isinstance(raw, str) else [raw]
-    good = len(numbers) in (1, 2) and all(isinstance(one, (int, float)) for one in numbers)
-    require(good, where, raw, "give a number, or [mean, deviation]")
+    good = len(numbers) in (1, 2) and all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
+    good = good and min(numbers[1:], default=0) >= 0
+    require(good, where, raw, "give a number, or [mean, deviation] with a deviation of 0 or more")
     yield labels, (float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_lightning.bench.cells_csv import cells_csv
+from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Entry, Part
 from fl_lightning.bench.fragments import write_text
-from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, latex, markdown
+from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, in_markdown, latex, markdown, prose
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.stale import with_notes
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import require
+from fl_lightning.errors import printable, require
 
 Form = Literal["md", "tex", "csv"]
 FORMS: tuple[Form, ...] = ("md", "tex", "csv")
@@ -44,7 +42,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], f
     if form == "csv":
         return in_csv(comparisons)
     if form == "tex":
-        lines = ["% \\usepackage{booktabs}", *(f"% {line}" for line in about(suite, cells, results) if line)]
+        lines = ["% \\usepackage{booktabs}", *(f"% {printable(line)}" for line in about(suite, cells, results) if line)]
         return "\n".join([*lines, *(line for one in comparisons for sheet in sheets(one) for line in latex(sheet))])
     return "\n".join([*about(suite, cells, results), *(line for one in comparisons for line in section(one))])
 
@@ -66,20 +64,20 @@ def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Resu
 
 def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:
     """What comes above the tables: title, source, how far the cells are, machines, what the source leaves open."""
-    yield from (f"# {suite.title}", "")
+    yield from (f"# {prose(suite.title)}", "")
     if suite.source:
-        yield from (f"Source: {suite.source}", "")
+        yield from (f"Source: {prose(suite.source)}", "")
     states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
     told = [f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state]]
     yield from (f"{len(cells)} cells: {', '.join(told)}.", "")
     machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
     if machines:
-        yield from (f"Run on {'; '.join(machines)}.", "")
+        yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
         yield from (
             "What the source leaves open, and how it is filled in:",
             "",
-            *(f"- {one}" for one in suite.notes),
+            *(f"- {prose(one)}" for one in suite.notes),
             "",
         )
 
@@ -89,10 +87,10 @@ def section(comparison: Comparison) -> Iterator[str]:
     table = comparison.table
     caption = table.caption or first_upper(shown(comparison))
     page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    yield from (f"## {caption}{f' ({page})' if page is not None else ''}", "")
+    yield from (f"## {prose(f'{caption} ({page})' if page is not None else caption)}", "")
     for sheet in sheets(comparison):
         yield from markdown(sheet)
-    yield from summary_lines(comparison)
+    yield from map(in_markdown, summary_lines(comparison))
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -101,7 +99,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     numbers = numbers_sheet(comparison, notes)
     yield numbers
     if comparison.suite.baseline and any(differs(one) for one in comparison.entries.values()):
-        yield differences_sheet(comparison, {note: number for number, note in notes.items()})
+        yield differences_sheet(comparison, notes)
 
 
 def numbers_sheet(comparison: Comparison, notes: dict[str, str]) -> Sheet:
@@ -113,7 +111,7 @@ def numbers_sheet(comparison: Comparison, notes: dict[str, str]) -> Sheet:
         line = [Text(label) for label in row]
         for column in comparison.columns():
             entry = comparison.entries.get((row, column))
-            line.append(ours(entry, comparison, numbered(entry, notes)) if entry else Text(NONE))
+            line.append(ours(entry, comparison, numbered(entry.notes, notes)) if entry else Text(NONE))
             line += [paper(entry, comparison)] if published else []
         lines.append(line)
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
@@ -124,10 +122,10 @@ def numbers_sheet(comparison: Comparison, notes: dict[str, str]) -> Sheet:
     return Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
 
 
-def numbered(entry: Entry | None, notes: dict[str, str]) -> tuple[str, ...]:
-    """The numbers of an entry's footnotes; equal footnotes share one."""
+def numbered(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
+    """The numbers of footnotes, which are added to ``notes``; equal footnotes share one."""
     numbers = []
-    for note in entry.notes if entry else ():
+    for note in texts:
         known = {text: number for number, text in notes.items()}
         number = known.get(note, str(len(notes) + 1))
         notes[number] = note
@@ -185,9 +183,15 @@ def differs(entry: Entry) -> bool:
     return entry.difference is not None or entry.verdict == NOT_COMPARED
 
 
-def differences_sheet(comparison: Comparison, numbers: Mapping[str, str]) -> Sheet:
-    """The differences to the baseline, one row for each row and column of the table."""
+def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet:
+    """The differences to the baseline, one row for each row and column of the table.
+
+    Args:
+        comparison: the table's entries.
+        notes: the footnotes of the table of numbers, after which those of this table are numbered.
+    """
     suite, table = comparison.suite, comparison.table
+    both = dict(notes)
     level = f"{100 * suite.confidence:g} % interval"
     heads = ["difference", level, "pairs", *(["paper's difference", "paper's ordering"] if table.published else [])]
     lines = []
@@ -196,9 +200,8 @@ def differences_sheet(comparison: Comparison, numbers: Mapping[str, str]) -> She
             entry = comparison.entries.get((row, column))
             if entry is None or not differs(entry):
                 continue
-            marks = tuple(numbers[note] for note in entry.notes if NOT_COMPARED in note)
             labels = [*row, *(label for _, label in of_columns(comparison, column))]
-            line = [Text(label) for label in labels] + difference_texts(entry, comparison, marks)
+            line = [Text(label) for label in labels] + difference_texts(entry, comparison, both)
             line += [Text(signed(entry.published_difference, comparison)), Text(said(entry))] if table.published else []
             lines.append(line)
     caption = (
@@ -206,18 +209,21 @@ def differences_sheet(comparison: Comparison, numbers: Mapping[str, str]) -> She
         f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
     )
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns()[0])]
-    return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines)
+    own = {number: note for number, note in both.items() if number not in notes}
+    return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines, own)
 
 
-def difference_texts(entry: Entry, comparison: Comparison, marks: tuple[str, ...]) -> list[Text]:
-    """Our difference, its interval and the number of pairs."""
+def difference_texts(entry: Entry, comparison: Comparison, notes: dict[str, str]) -> list[Text]:
+    """Our difference, its interval and the number of pairs, with the footnotes that they need."""
+    marks = numbered((note for note in entry.notes if NOT_COMPARED in note), notes)
     if entry.difference is None:
         return [Text(NONE, marks=marks), Text(NONE), Text("0")]
     interval = entry.difference.interval
     ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
     daggers = (DAGGER, *marks) if entry.scale != 1 else marks
     mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
-    return [Text(mean, marks=daggers), Text(ends), Text(str(entry.difference.n))]
+    marks = numbered(entry.difference.notes, notes)
+    return [Text(mean, marks=daggers), Text(ends, marks=marks), Text(str(entry.difference.n))]
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
@@ -335,11 +341,7 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
 def in_csv(comparisons: Sequence[Comparison]) -> str:
     """One line for each row and column of each table, with all numbers unrounded."""
     lines = [line for at, one in enumerate(comparisons, 1) for line in csv_lines(at, one)]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
+    return in_columns(list(lines[0]) if lines else [], lines)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -348,6 +350,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
         low, high = apart.interval if apart and apart.interval else (None, None)
+        notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
             **{"table": at, "caption": comparison.table.caption, "shows": shown(comparison)},
             **{axis: entry.labels[axis] for axis in suite.axes},
@@ -361,7 +364,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
-            **{"verdict": said(entry) if entry.verdict else "", "scale": entry.scale, "notes": "; ".join(entry.notes)},
+            **{"verdict": said(entry) if entry.verdict else "", "scale": entry.scale, "notes": notes},
         }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fl_lightning.bench.cells_csv import csv_text
 from fl_lightning.report.style import HATCHES, LIGHT, LINES, line_style, settings
 from fl_lightning.report.svg import inline
 
@@ -82,15 +81,14 @@ class Card:
         """Its drawings as elements of a page."""
         for at, panel in enumerate(self.panels):
             # names may be long, and a drawing has many ids
-            yield inline(panel.drawing(), f"f{zlib.crc32(self.name.encode()):x}-{at}", panel.told)
+            yield inline(
+                panel.drawing(), f"f{zlib.crc32(self.name.encode(errors='backslashreplace')):x}-{at}", panel.told
+            )
 
     def csv(self) -> str:
         """Its data as CSV, with six digits."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.head)
-        writer.writerows([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in self.rows)
-        return file.getvalue()
+        rows = ([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in self.rows)
+        return csv_text([self.head, *rows])
 
     def figure(self) -> Figure:
         """All of it as one figure with its legend, as for a paper."""

@@ -15,8 +15,9 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.layout import Sheet, latex, markdown
+from fl_lightning.bench.layout import Sheet, latex, markdown, prose
 from fl_lightning.bench.table import first_upper, sheets, shown, summary_lines
+from fl_lightning.errors import printable
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card, in_style
 from fl_lightning.report.gallery import SETTINGS, cards_of
@@ -161,14 +162,14 @@ class Report:
 
     def in_markdown(self) -> str:
         """The warnings and all tables in Markdown."""
-        lines = [f"# {self.asked.title}", "", *(f"- Warning: {one}" for one in self.warnings), ""]
+        lines = [f"# {prose(self.asked.title)}", "", *(f"- Warning: {prose(one)}" for one in self.warnings), ""]
         for heading, found in groupby(self.sheets(), key=lambda one: one[0]):
-            lines += [f"## {heading}", "", *(line for _, sheet in found for line in markdown(sheet))]
+            lines += [f"## {prose(heading)}", "", *(line for _, sheet in found for line in markdown(sheet))]
         return "\n".join(lines)
 
     def in_latex(self) -> str:
         """All tables in LaTeX."""
-        lines = ["% \\usepackage{booktabs}", *(f"% warning: {one}" for one in self.warnings)]
+        lines = ["% \\usepackage{booktabs}", *(f"% warning: {printable(one)}" for one in self.warnings)]
         return "\n".join([*lines, *(line for _, sheet in self.sheets() for line in latex(sheet))])
 
 
@@ -249,7 +250,7 @@ def swatch(at: int) -> str:
 
 def data_uri(text: str) -> str:
     """A table as an address that a browser saves."""
-    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode(errors='backslashreplace')).decode()}"
 
 
 def text_of(name: str) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.cells_csv import parsed
+from fl_lightning.bench.cells_csv import FIRST, LAST, mapping_of, parsed, seed_of
 from fl_lightning.bench.cells_csv import result_of as result_of_line
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite, Table
@@ -73,14 +73,11 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     Raises:
         UsageError: it cannot be read, or is no such file.
     """
-    import json
-
-    fixed = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
 
     def line_of(line: Mapping[str, str]) -> Line:
-        axes = [key for key in line if key not in (*fixed, "values", "metrics", "config")]
+        axes = [key for key in line if key not in (*FIRST, *LAST)]
         labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
-        return Line(labels, int(line["seed"]), result_of_line(line), json.loads(line["config"]))
+        return Line(labels, seed_of(line), result_of_line(line), mapping_of(line, "config"))
 
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
     yield from studies_of(name, list(parsed(path, line_of)), "test/accuracy", suites, path.parent)
@@ -112,7 +109,8 @@ def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | Non
 
     found = 0
     for summary in optuna.get_all_study_summaries(backend, include_best_trial=False):
-        if "suite" not in summary.user_attrs:
+        # those that tune have other names than their suite
+        if summary.user_attrs.get("suite") != summary.study_name:
             continue
         found += 1
         study = optuna.load_study(study_name=summary.study_name, storage=backend)

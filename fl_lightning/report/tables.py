@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.suite import Show
@@ -47,7 +48,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     yield Sheet(caption(section), names, [(head, []) for head in heads], lines, notes, section.title)
     final = compared["final"]
     if section.baseline and any(differs(one) for one in final.entries.values()):
-        yield differences_sheet(final, {note: number for number, note in notes.items()})
+        yield differences_sheet(final, notes)
 
 
 def caption(section: Section) -> str:
@@ -65,8 +66,8 @@ def entry_text(comparison: Comparison, place: Any, notes: dict[str, str]) -> Tex
     if entry is None:
         return Text(NONE)
     # what is not compared is said of the differences
-    kept = replace(entry, notes=tuple(note for note in entry.notes if "not compared" not in note))
-    numbered(entry, notes)
+    kept = [note for note in entry.notes if "not compared" not in note]
+    numbered(entry.notes, notes)
     text = ours(entry, comparison, numbered(kept, notes))
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
@@ -270,11 +271,7 @@ def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
     """A table as CSV with the columns of all its lines."""
     made = list(lines)
     columns = dict.fromkeys(column for line in made for column in line)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(columns), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(made)
-    return file.getvalue()
+    return in_columns(list(columns), made)
 
 
 def run_lines(section: Section) -> Iterator[dict[str, Any]]:

@@ -116,12 +116,15 @@ def test_the_level_of_the_interval_is_the_suite_s(make):
     assert "50 % interval" in md_of(make(confidence=0.5))
 
 
-def test_a_bootstrap_of_three_pairs_spans_them(make):
-    """A resample of three equal numbers has probability 1/27, more than 2.5 %."""
-    suite = make(interval="bootstrap")
-    line = csv_of(suite)["1", "0.1", "MOON"]
-    assert (float(line["low"]), float(line["high"])) == pytest.approx((-5, 2))
-    assert "by bootstrap" in md_of(suite)
+def test_a_bootstrap_of_three_pairs_is_none_and_says_so(make):
+    """A resample of three equal numbers has probability 1/27, more than 2.5 %: it would span them at any level."""
+    suite = make(interval="bootstrap", tables=[{"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}])
+    line = csv_of(suite)["1", "0.1", "FedProx"]
+    assert (line["low"], line["high"], line["verdict"]) == ("", "", "undecided")
+    text = md_of(suite)
+    mark = row_of(text, "FedProx", "0.1")[1].removeprefix("- ")
+    assert line["notes"] and f"- {mark} {line['notes']}" in text.splitlines()
+    assert "by bootstrap" in text
     assert "by Student's t" in md_of(make())
 
 
@@ -273,7 +276,7 @@ def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
 
 def test_a_row_ends_with_how_often_its_ordering_is_reproduced(make):
     table = {"published": {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 61, 1: 71}, "MOON": {0.1: 50, 1: 60}}}
-    text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.81, 0.1]})
+    text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.82, 0.1]})
     end = text[text.index("The paper's ordering relative to FedAvg, in number of columns:") :]
     assert end.splitlines()[2:4] == ["- FedProx: 1 reproduced, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
 
@@ -411,16 +414,55 @@ def test_an_axis_on_which_all_columns_are_alike_is_in_the_caption_alone(make):
 def test_a_suite_of_one_axis_has_one_column(make):
     suite = make(axes={"method": BASE["axes"]["method"]}, tables=[{"published": {"FedAvg": 60, "MOON": 61}}])
     cells = suite.cells()
-    finals = {cell.labels["method"]: 0.5 + 0.1 * (cell.labels["method"] == "MOON") for cell in cells}
+    finals = {"FedAvg": [0.5, 1.5, 2.5], "FedProx": [0.5, 1.5, 2.5], "MOON": [0.59, 1.6, 2.61]}
     done = {"state": "done", "plan": "p"}
     results = {
-        cell.digest: Result(cell.name, cell.digest, values={0: finals[cell.labels["method"]] + cell.seed}, **done)
+        cell.digest: Result(cell.name, cell.digest, values={0: finals[cell.labels["method"]][cell.seed]}, **done)
         for cell in cells
     }
     text = render(suite, cells, results, "md")
     assert "| method | Final test/accuracy in % | paper |" in text
     assert row_of(text, "FedProx") == ["150.00 ± 100.00", "-"]
-    assert "| MOON | +10.00 | [+10.00, +10.00] | 3 | +1.00 | reproduced |" in text
+    assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "+1.00", "reproduced"]
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_equal_differences_decide_nothing_and_a_footnote_says_why(make, seeds):
+    """Two seeds on a small test set often differ by the same number of examples."""
+    published = {"FedAvg": {0.1: 60, 1: 60}, "FedProx": {0.1: 59, 1: 59}, "MOON": {0.1: 61}}
+    finals = {(alpha, "FedAvg"): [0.60, 0.62, None] for alpha in ("0.1", "1")}
+    finals |= {("0.1", "FedProx"): [0.61, 0.63, None], ("1", "FedProx"): [0.61, 0.62, None]}
+    finals |= {("0.1", "MOON"): [0.50, 0.90, None], ("1", "MOON"): [None] * 3}
+    if seeds == 3:
+        finals = {key: [*given[:2], given[1]] for key, given in finals.items()}
+    suite = make(tables=[{"published": published}])
+    text = md_of(suite, finals)
+    # a number of the first table has the first footnote; those of the second go on counting
+    failed = {("0.1", "MOON", 1): {"state": "failed", "reason": "x"}}
+    for made, number in ((text, 1), (md_of(suite, finals, of=failed), 2)):
+        mean, interval, pairs, _, said = row_of(made, "FedProx", "0.1")
+        assert (mean, interval, pairs, said) == ("+1.00", f"- [{number}]", str(seeds), "undecided")
+        assert sum(line.startswith(f"- [{number}] no interval: ") for line in made.splitlines()) == 1
+    lines_ = csv_of(suite, finals)
+    assert lines_["1", "0.1", "FedProx"]["verdict"] == "undecided"
+    assert lines_["1", "0.1", "FedProx"]["notes"].startswith("no interval: ")
+    assert not lines_["1", "0.1", "MOON"]["notes"]
+    tex = render(suite, suite.cells(), results_of(suite.cells(), finals), "tex")
+    assert "FedProx & 0.1 & +1.00 & -$^{1}$ & " in tex and "$^{1}$ no interval: " in tex
+
+
+def test_a_metric_that_leaves_the_numbers_is_as_good_as_nan(make):
+    """Its mean or its square would be infinite."""
+    of = {("0.1", "MOON", seed): {"values": {0: 0.5, 1: 1e308}} for seed in range(3)}
+    for show in ("final", "best", "last", "rank"):
+        line = csv_of(make(tables=[{"show": show}]), of=of)["1", "0.1", "MOON"]
+        assert (line["nan"], line["n"]) == ("3", "0") and "went to 1e+308 in round 1" in line["notes"]
+
+
+def test_seconds_of_zero_are_no_ratio(make):
+    of = {**SECONDS, **{("0.1", "FedAvg", seed): {"seconds": 0.0} for seed in range(3)}}
+    line = csv_of(make(tables=[{"show": "seconds"}]), of=of)["1", "0.1", "MOON"]
+    assert (line["n"], line["pairs"]) == ("0", "0")
 
 
 def test_a_suite_without_a_baseline_compares_nothing(make):
@@ -534,6 +576,14 @@ def test_cells_of_another_suite_are_refused(make, tmp_path):
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
         ({"tables": [{"show": "rounds_to", "target": 60}]}, r"tables.target=60.*such as 0.6 for 60 %"),
+        ({"tables": [{"published": {"MOON": {1: math.nan}}}]}, r"published.MOON.1=nan"),
+        ({"tables": [{"published": {"MOON": {1: [math.inf, 1]}}}]}, r"published.MOON.1=\[inf"),
+        ({"tables": [{"published": {"MOON": {1: [60, -1]}}}]}, r"published.MOON.1=\[60, -1\]"),
+        ({"tables": [{"published": {"MOON": {1: True}}}]}, r"published.MOON.1=True"),
+        ({"tables": [{"show": "seconds", "published": {"FedAvg": {1: 0}}}]}, r"published.FedAvg.1=0"),
+        ({"axes": {"method": {"a\nb": {}}}}, r"axes.method='a\\nb'"),
+        ({"axes": {"method": {"a\ud800": {}}}}, r"axes.method='a\\ud800'"),
+        ({"axes": {"me\x00": {"a": {}}}}, r"axes.me\\x00="),
     ],
 )
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):

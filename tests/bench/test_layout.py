@@ -1,0 +1,90 @@
+"""What a user calls his things is shown as it is, and never becomes Markdown, HTML or LaTeX."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from helpers.benches import toy_suite
+
+from fl_lightning.bench.layout import Sheet, Text, in_latex, in_markdown, latex, markdown, prose
+from fl_lightning.bench.results import Result
+from fl_lightning.bench.table import render
+from fl_lightning.errors import LONGEST, clipped, printable
+
+LINES = ["\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029"]
+ODD = ["\0", "\x1b[31m", "\x7f", "\udcff", "\ud800", "\u202e", "\b"]
+
+
+@pytest.mark.parametrize("end", LINES, ids=ascii)
+@pytest.mark.parametrize("form", ["tex", "md"])
+def test_what_has_two_lines_is_on_one(tmp_path, end, form):
+    """A second line of a title would leave the comment of LaTeX, and be a command."""
+    evil = f"begin{end}\\input{{secret}}{end}# heading{end}| a | b |"
+    suite = toy_suite(tmp_path)
+    suite = replace(suite, title=evil, source=evil, notes=(evil, evil))
+    suite = replace(suite, tables=(replace(suite.tables[0], caption=evil, page=evil),))
+    cells = suite.cells()
+    done = Result("", "", "done", values={0: 0.5}, plan="p", machine=evil)
+    results = {cell.digest: replace(done, digest=cell.digest) for cell in cells}
+    lines = render(suite, cells, results, form).split("\n")
+    assert not any(other in line for line in lines for other in LINES)
+    assert not any(line.startswith((r"\input", "| a |", "# heading")) for line in lines)
+    if form == "tex":
+        assert all(line.startswith("%") or r"\input" not in line for line in lines)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_what_cannot_be_seen_or_written_is_escaped(odd):
+    for show in (printable, clipped, in_markdown, in_latex, prose):
+        made = show(f"a{odd}b")
+        assert made.encode() and made.isprintable() and made.startswith("a") and made.endswith("b") and len(made) > 3
+
+
+def test_what_can_be_seen_stays():
+    text = "FedUV µ=0.1 (C/4), é ≥ 10⁻³ † ± 联邦 🙂"
+    assert printable(text) == clipped(text) == text
+
+
+def test_a_long_text_is_bounded_however_it_is_escaped():
+    assert len(clipped("\udcff" * 10_000)) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("`a*b`", r"\`a\*b\`"),
+        ("a|b", r"a\|b"),
+        ("<b>x</b>", "&lt;b>x&lt;/b>"),
+        ("<!-- -->", "&lt;!-- -->"),
+        ("_a_ __b__ _", r"\_a\_ \_\_b\_\_ \_"),
+        ("[a](b)", r"[a]\(b)"),
+        ("~~a~~", r"\~\~a\~\~"),
+        ("&lt; &#60;", r"\&lt; \&#60;"),
+        ("a\\b", r"a\\b"),
+    ],
+)
+def test_markdown_shows_a_label_as_it_is(text, shown):
+    assert in_markdown(text) == shown
+
+
+@pytest.mark.parametrize("text", ["a_b", "Synthetic(1,1)", "[+0.10, +0.20]", "a & b", "x-y", "mean ± 2"])
+def test_what_markdown_does_not_mark_stays(text):
+    assert in_markdown(text) == text
+
+
+def test_prose_may_be_marked_but_holds_no_html():
+    assert prose("the *best* `x` < 3,\n<script>y</script>") == "the *best* `x` < 3, &lt;script>y&lt;/script>"
+
+
+def test_a_row_that_begins_with_a_bracket_is_no_argument():
+    r"""``\\`` and ``\midrule`` take a bracket on the next line for their argument, ``\\`` a star."""
+    lines = [[Text("[1em]"), Text("a")], [Text("*"), Text("b")], [Text("c"), Text("[+1, +2]")]]
+    text = "\n".join(latex(Sheet("A table", ["name"], [("x", [])], lines)))
+    assert "{}[1em] & a \\\\" in text and "{}* & b \\\\" in text and "\nc & [+1, +2] \\\\" in text
+
+
+def test_a_table_of_odd_labels_has_as_many_cells_as_others():
+    odd = Sheet("A\ncaption", ["a|b"], [("c\nd", [])], [[Text("x|y\nz"), Text("`|`")]], {"1": "first\nsecond | third"})
+    plain = Sheet("A caption", ["a"], [("c", [])], [[Text("x"), Text("z")]], {"1": "first"})
+    counts = [[len(re.split(r"(?<!\\)\|", line)) for line in markdown(sheet)] for sheet in (odd, plain)]
+    assert counts[0] == counts[1]
