@@ -31,6 +31,7 @@ from fl_lightning.bench.study import (
     running,
 )
 from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.errors import printable
 
 # seconds between two looks at an empty queue while other processes run cells
 POLL = 2.0
@@ -186,8 +187,9 @@ class Driver:
             raise Dropped
         drop_repetition(study, trial)
         if "failed" in answer:
-            trial.set_user_attr("reason", answer["failed"])
-            lines.append(f"{cell.name}: failed: {answer['failed']}")
+            reason = printable(answer["failed"])
+            trial.set_user_attr("reason", reason)
+            lines.append(f"{cell.name}: failed: {reason}")
             raise Failed
         values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
         trial.set_user_attr("result", answer["done"])  # one value: each is a transaction
@@ -217,18 +219,23 @@ def run_next(study: Study, objective: Callable[[Trial], float]) -> int:
         Dropped: the trial is not ours to finish.
     """
     numbers: list[int] = []
+    own: list[ValueError] = []
 
     def begun(trial: Trial) -> float:
         numbers.append(trial.number)
         trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
-        return objective(trial)
+        try:
+            return objective(trial)
+        except ValueError as error:
+            own.append(error)
+            raise
 
     try:
         # within optimize there is a heartbeat
         study.optimize(begun, n_trials=1, catch=(Failed,))
     except (ValueError, UpdateFinishedTrialError) as error:
         # a trial that is not running any more takes no value
-        if not numbers or is_running(study, numbers[0]):
+        if not numbers or error in own or is_running(study, numbers[0]):
             raise
         raise Dropped from error
     return numbers[0]

@@ -29,8 +29,13 @@ def write_text(path: Path, text: str) -> Path:
     """Write a file of text atomically, and its folder where there is none; returns the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    return partial.replace(path)
+    # labels and titles are the user's, who may have given half a surrogate pair
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def fragments_of(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Iterator[Fragment]:

@@ -116,8 +116,13 @@ class Runner:
             self._process.stdin.write(json.dumps(message) + "\n")  # type: ignore[union-attr]
 
     def _receive(self) -> Message | None:
-        line = self._process.stdout.readline()  # type: ignore[union-attr]
-        return json.loads(line) if line.endswith("\n") else None
+        for line in iter(self._process.stdout.readline, ""):  # type: ignore[union-attr]
+            # a library may print while it is imported, before the runner keeps this pipe to itself
+            with suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and line.endswith("\n"):
+                    return message
+        return None
 
     def _signal(self, number: signal.Signals) -> None:
         process = self._process
@@ -131,7 +136,15 @@ class Runner:
         if status >= 0:
             return f"ended with status {status}"
         often = " (often for lack of memory)" if -status == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-status).name}{often}"
+        return f"was killed by {name_of(-status)}{often}"
+
+
+def name_of(number: int) -> str:
+    """The name of a signal; its number where it has none, as most real-time ones."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def environment(job: int) -> dict[str, str]:

@@ -112,13 +112,14 @@ def outcome(run: Run, cell: Mapping[str, Any], line: Line) -> dict[str, Any]:
             except Exception as error:
                 if not isinstance(error, UsageError):
                     traceback.print_exc()
-                return {"failed": clipped(text_of(error) if told(error) else f"{type(error).__name__}: {error}")}
+                named = f"{type(error).__name__}: {error}" if str(error) and not told(error) else text_of(error)
+                return {"failed": clipped(named)}
     except (Stopped, KeyboardInterrupt) as stopped:
         return {"stopped": str(stopped)}
     except OSError as error:
         return {"failed": clipped(f"--output: {error}; give a folder that can be written to")}
     except SystemExit as ended:
-        return {"failed": f"the run ended the program with status {ended.code}"}
+        return {"failed": clipped(f"the run ended the program with status {ended.code or 0}")}
 
 
 def told(error: Exception) -> bool:
@@ -137,8 +138,9 @@ def logging_to(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # on a full disk, the log is the least that is lost
+                stream.flush()
         for number, old in zip((1, 2), before, strict=True):
             os.dup2(old, number)
             os.close(old)

@@ -7,15 +7,20 @@ next finds the queue empty; one that failed has a reason, and is queued again wh
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import sqlite3
+import sys
 import time
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage, _CachedStorage, fail_stale_trials
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -24,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, clipped, require, text_of
 
 # seconds between two signs of life of a running cell, and those after which it counts as left by a dead process
 HEARTBEAT, GRACE = 20, 90
@@ -32,9 +37,13 @@ HEARTBEAT, GRACE = 20, 90
 BATCH = 32
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
+# ... and after which it is said that this one waits
+MOMENT = 2.0
 SQLITE = "sqlite:///"
 # the attribute of a trial before which nothing counts of its cell
 ANEW = "anew"
+# what a database fails with, such as one that is locked or whose disk is full
+DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 
 
 class QueueEmpty(Exception):
@@ -72,6 +81,18 @@ class CellStorage(_CachedStorage):
             raise QueueEmpty
         return super().create_new_trial(study_id, template_trial)
 
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Give a sign of life; where the database fails, the next one counts, which the thread must live to give."""
+        with suppress(*DATABASE_ERRORS):
+            super().record_heartbeat(trial_id)
+
+
+def cause_of(error: BaseException) -> str:
+    """What a database itself says, in the first of the errors that the layers above it have made of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return clipped(text_of(error).strip().partition("\n")[0])
+
 
 def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStorage:
     """A connection to the database at ``url``, for several threads.
@@ -83,6 +104,7 @@ def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStor
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     how: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
+        tell_of_lock(url)
         how["connect_args"] = {"timeout": PATIENCE}
     for pause in (0.5, 1.0, None):
         try:
@@ -90,16 +112,30 @@ def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStor
             if url.startswith("sqlite"):
                 prepare_sqlite(backend)
             return backend
-        except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
+        except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
             # two processes that create the tables at the same time meet here, too
-            if pause is None:
-                why = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            why = cause_of(error)
+            if pause is None or "locked" in why:
                 hint = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
                 driver = hint if isinstance(error, ImportError) else ""
                 text = f"--storage={hidden(url)!r}: cannot be used: {why}; {driver}give another URL"
                 raise UsageError(text) from error
         time.sleep(pause)
     raise AssertionError
+
+
+def tell_of_lock(url: str) -> None:
+    """Say on stderr that a database is waited for which another process has locked, for more than moments."""
+    if not url.startswith(SQLITE) or not exists(url):
+        return
+    address = Path(url.removeprefix(SQLITE).split("?")[0]).resolve().as_uri()
+    try:
+        with closing(sqlite3.connect(f"{address}?mode=rw", timeout=MOMENT, uri=True, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        if "locked" in str(error):
+            text = f"another process has locked {url.removeprefix(SQLITE)}; waiting for it for up to {PATIENCE} s"
+            print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def prepare_sqlite(backend: RDBStorage) -> None:
@@ -130,7 +166,8 @@ def default_url(output: Path) -> str:
 
 def exists(url: str) -> bool:
     """Whether there is a database at ``url``, as far as that shows without creating one."""
-    return not url.startswith(SQLITE) or Path(url.removeprefix(SQLITE).split("?")[0]).is_file()
+    # whatever lies there, even a folder or a dead link: what it is shows when it is opened
+    return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
 
 
 def open_study(suite: Suite, backend: RDBStorage, cells: Sequence[Cell] = ()) -> Study:
@@ -168,14 +205,25 @@ def find_study(suite: Suite, backend: RDBStorage) -> Study | None:
     return study
 
 
+@contextmanager
+def undamaged() -> Iterator[None]:
+    """Refuse a database in which the block finds what neither Optuna nor bench has written."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        hint = "give a copy from before that, or another --output or --storage"
+        raise UsageError(f"--storage: the study is damaged: {text_of(error)}; {hint}") from error
+
+
 def check_alone(suite: Suite, backend: RDBStorage, output: Path) -> None:
     """Refuse an output folder of another suite.
 
     Raises:
         UsageError: its database has the study of another suite.
     """
-    summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
-    others = {one.user_attrs.get("suite", suite.name) for one in summaries} - {suite.name}
+    with undamaged():
+        summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
+        others = {one.user_attrs.get("suite", suite.name) for one in summaries} - {suite.name}
     hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
     require(not others, "--output", str(output), hint)
 
@@ -186,11 +234,12 @@ def check_study(study: Study, suite: Suite) -> None:
     Raises:
         UsageError: it is.
     """
-    given = study.user_attrs
+    with undamaged():
+        given, trials = study.user_attrs, study.get_trials(deepcopy=False)
     # one that has just been created has no attributes yet
     known = {key: given.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
     hint = f"the study {suite.name!r} there is of another suite, or of another metric than {suite.metric}; "
-    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(given) or not study.get_trials())
+    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(given) or not trials)
     hint += "give another --output or --storage, or rename the suite's file"
     require(same, "--storage", f"{given.get('title', 'not a suite')} ({known['metric']})", hint)
 
@@ -267,17 +316,18 @@ def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, Result
     for cell, trials in with_trials(study, cells):
         result = known.get(cell.digest)
         if result is not None and result.state == "done" and all(one.state != TrialState.COMPLETE for one in trials):
-            study.add_trial(done_trial(cell, result))
+            study.add_trial(done_trial(cell, result, worst=math.inf if study.direction.value == 1 else -math.inf))
             loaded += 1
     return loaded
 
 
-def done_trial(cell: Cell, result: Result) -> FrozenTrial:
-    """The trial of a cell that is done."""
+def done_trial(cell: Cell, result: Result, worst: float) -> FrozenTrial:
+    """The trial of a cell that is done; Optuna takes no nan, for which it has the ``worst`` value."""
     kept = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code")
     given = {key: getattr(result, key) for key in kept}
+    last = result.values[max(result.values)]
     return optuna.trial.create_trial(
-        value=result.values[max(result.values)],
+        value=worst if math.isnan(last) else last,
         intermediate_values=dict(result.values),
         user_attrs={**attributes(cell), "result": given},
     )
@@ -336,7 +386,8 @@ def is_queued(study: Study) -> bool:
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, Result]:
     """The result of each cell, by its digest; a cell that is not in the study waits."""
     found = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
-    return {cell.digest: result_of(cell, decisive(found.get(cell.digest, ()))) for cell in cells}
+    with undamaged():
+        return {cell.digest: result_of(cell, decisive(found.get(cell.digest, ()))) for cell in cells}
 
 
 def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:

@@ -34,7 +34,7 @@ from fl_lightning.bench.study import (
 )
 from fl_lightning.bench.suite import Suite, plain
 from fl_lightning.bench.tuning import Search, Space
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, printable, require
 
 # share of the rounds before which no trial is pruned
 WARM_UP = 0.25
@@ -120,7 +120,7 @@ class Tuner(Driver):
             if not is_running(study, trial.number):
                 raise Dropped
             if "failed" in answer:
-                trial.set_user_attr("reason", answer["failed"])
+                trial.set_user_attr("reason", printable(answer["failed"]))
                 raise Failed
             if report.pruned is not None:
                 trial.set_user_attr("reason", f"pruned after round {report.pruned} with seed {cell.seed}")
@@ -238,15 +238,16 @@ def told(trial: FrozenTrial, search: Search) -> str:
 
 
 def short(value: Any) -> str:
-    """A parameter's value as a reader wants it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A parameter's value as a reader wants it, on one line, since it stands in a comment, too."""
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def best_of(study: Study) -> FrozenTrial | None:
-    """The best trial of a study; None where none is complete."""
-    with suppress(ValueError):
-        return study.best_trial
-    return None
+def best_of(search: Search, study: Study) -> FrozenTrial | None:
+    """The best trial of a search, of equal ones the first point, whenever it was run; None where none is complete."""
+    lasts = map(decisive, by_digest(study, search.slots).values())
+    complete = [last for last in lasts if last is not None and last.state == TrialState.COMPLETE]
+    best = min if search.tuning.minimize else max
+    return best(complete, key=lambda trial: trial.value, default=None)  # type: ignore[arg-type, return-value]
 
 
 def write_best(search: Search, study: Study, output: Path, url: str) -> Path | None:
@@ -255,7 +256,7 @@ def write_best(search: Search, study: Study, output: Path, url: str) -> Path | N
     Returns:
         The file, which ``fit --config`` takes.
     """
-    best = best_of(study)
+    best = best_of(search, study)
     if best is None:
         return None
     path = output / "tuned" / f"{plain(search.label)}.yaml"

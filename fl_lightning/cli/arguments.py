@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import signal
@@ -24,8 +25,10 @@ def end_with_status(command: Callable[[], int | None]) -> None:
     """Run a command, which returns the exit status, None for 0, and end the program with it unless it is 0.
 
     Bad input ends it with one line and status 2, Ctrl-C with one line and 128 + its number. It ends without a word
-    where nobody reads its output any more.
+    where nobody reads its output any more. What the encoding of the output lacks is escaped.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command() or 0
         sys.stdout.flush()

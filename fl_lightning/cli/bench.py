@@ -7,7 +7,8 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.stale import changed_code
 from fl_lightning.bench.study import (
+    DATABASE_ERRORS,
+    cause_of,
     check_alone,
     connect,
     default_url,
@@ -98,7 +101,15 @@ def main(args: Sequence[str]) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     run = bench if args[0] == "bench" else tune
-    end_with_status(lambda: run(parser_of(args[0]).parse_args(args[1:]), args))
+
+    def command() -> int:
+        try:
+            return run(parser_of(args[0]).parse_args(args[1:]), args)
+        except DATABASE_ERRORS as error:
+            hint = "what is done is in it; see that it can be written to and that no process has locked it"
+            raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then go on") from error
+
+    end_with_status(command)
 
 
 def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
@@ -108,7 +119,9 @@ def bench(given: argparse.Namespace, args: Sequence[str]) -> int:
     cells = cells_of(suite, given)
     output = Path(given.output or Path("runs") / suite.name)
     url = given.storage or default_url(output)
-    known = {path: read_cells(path) for path in given.load}
+    known = {path: read_cells(path, suite.axes) for path in given.load}
+    for path, results in known.items():
+        check_load(path, results, all_cells(suite, given))
     if given.stale == "run":
         known = {path: without_changed(results) for path, results in known.items()}
     only_told = given.status or given.dry_run
@@ -181,6 +194,18 @@ def without_changed(results: Mapping[str, Result]) -> dict[str, Result]:
     return {digest: result for digest, result in results.items() if digest not in changed}
 
 
+def check_load(path: Path, results: Mapping[str, Result], cells: Sequence[Cell]) -> None:
+    """Refuse a file of which nothing would be taken.
+
+    Raises:
+        UsageError: no finished cell of it is one of ours.
+    """
+    done = {digest for digest, result in results.items() if result.state == "done"}
+    hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
+    hint += "leave the file out, or give those that it was made with"
+    require(not done.isdisjoint({cell.digest for cell in cells}), "--load", str(path), hint)
+
+
 def load_file(path: Path, results: Mapping[str, Result], study: Study, cells: Sequence[Cell]) -> str:
     """Count the cells as done that are so in a file; returns the line that says how many."""
     done = {digest for digest, result in results.items() if result.state == "done"}
@@ -193,7 +218,9 @@ def load_file(path: Path, results: Mapping[str, Result], study: Study, cells: Se
 def ended(driver: Driver, args: Sequence[str]) -> int:
     """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
     if driver.error is not None:
-        why = clipped(f"{type(driver.error).__name__}: {driver.error}")
+        database = isinstance(driver.error, DATABASE_ERRORS)
+        named = "the database fails" if database else type(driver.error).__name__
+        why = clipped(f"{named}: {cause_of(driver.error) if database else driver.error}")
         print(f"error: {why}; go on: {again(args)}", file=sys.stderr)
         return 1
     if driver.caught is not None:
@@ -227,7 +254,8 @@ def tune(given: argparse.Namespace, args: Sequence[str]) -> int:
     if status := ended(tuner, args):
         return status
     for search, study in zip(searches, studies, strict=True):
-        path = write_best(search, study, output, url)
+        with writing(output):
+            path = write_best(search, study, output, url)
         if path is not None:
             say(f"{search.label}: {path}")
             continue
@@ -279,7 +307,8 @@ def write_all(suite: Suite, study: Study | None, given: argparse.Namespace, fold
     """Write the tables of the whole suite into the folders, whatever part of it was asked for."""
     cells = all_cells(suite, given)
     for folder in folders:
-        write_tables(suite, cells, results_of(study, cells), folder)
+        with writing(folder):
+            write_tables(suite, cells, results_of(study, cells), folder)
 
 
 def all_cells(suite: Suite, given: argparse.Namespace) -> list[Cell]:
@@ -324,6 +353,16 @@ def make_folder(folder: Path, key: str) -> Path:
         raise UsageError(f"{key}={str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
     require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
     return folder
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Refuse a folder in which the block cannot write its files, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        hint = "what is done is in the study; give the command again when the folder can be written to"
+        raise UsageError(f"--output={str(folder)!r}: {error.strerror or error}; {hint}") from error
 
 
 def say(line: str) -> None:

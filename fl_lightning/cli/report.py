@@ -125,7 +125,7 @@ def write_all(folder: Path, texts: Mapping[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(partial.values(), texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         for path, complete in zip(partial.values(), partial, strict=True):
             path.replace(complete)
     except OSError as error:

@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 from helpers.benches import FakeRunner, outcome, toy_driver, toy_suite
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
 
 from fl_lightning.bench import driver as drivers
 from fl_lightning.bench.process import Interrupt
@@ -159,6 +161,29 @@ def test_an_error_of_the_database_ends_all_jobs(tmp_path, suite):
     driver.run()
     assert isinstance(driver.error, ConnectionError) and threading.active_count() < 10
     assert all(runner.closed for runner in driver.runners)
+
+
+def test_an_error_of_the_driver_s_own_is_no_lost_trial(tmp_path, suite):
+    """Optuna says by a ValueError that a trial is another one's; one of ours would queue the cell for ever."""
+
+    def answer(cell, on_round):
+        raise ValueError("no number")
+
+    driver, *_ = toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer))
+    driver.run()
+    assert str(driver.error) == "no number" and len(driver.runners[0].ran) == 1
+
+
+def test_a_sign_of_life_that_the_database_does_not_take_ends_no_thread(tmp_path, suite, monkeypatch):
+    """The thread lives on and gives the next one, so that no other process takes the cell for left."""
+
+    def locked(self, trial_id):
+        raise OperationalError("", {}, Exception("database is locked"))
+
+    driver, study, _ = toy_driver(suite, tmp_path)
+    monkeypatch.setattr(RDBStorage, "record_heartbeat", locked)
+    driver.run()
+    assert driver.error is None and states(study, suite) == ["done"] * 4
 
 
 def test_two_drivers_share_the_cells(tmp_path, suite):

@@ -1,5 +1,6 @@
 """A runner process and its driver: what they tell each other, and what becomes of a cell whose process dies."""
 
+import signal
 import sys
 import threading
 import time
@@ -7,10 +8,13 @@ import time
 import pytest
 
 from fl_lightning.bench.process import Interrupt, Runner, environment
+from fl_lightning.errors import LONGEST
 
 # a runner without torch, which does what the name of the cell says
 PROGRAM = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
+print("a banner of a library")
+print("3")
 from fl_lightning.bench.runner import serve
 from fl_lightning.errors import ClientError, UsageError
 
@@ -27,6 +31,20 @@ def run(cell, report):
         raise UsageError("trainer.max_rounds=-1: give 0 or more")
     if name == "client":
         raise ClientError("round 2, client 1: its loss is nan")
+    if name == "real-time":
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
+    if name == "segfault":
+        ctypes.string_at(0)
+    if name == "leaves":
+        os._exit(0)
+    if name == "ends":
+        sys.exit()
+    if name == "odd":
+        raise OSError("/data/\\udcff.png is no image\\0\\n\\ud800" * 99)
+    if name == "odd end":
+        sys.exit("\\ud800\\n" * 99)
+    if name == "memory":
+        bytearray(2**62)
     if name == "breaks":
         raise KeyError("width")
     for round_ in range(1000 if name in ("long", "endless") else 2):
@@ -66,12 +84,14 @@ def test_a_cell_reports_its_rounds_and_then_its_outcome(runner, tmp_path):
         ("client", "round 2, client 1: its loss is nan"),
         ("breaks", "KeyError: 'width'"),
         ("exits", "the run ended the program with status 3"),
+        ("ends", "the run ended the program with status 0"),
+        ("memory", "MemoryError"),
     ],
 )
 def test_a_cell_that_fails_says_why_and_the_runner_lives_on(runner, tmp_path, name, reason):
     before = runner.run(cell("good", tmp_path), lambda *_: None)["done"]["pid"]
     assert runner.run(cell(name, tmp_path), lambda *_: None) == {"failed": reason}
-    assert ("Traceback" in (tmp_path / "logs" / name).read_text()) == (name in ("client", "breaks"))
+    assert ("Traceback" in (tmp_path / "logs" / name).read_text()) == (name in ("client", "breaks", "memory"))
     assert runner.run(cell("good", tmp_path), lambda *_: None)["done"]["pid"] == before
 
 
@@ -85,6 +105,27 @@ def test_a_cell_whose_process_always_dies_fails_with_the_signal(runner, tmp_path
     assert (tmp_path / "died").read_text() == "xxx"
     assert "was killed by SIGKILL (often for lack of memory), 3 times; see " in answer["failed"]
     assert "done" in runner.run(cell("good", tmp_path), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("segfault", "was killed by SIGSEGV, 3 times"),
+        ("leaves", "ended with status 0, 3 times"),
+        ("real-time", f"was killed by signal {getattr(signal, 'SIGRTMIN', 0) + 1}, 3 times"),
+    ],
+)
+def test_a_cell_that_ends_its_process_fails_and_the_next_one_runs(runner, tmp_path, name, end):
+    reason = runner.run(cell(name, tmp_path), lambda *_: None)["failed"]
+    assert end in reason and reason.endswith(str(tmp_path / "logs" / name))
+    assert "done" in runner.run(cell("good", tmp_path), lambda *_: None)
+
+
+@pytest.mark.parametrize("name", ["odd", "odd end"])
+def test_a_reason_is_one_line_that_any_file_can_hold(runner, tmp_path, name):
+    reason = runner.run(cell(name, tmp_path), lambda *_: None)["failed"]
+    assert reason.encode() and reason.isprintable() and len(reason) <= LONGEST
+    assert r"\ud800" in reason
 
 
 def test_the_driver_may_end_a_run_early(runner, tmp_path):

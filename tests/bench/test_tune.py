@@ -140,6 +140,24 @@ def test_a_grid_is_run_once_and_its_best_written(make, tmp_path):
     assert again.rounds == []
 
 
+def test_of_equal_trials_the_first_point_is_the_best_whenever_it_was_run(make, tmp_path):
+    """A grid that was killed in the first trial ends with it, and has the same best as one that was not."""
+    search = Search(make(), tuning_of(make()), "FedProx")
+    study = open_search(search, database(tmp_path))
+    for slot in [*list(search.slots)[1:], next(iter(search.slots))]:
+        study.enqueue_trial(search.slots[slot], user_attrs={"digest": slot})
+    tuned(make(), tmp_path, lambda config, round_: 0.5)
+    path = write_best(search, study, tmp_path, "sqlite:///study.db")
+    assert yaml.safe_load(path.read_text())["method"][0]["init_args"]["mu"] == 0.001
+
+
+def test_a_value_of_several_lines_stays_in_the_comment(make, tmp_path):
+    tune = {"search": {"FedProx": {"name": ["a\nmodel: 1", "b\ud800"]}}, "at": {"alpha": 0.1}}
+    search, study, _ = tuned(make(tune), tmp_path, lambda config, round_: 0.5)
+    written = yaml.safe_load(write_best(search, study, tmp_path, "sqlite:///study.db").read_text(encoding="utf-8"))
+    assert list(written) == ["method"]
+
+
 def test_a_trial_is_the_suite_s_cell_on_the_validation_split(make, tmp_path):
     _, _, runner = tuned(make(), tmp_path)
     for config, _ in runner.rounds:

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +14,8 @@ from helpers.benches import TOY, FakeRunner, outcome, toy_suite
 from test_cells import BASE
 
 from fl_lightning.bench import estimate, load_suite
+from fl_lightning.bench.cells_csv import cells_csv
+from fl_lightning.bench.results import Result
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
 
@@ -240,13 +245,127 @@ def test_results_from_elsewhere_are_not_run_again(toy, fake, tmp_path, capsys):
     assert "0 of 2 finished cells are new here" in capsys.readouterr().out
 
 
-def test_results_of_other_configs_are_not_loaded(toy, fake, tmp_path, capsys):
+def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
+    """Some are left out, and a line says so; where none is left, the file is refused."""
+    whole, scaled = (stored(toy, tmp_path, scale).read_text() for scale in (1.0, 0.5))
+    (tmp_path / "both.csv").write_text(whole + scaled.partition("\n")[2])
+    (tmp_path / "scaled.csv").write_text(scaled)
+    assert status(toy, "--load", "scaled.csv", "--output", "here", "--status") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: --load='scaled.csv': none of its 4 finished cells") and line.count("\n") == 1
+    assert not (tmp_path / "here").exists()
+    assert status(toy, "--load", "both.csv", "--output", "here", "--status") == 0
+    assert "4 of 8 finished cells are new here; 4 others are no cells of this suite" in capsys.readouterr().out
+
+
+def stored(toy, folder, scale=1.0):
+    """The file of the cells of a suite that was run elsewhere."""
+    suite = load_suite(toy)
+    cells = suite.cells(scale)
+    told = {**outcome()["done"], "state": "done"}
+    results = {cell.digest: Result(cell.name, cell.digest, **told, scale=scale) for cell in cells}
+    (folder / "x.cells.csv").write_text(cells_csv(suite, cells, results))
+    return folder / "x.cells.csv"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace(",done,", ",bogus,", 1),
+        lambda text: text.replace('"{""0"": 0.25, ""1"": 0.5}"', "{}", 1),
+        lambda text: text.replace('""0"": 0.25', '""1e400"": 0.25', 1),
+        lambda text: text[:-40],
+        lambda text: text.replace("method", "algorithm", 1),  # another suite's axis
+        lambda text: "",
+    ],
+    ids=["state", "no values", "round", "truncated", "axis", "empty"],
+)
+def test_a_file_that_is_refused_leaves_nothing(toy, tmp_path, capsys, damage):
+    file = stored(toy, tmp_path)
+    text = damage(file.read_text())
+    assert text != file.read_text()
+    file.write_text(text)
+    assert status(toy, "--load", file, "--output", "here") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and file.name[-12:] in line and line.count("\n") == 1
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_run_that_diverged_elsewhere_is_loaded_as_nan(toy, fake, tmp_path, capsys):
+    file = stored(toy, tmp_path)
+    file.write_text(file.read_text().replace('""1"": 0.5', '""1"": NaN', 1))
+    runners = fake()
+    assert status(toy, "--load", file, "--output", "here") == 0
+    assert not sum(len(one.ran) for one in runners)
+    assert "went to nan in round 1" in capsys.readouterr().out
+
+
+ODD = "/data/\udcff.png is no image\n\0\ud800"
+
+
+def test_a_reason_that_no_file_can_hold_is_escaped(toy, fake, tmp_path, monkeypatch):
+    """As an older study has it, whose runners told their errors as they were; stdout takes UTF-8 alone."""
+    fake(lambda cell, on_round: {"failed": ODD} if "lr=0.2" in cell["name"] else outcome())
+    with open(tmp_path / "said", "w", encoding="utf-8") as said:
+        monkeypatch.setattr(sys, "stdout", said)
+        assert status(toy, "--save", "saved") == 1
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in [*(tmp_path / "saved").iterdir(), tmp_path / "said"]
+    }
+    assert len(texts) == 5 and "4 cells: 2 done, 2 failed." in texts["said"]
+    for text in texts.values():
+        assert "udcff.png is no image" in text and "ud800" in text and "\0" not in text
+
+
+def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path, capsys, monkeypatch):
     fake()
-    assert status(toy, "--save", "saved", "--scale", 0.5) == 0
-    file = next((tmp_path / "saved").glob("*.cells.csv"))
-    assert status(toy, "--load", file, "--output", "here", "--status") == 0
-    said = capsys.readouterr().out
-    assert "0 of 4 finished cells are new here; 4 others are no cells of this suite" in said
+    assert status(toy, "--only", "lr=0.1", "--output", "here") == 0
+    capsys.readouterr()
+    path = tmp_path / "here" / "study.db"
+    with monkeypatch.context() as patch, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        patch.setattr("fl_lightning.bench.study.PATIENCE", 0)
+        patch.setattr("fl_lightning.bench.study.MOMENT", 0)
+        other.execute("BEGIN EXCLUSIVE")
+        assert status(toy, "--output", "here") == 2
+    warning, line = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ") and "study.db" in warning
+    assert line.startswith("error: --storage") and "locked" in line
+    assert status(toy, "--output", "here") == 0
+
+
+@pytest.mark.parametrize("change", ["update trials set state='X'", "update trial_user_attributes set value_json='{'"])
+def test_a_damaged_database_is_told(toy, fake, tmp_path, capsys, change):
+    fake()
+    assert status(toy, "--only", "lr=0.1", "--output", "here") == 0
+    with closing(sqlite3.connect(tmp_path / "here" / "study.db")) as database:
+        database.execute(change)
+        database.commit()
+    capsys.readouterr()
+    assert status(toy, "--output", "here") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: --storage: ") and "damaged" in line and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.symlink_to("/nowhere/study.db")])
+def test_what_is_no_database_is_told(toy, tmp_path, capsys, monkeypatch, make):
+    monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
+    (tmp_path / "here").mkdir()
+    make(tmp_path / "here" / "study.db")
+    assert status(toy, "--output", "here", "--status") == 2
+    assert "--storage=" in (line := capsys.readouterr().err) and line.count("\n") == 1
+
+
+def test_tables_that_cannot_be_written_are_told(toy, fake, tmp_path, capsys, monkeypatch):
+    def full(path, text, **how):
+        raise OSError(28, "No space left on device")
+
+    fake()
+    monkeypatch.setattr(Path, "write_text", full)
+    assert status(toy, "--output", "here") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: --output='here': No space left on device; ") and line.count("\n") == 1
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "here").iterdir() if path.name[0] == "."] == []
 
 
 def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
