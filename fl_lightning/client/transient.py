@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
@@ -20,6 +20,8 @@ from lightning.fabric.loggers import Logger
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
@@ -52,21 +54,23 @@ class Transient:
 
     Attributes are those of every submodule. Each is the same object again, since others may refer to it: a closure,
     or another submodule. Data get their contents back in place: tensors, arrays, containers, random generators,
-    torchmetrics objects, modules outside of the state dict, and objects of the user's own classes. Attributes that
-    are new are removed. Parameters that the state dict leaves out get their values back, too.
+    torchmetrics objects, modules outside of the state dict, optimizers and schedulers that the module keeps, and
+    objects of the user's own classes. Attributes that are new are removed. Parameters that the state dict leaves out
+    get their values back, too.
 
     Args:
         module: the module, as each visit shall find it.
+        apart: objects in its attributes that are left alone.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, apart: Iterable[Any] = ()) -> None:
         state = {id(value) for value in tensors(module).values()}
         parts, parameters = list(module.modules()), list(module.parameters())
         self._modes = [(vars(part), part.training) for part in parts]
         self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
         saved = [(vars(part), OWN) for part in parts] + [(part._buffers, in_state(part, state)) for part in parts]
         self._entries = [Entries(entries, ignored) for entries, ignored in saved]
-        known = state | set(map(id, parts))
+        known = {*state, *map(id, parts), *map(id, apart)}
         values = [*parameters, *(value for entries in self._entries for value in entries.saved.values())]
         self._contents = [restore for value in values for restore in contents(value, known)]
 
@@ -124,11 +128,26 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
     elif isinstance(value, random.Random):
         yield partial(value.setstate, value.getstate())
     else:
-        held = value if isinstance(value, NESTED) else vars(value) if has_parts(value) else ()
+        held = held_by(value)
         if isinstance(held, CONTAINERS):
             yield partial(refill, held, copy.copy(held))
         for part in held.values() if isinstance(held, dict) else held:
             yield from contents(part, known)
+
+
+def held_by(value: Any) -> Any:
+    """The container of the objects that a value holds, the value itself or its attributes; none where they stay."""
+    return value if isinstance(value, NESTED) else vars(value) if has_parts(value) else ()
+
+
+def objects_in(value: Any, known: set[int]) -> Iterator[Any]:
+    """A value and all that it holds, each once, but for the objects whose ids are ``known``."""
+    if not isinstance(value, VALUES) and id(value) not in known:
+        known.add(id(value))
+        yield value
+        held = held_by(value)
+        for part in held.values() if isinstance(held, dict) else held:
+            yield from objects_in(part, known)
 
 
 def contents_of_tensor(value: Tensor) -> Iterator[Callable[[], object]]:
@@ -161,8 +180,8 @@ def refill(container: Any, saved: Any) -> None:
 
 
 def has_parts(value: Any) -> bool:
-    """Whether an object's attributes are restored: those of modules, and of classes that are the user's own."""
-    if isinstance(value, (nn.Module, SimpleNamespace)):
+    """Whether an object's attributes are restored: those of modules, optimizers, and the user's own classes."""
+    if isinstance(value, (nn.Module, SimpleNamespace, Optimizer, LRScheduler)):
         return True
     if isinstance(value, APART) or not hasattr(value, "__dict__"):
         return False

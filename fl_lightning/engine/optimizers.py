@@ -7,7 +7,10 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
+import copy
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any
@@ -18,15 +21,48 @@ from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_s
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.client.transient import changed
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.client.transient import changed, contents, objects_in
+from fl_lightning.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """A new optimizer (and schedulers) of the user's module.
+    """A new optimizer (and schedulers) of the user's module: copies, where the module keeps those that it returns.
+
+    The copies are to be looked at. They hold the parameters themselves, but LBFGS cannot step when it is copied.
+
+    Raises:
+        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
+    """
+    with put_back(module) as kept:
+        optimizer, schedulers = configured(module)
+        if not any(optimizer is one for one in kept):
+            return optimizer, schedulers
+        shared = [*module.modules(), *module.parameters(), *module.buffers()]
+        return copy.deepcopy((optimizer, schedulers), {id(one): one for one in shared})
+
+
+@contextmanager
+def put_back(module: LightningModule) -> Iterator[list[Any]]:
+    """In this block nothing lasts of what is done to the optimizers and schedulers that a module keeps.
+
+    They are in the block's list, unless there is one that cannot be brought back to its initial state.
+    """
+    tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    kept = [part for part in objects_in(module, set(tensors)) if isinstance(part, (Optimizer, LRScheduler))]
+    kept = kept if all(map(can_reset, kept)) else []
+    known = {*tensors, *map(id, module.modules())}
+    restores = [restore for part in kept for restore in contents(part, known)]
+    yield kept
+    for restore in restores:
+        restore()
+
+
+def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
+    """The optimizer (and schedulers) that the user's module returns, which may be those of the last visit.
 
     Raises:
         UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
@@ -43,10 +79,15 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    except MisconfigurationException as error:
-        raise UsageError(f"{kind}: {' '.join(str(error).split())}") from error
+    except (MisconfigurationException, KeyError) as error:  # a dictionary without an optimizer
+        raise UsageError(f"{kind}: {' '.join(text_of(error).split())}") from error
     if len(optimizers) != 1:
         raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
+    strays = [
+        type(c.scheduler).__name__ for c in configs if getattr(c.scheduler, "optimizer", None) is not optimizers[0]
+    ]
+    hint = "it is no scheduler of the optimizer that is returned; build it with that one, or leave it out"
+    require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
     return optimizers[0], configs
 
@@ -80,10 +121,11 @@ class OptimizerSource:
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
         attributes = dict(vars(self.module))
-        optimizer, schedulers = configure_optimizer(self.module)
+        optimizer, schedulers = configured(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
-        self._optimizer = None if schedulers or changed(vars(self.module), attributes) else optimizer
+        again = schedulers or optimizer.state or changed(vars(self.module), attributes)
+        self._optimizer = None if again else optimizer
         return optimizer, schedulers
 
     def check(self, optimizer: Optimizer) -> None:
@@ -97,10 +139,10 @@ class OptimizerSource:
             raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
 
 
-def can_reset(optimizer: Optimizer) -> bool:
-    """Whether clearing an optimizer's state brings back its initial one: true of torch's own without hooks."""
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
+def can_reset(part: Optimizer | LRScheduler) -> bool:
+    """Whether an optimizer or a scheduler has no other state than its attributes: true of torch's own without hooks."""
+    hooks = [getattr(part, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
+    return type(part).__module__.startswith("torch.optim.") and not any(hooks)
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
@@ -23,6 +21,7 @@ from fl_lightning.client.clock import Clock
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.loaders import num_batches
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.caching import cache_limit
@@ -39,10 +38,10 @@ from fl_lightning.engine.launch import (
 )
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import configure_optimizer, needs_closure
+from fl_lightning.engine.optimizers import configure_optimizer, configured, needs_closure, put_back
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.engine.workers import Workers
-from fl_lightning.errors import require
+from fl_lightning.errors import ClientError, Stopped, add_note, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.records.folder import RunFolder
 from fl_lightning.records.metrics import Metrics
@@ -109,9 +108,7 @@ class Run:
         try:
             self.fabric.call(hook, trainer=self.trainer, **kwargs)
         except Exception as error:
-            # Python 3.10 has no notes
-            if hasattr(error, "add_note"):
-                error.add_note(f"in {name_of_caller(error, hook)}, round {self.server.round}")
+            add_note(error, f"in {name_of_caller(error, hook)}, round {self.server.round}")
             raise
 
 
@@ -131,6 +128,33 @@ def launch(
     stage: str = "fit",
 ) -> Result:
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
+    with exit_is_failure():
+        return _launch(trainer, model, data, methods, command, stage)
+
+
+@contextmanager
+def exit_is_failure() -> Iterator[None]:
+    """In this block user code that ends the program makes the run fail: the status could be that of a success.
+
+    Raises:
+        ClientError: it did.
+    """
+    try:
+        yield
+    except Stopped:
+        raise
+    except SystemExit as error:
+        raise ClientError(located(error)) from error
+
+
+def _launch(
+    trainer: FederatedTrainer,
+    model: LightningModule,
+    data: Any,
+    methods: MethodList,
+    command: Callable[[Run], Result],
+    stage: str,
+) -> Result:
     checks.check_module(model, stage)
     checks.check_data(data)
     if stage == "fit" and not trainer.fast_dev_run:
@@ -162,7 +186,7 @@ def _work(
 ) -> Result:
     """Build the run in one worker, and run the command on it."""
     keep_freed_memory()
-    with Workers(fabric) as workers, ExitStack() as cleanup:
+    with Workers(fabric) as workers, exit_is_failure(), ExitStack() as cleanup:
         if not prepared:
             prepare(data, model, workers)
         checks.check_data_fits(trainer, model, data, methods)
@@ -192,7 +216,7 @@ def build(
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     stand_in.configure(setting(trainer, fabric, data, folder))
-    sizes = (len(data.train_dataloader(k)) for k in range(number))
+    sizes = (num_batches(data, k) for k in range(number))
     stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
     hint = "no client has a training batch; give a smaller batch_size, or drop_last=false"
     require(stage != "fit" or stand_in.clock.batches > 0, "data", type(data).__name__, hint)
@@ -307,11 +331,13 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
-    check_kept(trainer, client.module, optimizer, schedulers)
+    check_kept(trainer, client.module)
     known = {id(client.live[name]) for name in client.live}
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
-    require(not foreign, kind, f"{foreign} tensors", "they are not in the state_dict, so nobody averages them")
+    hint = "they are not in the state_dict, so nobody averages them; give the parameters that the module has after "
+    hint += "configure_model, and build the optimizer in this function"
+    require(not foreign, kind, f"{foreign} tensors", hint)
     correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
     if isinstance(optimizer, torch.optim.SparseAdam):
         hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
@@ -322,21 +348,31 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
         mixed = str(trainer.precision) in ("16-mixed", "16")
         require(not mixed, "trainer.precision", trainer.precision, hint)
     client.methods.setup(client, optimizer)
-    check_length(client, (len(data.train_dataloader(k)) for k in range(data.num_clients)))
+    check_length(client, (num_batches(data, k) for k in range(data.num_clients)))
 
 
-def check_kept(
-    trainer: FederatedTrainer, module: LightningModule, optimizer: Optimizer, schedulers: list[LRSchedulerConfig]
-) -> None:
+def check_kept(trainer: FederatedTrainer, module: LightningModule) -> None:
     """Refuse an optimizer or a scheduler that a module keeps, and that a visit could not begin with.
 
     Raises:
-        UsageError: ``configure_optimizers`` returns the same optimizer again, or does not return a scheduler.
+        UsageError: ``configure_optimizers`` returns the same optimizer again, and it cannot be brought back to its
+            initial state; or it does not return a scheduler.
     """
-    kind, attributes = f"model={type(module).__name__}", dict(vars(module))
-    another = configure_optimizer(module)[0] is not optimizer
-    hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
-    require(another, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
+    kind = f"model={type(module).__name__}"
+    with put_back(module) as kept:
+        optimizer, schedulers = configured(module)
+        attributes = dict(vars(module))
+        second, _ = configured(module)
+    restorable = second is not optimizer or any(optimizer is part for part in kept)
+    hint = "it returns the same optimizer again, and each visit begins with a new one; keep one of torch.optim without "
+    hint += "hooks in an attribute of the module, and schedulers likewise, or build it in this function"
+    require(restorable, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
+    state = [(one, value) for one, values in optimizer.state.items() for value in values.values()]
+    arrays = [(one, value) for one, value in state if isinstance(value, torch.Tensor) and value.ndim]
+    stale = next((one for one, value in arrays if (value.device, value.dtype) != (one.device, one.dtype)), None)
+    if stale is not None:
+        hint = f"its state is from before the module was converted to {stale.dtype} on {stale.device}; build it in "
+        require(False, f"{kind}: configure_optimizers", type(optimizer).__name__, f"{hint}this function")
     returned = [
         part for config in schedulers for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
     ]

@@ -58,7 +58,7 @@ class Schedules:
         now, batches = self._clock.round, self._clock.batches
         position = self._positions.pop(batches, None)
         done = self._load(position, optimizer, configs) if position and position.rounds <= now else 0
-        with self._unseen():
+        with self._unseen(optimizer, *(config.scheduler for config in configs)):
             for round_ in range(done, now):
                 self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
@@ -89,12 +89,15 @@ class Schedules:
             self.client.module.lr_scheduler_step(config.scheduler, metric)
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """In this block the module's own hook leaves no traces: how often it runs depends on what is cached."""
+    def _unseen(self, *stepped: Any) -> Iterator[None]:
+        """In this block the module's own hook leaves no traces: how often it runs depends on what is cached.
+
+        But for those of what is ``stepped``, which the module may keep.
+        """
         if "lr_scheduler_step" not in self.client.hooks:
             yield
             return
-        before = Transient(self.client.module)
+        before = Transient(self.client.module, apart=stepped)
         with ambient(self.client.seed, "schedules"):
             yield
         before.restore()

@@ -339,12 +339,16 @@ class SteppedByItself(Net):
         return [{"optimizer": SGD(self.parameters(), lr=0.1)}, {"optimizer": SGD(self.parameters(), lr=0.2)}]
 
 
+class OwnSGD(SGD):
+    """An optimizer whose attributes a run does not know."""
+
+
 class SameAgain(Net):
-    """Makes its optimizer once, with a momentum that would pass from client to client."""
+    """Makes its optimizer once, with a state that would pass from client to client."""
 
     def __init__(self):
         super().__init__()
-        self.optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = OwnSGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def configure_optimizers(self):
         return self.optimizer
@@ -447,7 +451,7 @@ def test_every_hook_of_a_data_module_that_is_called_is_called(tmp_path):
         by_rounds(Whole(), clients(make()), rounds=1, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
         by_rounds(Whole(), clients(make()), rounds=2, epochs=1, folder=tmp_path, ckpt_path="last")
         predicting().predict(Whole(), clients(make()))
-        with pytest.raises(ClientError, match="no step"):
+        with pytest.raises(UsageError, match="no step"):
             by_rounds(Failing(), clients(make()))
 
     _, notes = notes_of(use)
