@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.data.loaders import num_batches
 from fl_lightning.records.files import write_atomically
 from fl_lightning.state import num_bytes
 from fl_lightning.sums import Sums, Weighted
@@ -145,7 +146,7 @@ def count_step(trainer: FederatedTrainer) -> dict[str, Any]:
         ``runs``: how many times the step runs a reference model. Nothing where no client of the cohort has a batch.
     """
     owners, data = trainer.client.memories().owners, trainer.data
-    k = next((k for k in sorted(trainer.server.cohort) if len(data.train_dataloader(k))), None)
+    k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)
     if k is None:
         return {}
     mine = counted_here(trainer, k) if trainer.global_rank == owners.get(k, 0) else {}

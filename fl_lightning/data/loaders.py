@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from fl_lightning.data.augmentation import Augmentation
+from fl_lightning.errors import UsageError, located, require
+
+# how many batches combined loaders give, by the mode of a CombinedLoader
+LENGTHS: dict[str, Callable[[Iterable[int]], int]] = {"min_size": min, "max_size": max, "max_size_cycle": max}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +94,60 @@ class ClientLoader(Protocol):
 def as_client_loader(loader: Any) -> ClientLoader:
     """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
     # the check of a protocol looks at each of its members; it is skipped for this package's own loaders
-    return loader if isinstance(loader, (Batches, PlainLoader, ClientLoader)) else PlainLoader(loader)
+    if isinstance(loader, (Batches, PlainLoader, ClientLoader)):
+        return loader
+    several = isinstance(loader, (list, tuple, Mapping)) and any(map(is_loader, leaves_of(loader)))
+    return PlainLoader(CombinedLoader(loader, "max_size_cycle") if several else loader)
+
+
+def num_batches(data: Any, k: int) -> int:
+    """The batches in a pass over the training data of client ``k``.
+
+    Raises:
+        UsageError: its loader fails, is no iterable with a length, or combines others in a way in which nobody trains.
+    """
+    key = f"data={type(data).__name__}: train_dataloader({k})"
+    try:
+        loader = data.train_dataloader(k)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{key} fails: {located(error)}; correct it") from error
+    hint = "give a DataLoader, a list of batches, or an object with __iter__ and __len__"
+    batches = is_iterable(loader) and not isinstance(loader, (str, bytes, Mapping))
+    require(batches or any(map(is_loader, leaves_of(loader))), key, type(loader).__name__, hint)
+    mode = getattr(loader, "_mode", None) if is_combined(loader) else None
+    modes = f"it cannot train on loaders one after another; give one of {', '.join(LENGTHS)}"
+    require(mode is None or mode in LENGTHS, f"{key}: CombinedLoader.mode", mode, modes)
+    try:
+        return len(as_client_loader(loader))
+    except Exception as error:
+        what = f"it has no length, from which the steps of a visit are counted: {located(error)}"
+        raise UsageError(f"{key}={type(loader).__name__!r}: {what}; {hint}") from error
+
+
+def leaves_of(loaders: Any) -> Iterator[Any]:
+    """What lies in nested lists, tuples and mappings."""
+    if isinstance(loaders, (list, tuple, Mapping)):
+        for part in loaders.values() if isinstance(loaders, Mapping) else loaders:
+            yield from leaves_of(part)
+    else:
+        yield loaders
+
+
+def is_loader(value: Any) -> bool:
+    """Whether a value is known as a loader: any iterable may be one, but so may a batch."""
+    return isinstance(value, (DataLoader, ClientLoader)) or is_combined(value)
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether a value can be gone through, batch by batch."""
+    return isinstance(value, ClientLoader) or hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def is_combined(loader: Any) -> bool:
+    """Whether a loader is a ``CombinedLoader`` of Lightning's, of either distribution."""
+    return hasattr(loader, "flattened") and hasattr(loader, "limits")
 
 
 class PlainLoader:
@@ -96,17 +155,26 @@ class PlainLoader:
 
     It knows no rows, leaves the memory format as it is, and assumes that an example may differ from pass to pass.
 
+    Of a ``CombinedLoader`` it gives the batches without their indices.
+
     Args:
-        loader: the iterable; its ``generator`` and those of its samplers are seeded if it has them.
+        loader: the iterable; its ``generator`` and those of its samplers are seeded if it has them, or else those of
+            the loaders that it combines.
     """
 
     deterministic = False
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
+        self._combined: list[Any] | None = list(loader.flattened) if is_combined(loader) else None  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        combined: Any = self.loader
+        if self._combined is None:
+            return len(combined)
+        limits = combined.limits or [math.inf] * len(self._combined)
+        # its own length begins a pass over each loader
+        return LENGTHS[combined._mode](int(min(len(p), most)) for p, most in zip(self._combined, limits, strict=True))
 
     def seed(self, seed: int) -> None:
         """Seed the ``generator`` of the wrapped loader and of its samplers, where they have one."""
@@ -120,14 +188,16 @@ class PlainLoader:
 
         Left to the garbage collector, they are no longer told to end, and it waits five seconds for each.
         """
-        iterator: Any = getattr(self.loader, "_iterator", None)
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-            vars(self.loader)["_iterator"] = None
+        for loader in self._combined or [self.loader]:
+            iterator: Any = getattr(loader, "_iterator", None)
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
+                vars(loader)["_iterator"] = None
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
         """One pass over the wrapped loader; the rows are None."""
-        return ((None, batch) for batch in self.loader)
+        combined = self._combined is not None
+        return ((None, batch[0] if combined else batch) for batch in self.loader)
 
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
@@ -142,10 +212,11 @@ class PlainLoader:
         self.seed(0)
         return itertools.islice(enumerate(self.loader), rank, limit, size)
 
-    def _parts(self) -> tuple[Any, ...]:
-        """The loader and its samplers, or None for those that it does not have."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        return self.loader, getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None)
+    def _parts(self) -> Iterator[Any]:
+        """The loader, or those that it combines, and their samplers; None for those that they do not have."""
+        for loader in self._combined or [self.loader]:
+            batches = getattr(loader, "batch_sampler", None)
+            yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
 
 
 class Batches:

@@ -23,7 +23,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import as_client_loader
+from fl_lightning.data.loaders import as_client_loader, num_batches
 from fl_lightning.engine.compiled import check_compile
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, clipped, require, text_of
@@ -184,16 +184,11 @@ def check_plan(data: Any) -> None:
     """Refuse data whose ``setup`` has not said which client holds what, or whose training loaders have no length.
 
     Raises:
-        UsageError: there is no ``plan``, or ``len(train_dataloader(k))`` fails.
+        UsageError: there is no ``plan``, or the training loader has no length.
     """
     kind, hint = type(data).__name__, "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", kind, hint)
-    loader = data.train_dataloader(0)
-    try:
-        len(loader)
-    except (TypeError, NotImplementedError) as error:
-        hint = f"its train_dataloader(0) is a {type(loader).__name__} without a length, from which the steps of a "
-        raise UsageError(f"data={kind!r}: {hint}visit are counted; give a data set with __len__") from error
+    num_batches(data, 0)
 
 
 def as_list(given: Any) -> list:

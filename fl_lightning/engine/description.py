@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.data.loaders import num_batches
 from fl_lightning.engine.optimizers import configure_optimizer, group_options
 from fl_lightning.engine.origins import KEPT_BY_TORCH, contents_of, modules_of
 from fl_lightning.records.hyperparameters import PLAIN
@@ -193,9 +194,9 @@ def of_data(data: Any) -> dict[str, Any]:
 
     The hash of the plan, which a checkpoint holds as well, says who holds what.
     """
-    loaders = (data.train_dataloader(k) for k in range(data.num_clients))
-    own, loader = canonical(data, IN_DATA), canonical(next((one for one in loaders if len(one)), None), IN_DATA)
-    loader = loader or {}
+    k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
+    # as an object: of a list of batches, its class
+    own, loader = canonical(data, IN_DATA), {} if k is None else of_object(data.train_dataloader(k), IN_DATA)
     # a DataLoader of a batch size has made the sampler of batches itself
     again = {*own, *(["batch_sampler"] if loader.get("batch_size") else [])} - {"class"}
     more = {name: value for name, value in loader.items() if name not in again}

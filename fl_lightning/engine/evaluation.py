@@ -14,10 +14,12 @@ from torch import Tensor
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.logged import tagged
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
-from fl_lightning.data.loaders import ClientLoader
+from fl_lightning.data.loaders import ClientLoader, PlainLoader
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.workers import Workers
+from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
@@ -75,11 +77,19 @@ class Evaluator:
         return {tag: float(mean) for tag, mean in sums.means().items()}
 
     def check(self) -> None:
-        """Refuse a module whose steps and hooks do not take the index of one of several data loaders."""
+        """Refuse a module whose steps and hooks do not take the index of one of several data loaders.
+
+        Refuse an iterator, too, that the data module returns again when the first evaluation has used it up.
+        """
         for phase in PHASES:
             step, loaders = step_name(self.client.module, phase), self.loaders.evaluation(phase)
             if step is not None and loaders:
                 check_signatures(self.client.module, step, len(loaders))
+            used_up = [one for one in map(inner, loaders) if isinstance(one, Iterator)]
+            again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
+            kept = next((type(one).__name__ for one in used_up if id(one) in again), "")
+            hint = "it is used up by the first evaluation; make it anew in this function, or return a list of batches"
+            require(not kept, f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader", kept, hint)
 
     def has_data(self, phase: str) -> bool:
         """Whether there is data of this phase."""
@@ -111,6 +121,11 @@ class Evaluator:
     def _observe(self, phase: str, batch: Any) -> None:
         seen = {"batch": batch, "targets": targets_of(batch), "taps": self.client.taps.values}
         self.call("on_evaluation_batch_end", phase=phase, **seen)
+
+
+def inner(loader: ClientLoader) -> Any:
+    """The user's own loader, where it was adapted."""
+    return loader.loader if isinstance(loader, PlainLoader) else loader
 
 
 class BatchIndex(NamedTuple):

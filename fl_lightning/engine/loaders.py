@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, Rows, as_client_loader
+from fl_lightning.data.loaders import (
+    Batches,
+    ClientLoader,
+    PlainLoader,
+    Rows,
+    as_client_loader,
+    is_combined,
+    is_iterable,
+    leaves_of,
+)
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, LightningModule, is_overridden
@@ -89,7 +98,8 @@ class Loaders:
             hint = "its test_dataloader takes no client, so no client has test data of its own"
             require(takes_client, "data", type(self.data).__name__, hint)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
-        return [as_client_loader(one) for one in flattened(loaders)]
+        key = f"data={type(own_module_of(self.data)).__name__}: {phase}_dataloader"
+        return [as_client_loader(one) for one in flattened(loaders, key)]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
         """The batches of worker ``rank`` of ``size``, each with its index in the pass.
@@ -163,21 +173,37 @@ def pick(loader: Any, places: np.ndarray) -> ClientLoader:
     return PlainLoader(DataLoader(some, size, collate_fn=loader.loader.collate_fn))
 
 
-def flattened(loaders: Any) -> list[Any]:
+def flattened(loaders: Any, key: str) -> list[Any]:
     """The loaders in a collection of them, in the order in which Lightning evaluates on them.
 
+    A list or tuple with a tensor, or another value that is no loader, in it is one loader: a list of batches.
+
     Raises:
-        UsageError: a ``CombinedLoader`` whose mode is not ``sequential``.
+        UsageError: a ``CombinedLoader`` whose mode is not ``sequential``, or something that is no iterable; it names
+            the ``key``.
     """
-    if hasattr(loaders, "flattened"):
+    if is_combined(loaders):
         mode = getattr(loaders, "_mode", None)
-        require(mode == "sequential", "CombinedLoader.mode", mode, "evaluation data is read with mode sequential")
+        require(
+            mode == "sequential",
+            f"{key}: CombinedLoader.mode",
+            mode,
+            "evaluation data is read with the mode sequential, give it",
+        )
         return list(loaders.flattened)
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if isinstance(loaders, (list, tuple)):
-        return [leaf for part in loaders for leaf in flattened(part)]
+    if isinstance(loaders, (list, tuple)) and any(map(is_data, leaves_of(loaders))):
+        return [loaders]
+    if isinstance(loaders, (list, tuple, Mapping)):
+        parts = loaders.values() if isinstance(loaders, Mapping) else loaders
+        return [leaf for part in parts for leaf in flattened(part, key)]
+    hint = "give a DataLoader, a list of batches, or an object with __iter__"
+    require(loaders is None or not is_data(loaders) or isinstance(loaders, Tensor), key, type(loaders).__name__, hint)
     return [] if loaders is None else [loaders]
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value is no loader, but lies in a batch. None stands for no loader."""
+    return isinstance(value, (Tensor, np.ndarray, str, bytes)) or not (is_iterable(value) or value is None)
 
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:

@@ -15,12 +15,12 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
-from fl_lightning.data.loaders import ClientLoader, Rows
+from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.engine.workers import Workers
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
 from fl_lightning.method import MethodList
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
@@ -91,17 +91,17 @@ class LocalTraining:
                     if self._clock.passes_now:  # without batches there is no fit, and no hook is called
                         self._train(loader, self.lr_factors[round_])
                 return self.client.finish()
-        except (UsageError, LostWorkerError):
+        except (UsageError, LostWorkerError, Stopped):
             raise
-        except Exception as error:
-            raise ClientError(f"client {k}, round {round_}: {text_of(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise ClientError(f"client {k}, round {round_}: {located(error)}") from error
         finally:
             self.stopwatch.lap("collect")
 
     def batches(self, k: int) -> int:
         """Batches in a pass over the data of client ``k``."""
         if k not in self._batches:
-            self._batches[k] = len(self.loaders.data.train_dataloader(k))
+            self._batches[k] = num_batches(self.loaders.data, k)
         return self._batches[k]
 
     def steps(self, k: int, work: int | None = None) -> int:
@@ -208,7 +208,13 @@ class LocalTraining:
             raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
 
     def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
-        return itertools.islice(self.loaders.batches(loader), length)
+        left = length
+        for batch in itertools.islice(self.loaders.batches(loader), length):
+            left -= 1
+            yield batch
+        if left:
+            hint = "let its length be that of each pass; an iterator that is used up gives none in the next"
+            raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
 
     def _batch(
         self, batch: Any, index: int, rows: Rows | None, length: int, optimizer: Optimizer, schedulers: Schedulers

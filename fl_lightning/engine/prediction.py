@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation import bound_step
 from fl_lightning.engine.evaluation_loop import can_share
 from fl_lightning.engine.loaders import flattened
@@ -44,7 +45,8 @@ def predict(run: Run) -> list[Any]:
 def loaders_of(run: Run) -> list[ClientLoader]:
     """The loaders of ``predict_dataloader``, or without one those of the test data."""
     own = is_overridden("predict_dataloader", run.data)
-    given = flattened(run.data.predict_dataloader()) if own else []
+    key = f"data={type(own_module_of(run.data)).__name__}: predict_dataloader"
+    given = flattened(run.data.predict_dataloader(), key) if own else []
     return [as_client_loader(one) for one in given] or run.loaders.evaluation("test")
 
 

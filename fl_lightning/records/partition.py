@@ -109,10 +109,10 @@ def means_of(datamodule: Any) -> list[Tensor]:
         loader = as_client_loader(loader.as_stored() if isinstance(loader, Batches) else loader)
         loader.seed(address(base_seed(), "partition", k))
         with ambient(base_seed(), "partition", k):
-            batches = [batch[0] for _, batch in loader.batches() if isinstance(batch, (list, tuple))]
-        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in batches) or not batches:
+            batches = [batch[0] for _, batch in loader.batches() if isinstance(batch, (list, tuple)) and batch]
+        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in batches) or not batches:
             return []
-        means.append(torch.cat([x.flatten(1).mean(1) for x in batches]))
+        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in batches]))
     return means
 
 

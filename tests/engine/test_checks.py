@@ -207,7 +207,7 @@ class WithoutLength(Digits):
     ("kind", "line"),
     [
         (WithoutPlan, r"^data='WithoutPlan': its setup sets no plan; let it end with self.plan = self.partition"),
-        (WithoutLength, r"^data='WithoutLength': its train_dataloader\(0\) is a generator without a length, .*__len__"),
+        (WithoutLength, r"^data=WithoutLength: train_dataloader\(0\)='generator': it has no length, .*__len__"),
     ],
 )
 def test_data_that_cannot_be_counted_are_refused(tmp_path, kind, line):

@@ -1,0 +1,220 @@
+"""Loaders of the user's own: lists of batches, objects with a length, combined loaders."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import assert_same_bits, history, small_trainer
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import CombinedLoader
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.engine.loaders import flattened
+from fl_lightning.errors import ClientError, UsageError
+
+
+def batches(seed=0, number=4):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(6, 5, generator=generator), torch.arange(6) % 3) for _ in range(number)]
+
+
+def plain(seed=0, shuffle=False, number=4):
+    x, y = (torch.cat(parts) for parts in zip(*batches(seed, number), strict=True))
+    return DataLoader(TensorDataset(x, y), batch_size=6, shuffle=shuffle)
+
+
+class Own:
+    """An iterable with a length, and nothing else."""
+
+    def __init__(self, seed=0, length=4):
+        self.batches, self.length = batches(seed), length
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return self.length
+
+
+class Data(FederatedDataModule):
+    """Two clients with the loaders that functions give."""
+
+    def __init__(self, train, val=lambda: [], test=lambda: []):
+        super().__init__(num_clients=2)
+        self.train_dataloader, self.val_dataloader, self.test_dataloader = train, val, test
+
+    def setup(self, stage=None):
+        self.plan = self.partition(np.arange(48) % 3, 3)
+
+    def train_dataloader(self, k=0):
+        """The constructor gives another."""
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(5, 3)
+
+    def loss(self, batch):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Pairs(Net):
+    """A step on the batches of two loaders."""
+
+    def training_step(self, batch, batch_idx):
+        first, second = batch.values() if isinstance(batch, dict) else batch
+        return self.loss(first) if second is None else self.loss(first) + self.loss(second)
+
+
+def fit(folder, data, make=Net, **kwargs):
+    model, trainer = make(), small_trainer(folder, enable_progress_bar=False, **kwargs)
+    trainer.fit(model, data)
+    return model.state_dict(), history(trainer)
+
+
+KINDS = {
+    "list": batches,
+    "tuple": lambda seed=0: tuple(batches(seed)),
+    "own": Own,
+    "tensors": lambda seed=0: TensorDataset(*(torch.stack(parts) for parts in zip(*batches(seed), strict=True))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_iterable_with_a_length_trains_and_evaluates_as_a_loader_of_its_batches(tmp_path, kind):
+    make = KINDS[kind]
+    expected = fit(tmp_path / "loader", Data(plain, lambda: plain(8), lambda: [plain(8), plain(9)]))
+    assert "test/loss/dataloader_idx_1" in expected[1][0]
+    data = Data(make, lambda: make(8), lambda: [plain(8), Own(9)])
+    for workers in (1, 2) if kind == "list" else (1,):
+        state, rows = fit(tmp_path / f"{workers}", data, devices=workers, name="run")
+        assert_same_bits(state, expected[0])
+        assert rows == expected[1]
+
+
+def test_a_run_on_lists_resumes_to_the_same_bits(tmp_path):
+    expected = fit(tmp_path / "whole", Data(batches), max_rounds=3)[0]
+    fit(tmp_path / "run", Data(batches), max_rounds=1)
+    model, trainer = Net(), small_trainer(tmp_path / "run", max_rounds=3)
+    trainer.fit(model, Data(batches), ckpt_path="last")
+    assert_same_bits(model.state_dict(), expected)
+
+
+class TwoSteps(Net):
+    """The step of :class:`Pairs` on batches that are pairs already."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch[0]) + self.loss(batch[1])
+
+
+@pytest.mark.parametrize("combine", [list, lambda two: CombinedLoader(dict(enumerate(two)), "max_size_cycle")])
+def test_combined_loaders_give_the_batches_that_lightning_makes_of_them(tmp_path, combine):
+    def several(k=0):
+        return combine([plain(k), plain(k + 5, number=2)])
+
+    def pairs(k=0):
+        return [*zip(batches(k), batches(k + 5, 2) * 2, strict=True)]
+
+    state, _ = fit(tmp_path / "combined", Data(several), Pairs)
+    expected, _ = fit(tmp_path / "pairs", Data(pairs), TwoSteps)
+    assert_same_bits(state, expected)
+    if combine is not list:
+        return
+    shuffled = [
+        fit(tmp_path / f"{n}", Data(lambda k=0: combine([plain(k, True), plain(k + 5, True)])), Pairs, devices=n)[0]
+        for n in (1, 2)
+    ]
+    assert_same_bits(*shuffled)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("min_size", 2), ("max_size", 4), ("max_size_cycle", 4)])
+def test_the_length_of_combined_loaders_is_known_before_a_pass(tmp_path, mode, steps):
+    data = Data(lambda k=0: CombinedLoader([plain(k), plain(k, number=2)], mode))
+    taken = []
+
+    class Counts(Pairs):
+        def on_train_end(self):
+            taken.append((self.trainer.num_training_batches, self.trainer.global_step))
+
+    fit(tmp_path, data, Counts, max_rounds=1)
+    assert taken == [(steps, steps)] * 2
+
+
+def raises(k=0):
+    return {}["loader"]
+
+
+TRAIN = {
+    "generator": (lambda k=0: (batch for batch in batches()), "='generator': it has no length"),
+    "None": (lambda k=0: None, "='NoneType': give a DataLoader, a list of batches"),
+    "number": (lambda k=0: 3, "='int': give a DataLoader, a list of batches"),
+    "text": (lambda k=0: "abc", "='str': give a DataLoader, a list of batches"),
+    "tensors by name": (lambda k=0: {"x": torch.ones(2)}, "='dict': give a DataLoader, a list of batches"),
+    "sequential": (
+        lambda k=0: CombinedLoader([plain()], "sequential"),
+        ": CombinedLoader.mode='sequential': .*max_size_cycle",
+    ),
+    "error": (raises, r" fails: KeyError at test_loaders.py:\d+ \(raises\): 'loader'; correct it"),
+    "below 0": (lambda k=0: Own(length=-1), r"='Own': it has no length.*should return >= 0; give a DataLoader"),
+}
+
+
+@pytest.mark.parametrize("case", TRAIN)
+def test_training_loaders_that_cannot_be_counted_are_refused_before_anything_is_written(tmp_path, case):
+    make, line = TRAIN[case]
+    with pytest.raises(UsageError, match=rf"^data=Data: train_dataloader\(0\){line}"):
+        fit(tmp_path, Data(make))
+    assert not list(tmp_path.iterdir())
+
+
+KEPT = iter(batches())
+VAL = {
+    "number": (lambda: 3, "='int': give a DataLoader"),
+    "text": (lambda: "abc", "='str': give a DataLoader"),
+    "min_size": (lambda: CombinedLoader([plain()], "min_size"), ": CombinedLoader.mode='min_size': .* sequential"),
+    "used up": (lambda: KEPT, "='list_iterator': it is used up by the first evaluation; make it anew"),
+}
+
+
+@pytest.mark.parametrize("case", VAL)
+def test_evaluation_loaders_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path, case):
+    make, line = VAL[case]
+    with pytest.raises(UsageError, match=rf"^data=Data: val_dataloader{line}"):
+        fit(tmp_path, Data(batches, make))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_generator_that_is_made_anew_evaluates(tmp_path):
+    expected = fit(tmp_path / "list", Data(batches, batches))
+    assert fit(tmp_path / "generator", Data(batches, lambda: (batch for batch in batches())))[1] == expected[1]
+
+
+def test_a_pass_of_fewer_batches_than_its_length_says_is_no_pass(tmp_path):
+    with pytest.raises(ClientError, match=r"client 0, round 0: its train_dataloader gave 4 of the 5 batches of a pass"):
+        fit(tmp_path / "short", Data(lambda k=0: Own(length=5)))
+    once = Own()
+    once.batches = iter(once.batches)
+    with pytest.raises(ClientError, match=r"client 1, round 0: its train_dataloader gave 0 of the 4 batches of a pass"):
+        fit(tmp_path / "once", Data(lambda k=0: once))
+
+
+def test_lists_hold_loaders_or_batches():
+    first, second = plain(), Own()
+    assert flattened([first, [second]], "") == [first, second]
+    assert flattened({"a": first, "b": second}, "") == [first, second]
+    assert flattened(None, "") == flattened([], "") == []
+    for listed in (batches(), tuple(batches()), [{"x": torch.ones(2)}], [torch.ones(2)], ["text"], [3]):
+        assert flattened(listed, "") == [listed]
