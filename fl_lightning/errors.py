@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
+import os
+import re
 import signal
+import sys
+import traceback
 from pathlib import Path
 
 # characters of a line, and of a value in it
 LONGEST, LONGEST_VALUE = 290, 80
+# libraries that may lie outside of the folders of installed packages
+LIBRARIES = ("torch", "lightning", "pytorch_lightning", "torchmetrics")
+# a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
+FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 class UsageError(ValueError):
@@ -70,10 +79,53 @@ class Terminated(Stopped, SystemExit):
 
 def text_of(error: BaseException) -> str:
     """The text of an error; with its type where that says too little, as for an error without text."""
-    text = str(error)
+    text = own_text(error)
     if text and not isinstance(error, KeyError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def own_text(error: BaseException) -> str:
+    """What an error says of itself; an error of the user's own class may fail even to do that."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"its __str__ raises {type(problem).__name__}"
+
+
+def located(error: BaseException) -> str:
+    """An error on one line: its kind, the file, line and function of the user's code that raised it, and its text.
+
+    A library's code is passed over: this package, installed ones and Python's own. Where no frame is the user's, the
+    innermost stands there. Without a text, it is the line of code. A ClientError says itself what is wrong.
+    """
+    if isinstance(error, ClientError):
+        return str(error)
+    kind, text = type(error).__name__, own_text(error)
+    walked = traceback.walk_tb(error.__traceback__)
+    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+    if "Original Traceback" in text:
+        frames += [(file, int(line), function) for file, line, function in FRAME.findall(text)]
+        kind, _, text = text.strip().splitlines()[-1].partition(": ")
+    if not frames:
+        return f"{kind}: {clipped(text, 160)}" if text else kind
+    file, line, function = next((frame for frame in reversed(frames) if is_users(frame[0])), frames[-1])
+    text = text.strip() or linecache.getline(file, line)
+    return f"{kind} at {Path(file).name}:{line} ({function}): {clipped(text, 160)}".removesuffix(": ")
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, which its traceback ends with. Python 3.10 has none."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of code is the user's own."""
+    folders = [os.path.dirname(os.__file__), os.path.dirname(__file__)]
+    folders += [path for name in LIBRARIES for path in getattr(sys.modules.get(name), "__path__", ())]
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not installed and not file.startswith(("<frozen", *(f"{folder}{os.sep}" for folder in folders)))
 
 
 def require(condition: bool, key: str, value: object, hint: str) -> None:

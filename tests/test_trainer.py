@@ -494,7 +494,10 @@ def test_an_exception_names_client_and_round_and_keeps_its_cause(run):
             if client.info.id == 1:
                 raise ValueError("their own mistake")
 
-    with pytest.raises(ClientError, match="client 1, round 0: their own mistake") as caught:
+    with pytest.raises(
+        ClientError,
+        match=r"client 1, round 0: ValueError at test_trainer.py:\d+ \(on_client_start\): their own mistake",
+    ) as caught:
         run([Breaks()])
     assert isinstance(caught.value.__cause__, ValueError)
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.errors import Stopped, UsageError, clipped, text_of
+from fl_lightning.errors import Stopped, UsageError, clipped, located, text_of
 from fl_lightning.records.temporary import lock
 
 Report = Callable[[int, float], bool]
@@ -112,8 +112,7 @@ def outcome(run: Run, cell: Mapping[str, Any], line: Line) -> dict[str, Any]:
             except Exception as error:
                 if not isinstance(error, UsageError):
                     traceback.print_exc()
-                named = f"{type(error).__name__}: {error}" if str(error) and not told(error) else text_of(error)
-                return {"failed": clipped(named)}
+                return {"failed": clipped(text_of(error) if told(error) else located(error))}
     except (Stopped, KeyboardInterrupt) as stopped:
         return {"stopped": str(stopped)}
     except OSError as error:

@@ -33,7 +33,7 @@ from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.errors import ClientError, Stopped, UsageError, clipped, require
+from fl_lightning.errors import ClientError, Stopped, UsageError, clipped, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
@@ -342,7 +342,8 @@ def main(args: list[str] | None = None) -> None:
 
     A signal that stops a fit ends it with the command that goes on, and status 128 + its number.
 
-    An exception from a user's code keeps its traceback.
+    An exception from a user's code keeps its traceback, after a line with its place. One in a step on the first batch
+    is bad input.
     """
     # a user's own classes lie in the working folder, where the installed program does not look
     if os.getcwd() not in sys.path:
@@ -364,5 +365,6 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         usage = usage_error(error)
         if usage is None:
+            print("; ".join([f"error: {located(error)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
             raise
         stop(usage, 2)

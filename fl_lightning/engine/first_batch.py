@@ -8,6 +8,7 @@ the module. Elsewhere the module, what it logs and the random generators are put
 from __future__ import annotations
 
 import copy
+import itertools
 import linecache
 import multiprocessing
 import os
@@ -28,8 +29,8 @@ from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
-from fl_lightning.engine.optimizers import configure_optimizer
-from fl_lightning.errors import UsageError, clipped
+from fl_lightning.engine.optimizers import configured
+from fl_lightning.errors import ClientError, UsageError, clipped, located
 from fl_lightning.method import Method
 from fl_lightning.seeding import ambient
 
@@ -40,19 +41,22 @@ if TYPE_CHECKING:
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
 # of patience with the forked process, and examples of an evaluation
 SECONDS, FEW = 60, 8
+# what moves a batch to the device
+OF_TRANSFER = "the batch's transfer"
 # what torch raises for inputs, targets and shapes that do not fit
 MISFITS = (RuntimeError, ValueError, IndexError)
+CURE = "correct it; with trainer.fast_dev_run=true it has its traceback"
 
 
 def meet_first_batch(run: Run) -> None:
     """Run the module's steps on one batch of training, validation and test data, without any effect.
 
     Raises:
-        UsageError: the model does not fit the data, or a tap does not fit the model.
+        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
     """
     if not can_fork() or run.fabric.device.type != "cpu" or is_ours(run):
         return try_batches(run)
-    text = said_by_fork(partial(try_batches, run))
+    text = said_by_fork(partial(try_batches, run, forked=True))
     if text:
         raise UsageError(text)
 
@@ -101,22 +105,22 @@ def say_error(work: Callable[[], None], sender: Any) -> None:
         os._exit(0)
 
 
-def try_batches(run: Run) -> None:
-    """Run the steps, and undo what they did.
+def try_batches(run: Run, forked: bool = False) -> None:
+    """Run the steps, and undo what they did; in a ``forked`` process any loader may be tried.
 
     Raises:
-        UsageError: the model does not fit the data, or a tap does not fit the model.
+        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
     """
     before = run.client.state()
     try:
         if not BEFORE_A_STEP & run.client.hooks:
             with trial(run, "train"):
-                train_on_one(run)
+                train_on_one(run, forked)
         for phase in PHASES:
             step = step_name(run.client.module, phase)
             if step is not None and not hooks_around(step) & run.client.hooks:
                 with trial(run, phase), torch.no_grad():
-                    evaluate_one(run, phase, step)
+                    evaluate_one(run, phase, step, forked)
     finally:
         run.client.load(before)
 
@@ -128,49 +132,55 @@ def trial(run: Run, purpose: str) -> Iterator[None]:
         yield
 
 
-def train_on_one(run: Run) -> None:
+def train_on_one(run: Run, forked: bool) -> None:
     """The training step on the first batch of the first client that has any."""
     sizes = ((k, run.local_training.batches(k)) for k in range(run.data.num_clients))
     k = next((k for k, number in sizes if number), None)
     if k is None:
         return
     with run.loaders.train(k, 0, "first_batch") as loader:
-        given = first_of(loader)
-        if given is not None:
+        for given in first_of(run, loader, f"client {k}", forked):
             run.client.stand_in.clock.batches = len(loader)
-            run.client.stand_in.begin_visit(*configure_optimizer(run.client.module), loader)
-            step_on(run, run.loaders.to_device(given), k)
+            run.client.stand_in.begin_visit(*configured(run.client.module), loader)
+            with attempt(run, OF_TRANSFER, f"client {k}", given):
+                step_on(run, run.loaders.to_device(given), k)
 
 
 def step_on(run: Run, batch: Any, k: int) -> None:
     """The training step on a batch of client ``k``, and what taps record of it."""
     client = run.client
     client.logged.begin_batch(batch)
-    with run.fabric.autocast(), client.taps.recorded():
-        loss = attempt(run, partial(client.own_loss, batch, 0), "training_step", f"client {k}", batch)
+    with run.fabric.autocast(), client.taps.recorded(), attempt(run, "training_step", f"client {k}", batch):
+        loss = client.own_loss(batch, 0)
+        if loss is None:
+            return
+        # the penalties of methods may have one, and so may what the module's own backward makes of it
+        ours = not run.methods.methods and "backward" not in client.hooks
+        if ours and (loss.is_complex() or not loss.requires_grad):
+            hint = "compute a real number from the parameters that are trained, without detach() or item()"
+            kind = "that is complex" if loss.is_complex() else "without a gradient"
+            raise ClientError(f"training_step returned a loss {kind}; {hint}")
         values = client.taps.values
-        for method in run.methods.methods if loss is not None else ():
+        for method in run.methods.methods:
             # each raises where the forward does not call the submodule, and the first where it does so without gradient
             look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
             for tap in method.requires:
                 look(tap)
 
 
-def evaluate_one(run: Run, phase: str, step: str) -> None:
+def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
     """The validation or the test step on the first batch of each loader."""
-    client = run.client
+    client, whose = run.client, f"the {phase} data"
     with client.evaluating(STAGES[phase]):
         client.logged.begin_evaluation()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
-            given = first_of(few(loader))
-            if given is None:
-                continue
-            batch = run.loaders.to_device(given, index)
-            client.logged.begin_batch(batch, index if len(loaders) > 1 else None)
-            client.begin_hook(step)
-            call = partial(bound_step(client.module, step, index), batch, 0)
-            with run.fabric.autocast():
-                attempt(run, call, step, f"the {phase} data", batch)
+            for given in first_of(run, few(loader), whose, forked):
+                with attempt(run, OF_TRANSFER, whose, given):
+                    batch = run.loaders.to_device(given, index)
+                    client.logged.begin_batch(batch, index if len(loaders) > 1 else None)
+                    client.begin_hook(step)
+                    with run.fabric.autocast(), attempt(run, step, whose, batch):
+                        bound_step(client.module, step, index)(batch, 0)
 
 
 def hooks_around(step: str) -> set[str]:
@@ -179,23 +189,29 @@ def hooks_around(step: str) -> set[str]:
     return {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")}
 
 
-def first_of(loader: ClientLoader) -> Any:
-    """The first batch of a loader; None of one that a pass might change, or that fails: the run will tell why.
+def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[Any]:
+    """The first batch of a loader; none of one that a pass might change, and of one whose failure may be the fork's.
 
     Raises:
-        UsageError: an augmentation does not fit the images.
+        UsageError: an augmentation does not fit the images, or the data set fails.
     """
-    inner = loader.loader if isinstance(loader, PlainLoader) else None
+    inner: Any = loader.loader if isinstance(loader, PlainLoader) else None
+    indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
+    same = isinstance(loader, Batches) or isinstance(inner, (list, tuple)) or indexed
+    # what an iterable needs may be made in the processes that read it
+    in_processes = getattr(inner, "num_workers", 0) > 0
+    if not same and (not forked or in_processes):
+        return []
     try:
-        if isinstance(loader, Batches):
-            return next((batch for _, batch in loader.batches()), None)
-        if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset):
-            return first_of_dataset(inner)
+        return first_of_dataset(inner) if indexed else [batch for _, batch in itertools.islice(loader.batches(), 1)]
     except UsageError:
         raise
-    except Exception:
-        return None
-    return None
+    except (Exception, SystemExit) as error:
+        if run.trainer.on_client_error == "raise" and same and not in_processes:
+            kind = type(own_module_of(run.data)).__name__
+            line = f"data={kind}: the first batch of {whose} cannot be read: {clipped(located(error), 160)}; {CURE}"
+            raise UsageError(line) from error
+    return []
 
 
 def few(loader: ClientLoader) -> ClientLoader:
@@ -206,42 +222,53 @@ def few(loader: ClientLoader) -> ClientLoader:
     return loader
 
 
-def first_of_dataset(loader: DataLoader) -> Any:
+def first_of_dataset(loader: DataLoader) -> list[Any]:
     """The first batch of a ``DataLoader``, fetched without its worker processes."""
     if loader.batch_sampler is None:
-        return None
+        return []
     rows = next(iter(loader.batch_sampler), [])
     data: Any = loader.dataset
     examples = data.__getitems__(rows) if hasattr(data, "__getitems__") else [data[row] for row in rows]
-    return loader.collate_fn(examples) if rows else None
+    return [loader.collate_fn(examples)] if rows else []
 
 
-def attempt(run: Run, call: Callable[[], Any], step: str, whose: str, batch: Any) -> Any:
-    """The result of a step; an error that says that the batch does not fit is one line.
+@contextmanager
+def attempt(run: Run, step: str, whose: str, batch: Any) -> Iterator[None]:
+    """In this block, an error of a step or a hook is one line, whatever its kind.
 
-    Other errors are left to the run, which calls the hooks that this trial does not.
+    Where methods or callbacks of the user's own have hooks that run before the step, and that this trial does not
+    call, it is left to the run, unless it says that the batch does not fit.
 
     Raises:
-        UsageError: the batch does not fit.
+        UsageError: there was an error.
     """
     try:
-        return call()
+        yield
     except UsageError:
         raise
-    except Exception as error:
-        if run.trainer.on_client_error == "raise" and is_misfit(error):
-            text, kind = clipped(f"{type(error).__name__}: {error}", 120), type(run.client.module).__name__
-            given = clipped(f"a batch of {whose} {shapes(batch)}", 70)
-            line = f"model={kind}: {step} fails on {given}: {text}; change the model or the data to fit"
-            raise UsageError(line) from error
-    return None
+    except (Exception, SystemExit) as error:
+        misfit = is_misfit(error)
+        if run.trainer.on_client_error == "raise" and (misfit or not others_of_the_user(run)):
+            given = f"a batch of {whose}"
+            given = clipped(f"{given} {shapes(batch)}", 70) if misfit else given
+            text, remedy = (120, "change the model or the data to fit") if misfit else (160, CURE)
+            what = f"{step} fails on {given}: {clipped(located(error), text)}; {remedy}"
+            # one of ours says itself what is wrong, and what to do
+            what = str(error) if isinstance(error, ClientError) else what
+            raise UsageError(f"model={type(run.client.module).__name__}: {what}") from error
 
 
-def is_misfit(error: Exception) -> bool:
+def others_of_the_user(run: Run) -> bool:
+    """Whether there are methods or callbacks that are not of this package."""
+    return any(not type(one).__module__.startswith("fl_lightning.") for one in (*run.methods.methods, *run.callbacks))
+
+
+def is_misfit(error: BaseException) -> bool:
     """Whether an operation has refused its inputs, and not the user's code itself."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
-    return isinstance(error, MISFITS) and (last.filename.startswith(torch.__path__[0]) or not explicit)
+    refused = isinstance(error, MISFITS) and not isinstance(error, RecursionError)
+    return refused and (last.filename.startswith(torch.__path__[0]) or not explicit)
 
 
 def shapes(batch: Any) -> str:

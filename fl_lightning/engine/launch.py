@@ -40,7 +40,7 @@ from torch import distributed
 
 from fl_lightning.engine.checks import cores
 from fl_lightning.engine.presence import JOIN, PATIENCE, Presence
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, require
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class ForkedWorkers(_Launcher):
                 print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
             notes = getattr(error, "__notes__", [])
             # one that does not fit into the pipe would wait for its reader, who waits for the end of this process
-            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {error}", *notes])[:MOST_SAID])
+            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MOST_SAID])
             sys.stderr.flush()
             os._exit(error.status if isinstance(error, Stopped) else 1)
 

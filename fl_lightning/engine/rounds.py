@@ -13,7 +13,7 @@ from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation import PHASES
 from fl_lightning.engine.failures import Failures, record_failure
 from fl_lightning.engine.workers import place
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, text_of
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, add_note, located
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals
@@ -161,7 +161,7 @@ def observe(run: Run, k: int, round_: int) -> None:
     except Exception as error:
         if run.trainer.on_client_error == "raise":
             raise
-        raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {text_of(error)}") from error
+        raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {located(error)}") from error
 
 
 def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
@@ -296,10 +296,14 @@ def evaluate(run: Run) -> None:
     state, memories = run.methods.evaluated_state(run.server), run.client.memories()
     with run.metrics.timed("evaluate"):
         for phase in PHASES:
-            if run.client.kept and memories.owners:
-                run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
-            else:
-                run.metrics.update(run.evaluator.one_model(phase, state))
+            try:
+                if run.client.kept and memories.owners:
+                    run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
+                else:
+                    run.metrics.update(run.evaluator.one_model(phase, state))
+            except Exception as error:
+                add_note(error, f"in the evaluation on the {phase} data, round {run.server.round}")
+                raise
 
 
 def own_entries(run: Run) -> Iterator[tuple[int, State]]:

@@ -321,7 +321,16 @@ def test_an_exception_in_a_visit_is_the_last_one_of_its_replay(capsys, tmp_path)
     with pytest.raises(LookupError, match="their own mistake") as caught:
         main(shlex.split(command))
     assert caught.traceback[-1].name == "training_step"  # where a debugger stops
-    assert capsys.readouterr().err.splitlines()[-1] == failure == "error: client 0, round 0: their own mistake"
+    assert capsys.readouterr().err.splitlines()[-1] == failure
+    place = r"LookupError at theirs.py:\d+ \(training_step\)"
+    assert re.fullmatch(rf"error: client 0, round 0: {place}: their own mistake", failure)
+
+
+def test_a_mistake_in_the_first_step_is_one_line_with_its_place_before_anything_is_written(capsys, tmp_path):
+    line = refused(capsys, *FIT, "--trainer.default_root_dir", str(tmp_path), "--model=helpers.theirs.Misspelt")
+    assert re.search(r"model=Misspelt: training_step fails .*AttributeError at theirs.py:\d+ \(training_step\)", line)
+    assert "Traceback" not in line and len(line) < 300
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

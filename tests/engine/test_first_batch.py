@@ -1,5 +1,8 @@
 """The model meets one batch before anything is written, and nothing of it lasts."""
 
+import re
+import sys
+
 import pytest
 import torch
 from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
@@ -9,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
+from fl_lightning.callbacks import Callback
 from fl_lightning.engine import commands, first_batch
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, FedProto
@@ -85,7 +89,7 @@ MISFITS = {
     "targets": (
         lambda: Net(outputs=1),
         {},
-        r"model=Net: training_step fails .*IndexError: Target [12] is out of bounds",
+        r"training_step fails .*IndexError at test_first_batch.py:\d+ \(loss\): Target [12] is out of bounds",
     ),
     "validation": (
         Net,
@@ -183,9 +187,139 @@ def test_a_step_that_relies_on_hooks_is_left_to_the_run(tmp_path, forks):
     fit(tmp_path, NeedsItsHooks(), clients(), max_rounds=1)
 
 
-def test_an_error_of_the_users_own_is_left_to_the_run(tmp_path, forks):
-    with pytest.raises(ClientError, match=r"client 0, round 0: mine"):
+class Unprintable(Exception):
+    """An error that fails to say what it is."""
+
+    def __str__(self):
+        raise ValueError
+
+
+def recurses(batch):
+    return recurses(batch)
+
+
+def raising(error):
+    def raises(batch):
+        raise error
+
+    return raises
+
+
+# how a step of the user's fails, and the begin and the end of what is said of it
+FAILURES = {
+    "attribute": (lambda batch: batch.labels, "AttributeError", "'list' object has no attribute 'labels'"),
+    "key": (lambda batch: {}["x"], "KeyError", "'x'"),
+    "no text": (raising(AssertionError()), "AssertionError", "raise error"),
+    "lines": (raising(RuntimeError("CUDA error: device-side\n\n  assert")), "RuntimeError", "device-side assert"),
+    "memory": (raising(MemoryError("out")), "MemoryError", "out"),
+    "recursion": (recurses, "RecursionError", "maximum recursion depth exceeded"),
+    "iteration": (raising(StopIteration("none left")), "StopIteration", "none left"),
+    "exit": (lambda batch: sys.exit(0), "SystemExit", "0"),
+    "unprintable": (raising(Unprintable()), "Unprintable", "its __str__ raises ValueError"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_an_error_of_the_users_own_is_one_line_with_its_place(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(first_batch, "can_fork", lambda: False)
+    call, kind, text = FAILURES[case]
+
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            return call(batch)
+
+    place = rf"{kind} at test_first_batch.py:\d+ \(\S+\)"
+    line = (
+        rf"^model=Fails: training_step fails on a batch of client 0: {place}: .*{re.escape(text)}; correct it; .*trac"
+    )
+    with pytest.raises(UsageError, match=line) as caught:
+        fit(tmp_path, Fails(), clients())
+    assert "\n" not in str(caught.value) and type(caught.value.__cause__).__name__ == kind
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_of_the_users_own_is_said_by_a_fork_too(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"RuntimeError at test_first_batch.py:\d+ \(training_step\): mine; correct it"
+    ):
         fit(tmp_path, Raises(), clients())
+    assert not (tmp_path / "runs").exists()
+
+
+class Prepares(Callback):
+    """A callback of the user's own, on whose work a step may rely."""
+
+    def __init__(self, ready):
+        self.ready = ready
+
+    def on_round_start(self, trainer):
+        prepared["scale"] = self.ready
+
+
+prepared = {}
+
+
+class NeedsACallback(Net):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * prepared["scale"]
+
+
+def test_a_step_that_relies_on_a_callback_is_left_to_the_run(tmp_path, forks):
+    prepared.clear()
+    with pytest.raises(UsageError, match=r"KeyError at .*'scale'"):
+        fit(tmp_path, NeedsACallback(), clients())
+    with pytest.raises(ClientError, match=r"client 0, round 0: TypeError at .*NoneType"):
+        fit(tmp_path, NeedsACallback(), clients(), callbacks=[Prepares(None)], max_rounds=1)
+    prepared.clear()
+    fit(tmp_path, NeedsACallback(), clients(), callbacks=[Prepares(1.0)], max_rounds=1)
+
+
+class Detached(Net):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch).detach()
+
+
+class Complex(Net):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * 1j
+
+
+@pytest.mark.parametrize(("make", "kind"), [(Detached, "without a gradient"), (Complex, "that is complex")])
+def test_a_loss_that_has_no_backward_is_refused(tmp_path, forks, make, kind):
+    with pytest.raises(UsageError, match=rf"model={make.__name__}: training_step returned a loss {kind}; compute"):
+        fit(tmp_path, make(), clients())
+    assert not (tmp_path / "runs").exists()
+
+
+class Unreadable(Rows):
+    """A data set whose rows cannot be read, in training or in validation."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.phase = phase
+
+    def loader(self, phase):
+        whole = Rows.train_dataloader(self)
+        return DataLoader(whole.dataset, 4, collate_fn=self.collate) if phase == self.phase else whole
+
+    def collate(self, rows):
+        raise OSError("no such file")
+
+    def train_dataloader(self):
+        return self.loader("train")
+
+    def val_dataloader(self):
+        return self.loader("val")
+
+
+@pytest.mark.parametrize(("phase", "whose"), [("train", "client 0"), ("val", "the val data")])
+def test_a_batch_that_cannot_be_read_is_refused(tmp_path, forks, phase, whose):
+    line = (
+        rf"data=Unreadable: the first batch of {whose} cannot be read: OSError at test_first_batch.py:\d+ \(collate\)"
+    )
+    with pytest.raises(UsageError, match=line):
+        fit(tmp_path, Net(), Partitioned(Unreadable(phase), num_clients=2))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_clients_that_may_fail_are_left_to_the_run(tmp_path, forks):

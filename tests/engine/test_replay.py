@@ -209,7 +209,9 @@ def test_a_replay_has_the_threads_of_the_run(tmp_path, monkeypatch):
 def test_an_exception_keeps_its_cause_and_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Breaks, "how", "error")
     fit(tmp_path, [Breaks()])
-    with pytest.raises(ClientError, match="client 3, round 1: their own mistake") as caught:
+    with pytest.raises(
+        ClientError, match=r"client 3, round 1: ValueError at test_replay.py:\d+ \(penalty\): their own mistake"
+    ) as caught:
         again(tmp_path, [Breaks()], record(tmp_path))
     cause = caught.value.__cause__
     assert isinstance(cause, ValueError)

@@ -69,7 +69,16 @@ class Synchronises(ImageClassifier):
 
 
 class Mistaken(ImageClassifier):
-    """A module that raises an exception of its own."""
+    """A module that raises an exception of its own, once the run has begun."""
 
     def training_step(self, batch, batch_idx):
+        if self.trainer.sanity_checking:
+            return super().training_step(batch, batch_idx)
         raise LookupError("their own mistake")
+
+
+class Misspelt(ImageClassifier):
+    """A module with a mistake in every step."""
+
+    def training_step(self, batch, batch_idx):
+        return self.los(batch)

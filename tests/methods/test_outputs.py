@@ -138,11 +138,16 @@ def test_nothing_of_one_batch_is_taken_for_anothers(run):
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(RuntimeError(), "RuntimeError"), (KeyError("label"), "KeyError: 'label'"), (ValueError("too wide"), "too wide")],
+    [
+        (RuntimeError(), r"RuntimeError at test_outputs.py:\d+ \(training_step\): raise error"),
+        (KeyError("label"), r"KeyError at test_outputs.py:\d+ \(training_step\): 'label'"),
+    ],
 )
-def test_an_error_without_text_shows_its_type(run, error, text):
+def test_an_error_of_a_visit_has_its_type_and_its_place(run, error, text):
     class Fails(Net):
         def training_step(self, batch, batch_idx):
+            if self.trainer.sanity_checking:
+                return super().training_step(batch, batch_idx)
             raise error
 
     with pytest.raises(ClientError, match=rf"^client 0, round 0: {text}$"):

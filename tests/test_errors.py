@@ -1,0 +1,61 @@
+"""What is said of an error, and where it was raised."""
+
+import json
+import os
+import traceback
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fl_lightning.errors import ClientError, is_users, located
+
+
+def caught(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def theirs():
+    return torch.nn.functional.linear(torch.ones(2, 3), torch.ones(2, 2))
+
+
+def test_the_place_is_the_innermost_one_in_the_users_code():
+    line = theirs.__code__.co_firstlineno + 1
+    assert located(caught(theirs)).startswith(f"RuntimeError at test_errors.py:{line} (theirs): ")
+    assert located(caught(lambda: json.loads("{"))).startswith("JSONDecodeError at test_errors.py:")
+
+
+def test_without_code_of_the_user_it_is_the_innermost_place():
+    error = caught(lambda: json.loads("{"))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert located(error).startswith("JSONDecodeError at decoder.py:")
+    assert located(ValueError("never raised")) == "ValueError: never raised"
+    assert located(KeyError()) == "KeyError"
+
+
+def test_an_error_of_this_package_says_itself_what_is_wrong():
+    assert located(ClientError("client 3 is lost")) == "client 3 is lost"
+
+
+@pytest.mark.parametrize("module", [os, torch, pytest, json, traceback])
+def test_libraries_are_not_the_users(module):
+    assert not is_users(module.__file__)
+    assert is_users(__file__)
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise ValueError("row 0 is bad")
+
+
+def test_an_error_in_a_process_of_a_loader_has_its_place_there():
+    line = Broken.__getitem__.__code__.co_firstlineno + 1
+    error = caught(lambda: list(DataLoader(Broken(), num_workers=1)))
+    assert located(error) == f"ValueError at test_errors.py:{line} (__getitem__): row 0 is bad"
