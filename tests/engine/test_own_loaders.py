@@ -167,7 +167,7 @@ TRAIN = {
         lambda k=0: CombinedLoader([plain()], "sequential"),
         ": CombinedLoader.mode='sequential': .*max_size_cycle",
     ),
-    "error": (raises, r" fails: KeyError at test_loaders.py:\d+ \(raises\): 'loader'; correct it"),
+    "error": (raises, r" fails: KeyError at test_own_loaders.py:\d+ \(raises\): 'loader'; correct it"),
     "below 0": (lambda k=0: Own(length=-1), r"='Own': it has no length.*should return >= 0; give a DataLoader"),
 }
 
