@@ -99,12 +99,15 @@ def test_what_makes_no_sense_is_refused_before_the_first_round(run, tmp_path, gi
 
 # ---------------------------------------------------------------- what becomes of it
 def test_stragglers_take_fewer_steps_and_their_clock_goes_on_as_if_they_had_not(tmp_path):
-    seen = {}
+    seen, ends = {}, []
 
     class Clocked(Curved):
         def on_train_start(self):
             trainer = self.trainer
             seen.setdefault(trainer.current_epoch, set()).add((trainer.global_step, trainer.estimated_stepping_batches))
+
+        def on_train_end(self):
+            ends.append((self.current_epoch, self.global_step))
 
     steps, systems = Steps(), SystemsHeterogeneity(stragglers=1.0, least=2, most=4)
     trainer = small_trainer(tmp_path, local_epochs=4, max_rounds=3, callbacks=[steps], systems=systems)
@@ -114,6 +117,8 @@ def test_stragglers_take_fewer_steps_and_their_clock_goes_on_as_if_they_had_not(
     assert len(set(steps.of.values())) > 1
     # every visit begins where it would after whole ones: 8 steps and 4 epochs a round
     assert seen == {0: {(0, 24)}, 4: {(8, 24)}, 8: {(16, 24)}}
+    # and ends with the epochs and steps that it has taken
+    assert ends == [(4 * r + (fate.work or 4), 8 * r + 2 * (fate.work or 4)) for (r, _), fate in fates.items()]
     stragglers = [sum(fates[r, k].work is not None for k in range(3)) for r in range(3)]
     assert [row["clients/stragglers"] for row in trainer.history] == stragglers
 

@@ -304,6 +304,12 @@ class Client(LightningModule):
         """Set the clock to the end of the round, whichever client was the last to train in this process."""
         self.stand_in.clock.end_of_round(self._first_batches)
 
+    def end_fit(self, rounds: int) -> None:
+        """Set the clock to where the round after the last of these ``rounds`` would begin, and call the hook."""
+        clock = self.stand_in.clock
+        clock.round, clock.epoch, clock.step, clock.batches = rounds, 0, 0, self._first_batches
+        self.call("on_fit_end")
+
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
         self.info, self.received = info, received

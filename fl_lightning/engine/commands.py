@@ -56,7 +56,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
             run.call("on_fit_end")
             if "on_fit_end" in run.client.hooks:
                 run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
-                run.client.call("on_fit_end")
+                run.client.end_fit(run.server.round + 1 if run.metrics.history else 0)
             if folder is not None and run.client.sent:
                 save_model(run, folder / "checkpoints" / "model.ckpt")
             compare_hyperparams(run, params)

@@ -201,6 +201,7 @@ class LocalTraining:
             client.end_epoch()
             if self.schedules.mode == "restart":
                 self.schedules.after_epoch(schedulers)
+        clock.epoch += 1  # Lightning counts the last epoch before this hook, too
         client.call("on_train_end")
         if clock.rounds > 1:
             self._optimizers.check(optimizer)

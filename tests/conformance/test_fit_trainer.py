@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from helpers.conformance import SAME, Net, Rows, assert_same_notes, by_rounds, clients, conform, note, notes_of
+from helpers.conformance import (
+    SAME,
+    Net,
+    Rows,
+    StopAfter,
+    assert_same_notes,
+    by_rounds,
+    clients,
+    conform,
+    note,
+    notes_of,
+)
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -48,6 +59,74 @@ class Asking(Net):
 )
 def test_every_value_in_every_hook_of_training(options):
     assert_same_notes(conform(Asking, "32-true", **options))
+
+
+class Ending(Asking):
+    """Notes the clock where training begins and ends."""
+
+    def clock(self):
+        names = ("current_epoch", "global_step", "max_epochs", "max_steps", "estimated_stepping_batches")
+        return {**values(self.trainer, names), "own": (self.current_epoch, self.global_step)}
+
+    def on_train_start(self):
+        note("train start", values(self.trainer))
+
+    def on_train_end(self):
+        note("train end", values(self.trainer), self.clock())
+
+    def on_fit_end(self):
+        note("fit end", self.clock())
+
+
+class EndsEpochs(Ending):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 2 else None
+
+    def on_fit_end(self):
+        """There the clock is that of whole visits, of whichever client."""
+
+
+STEPS = {"epochs": 9, "ours": {"local_steps": 6}, "theirs": {"max_epochs": -1, "max_steps": 6}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Ending, {"epochs": 3}),
+        (Ending, {"epochs": 2, "accumulate_grad_batches": 3}),
+        (Ending, STEPS),
+        (Ending, STEPS | {"ours": {"local_steps": 8}, "theirs": {"max_epochs": -1, "max_steps": 8}}),
+        (EndsEpochs, {"epochs": 2}),
+    ],
+    ids=["epochs", "accumulated", "steps", "whole passes", "epochs that end early"],
+)
+def test_the_clock_at_the_end_of_training_and_of_the_fit(kind, options):
+    pair = conform(kind, "32-true", rounds=1, **options)
+    assert_same_notes(pair)
+    ends = {rest[-1]["current_epoch"] for name, *rest in pair.notes if name in ("train end", "fit end")}
+    assert ends == {2 if "ours" in options else options["epochs"]}
+
+
+def test_the_clock_at_the_end_of_each_visit_has_its_epochs():
+    class Model(Net):
+        def on_train_end(self):
+            note(self.current_epoch, self.global_step, self.current_epoch == self.trainer.max_epochs)
+
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), rounds=3, epochs=2))
+    assert notes == [(2, 8, False), (4, 16, False), (6, 24, True)]
+
+
+def test_a_fit_that_stops_early_ends_with_the_epochs_of_its_rounds(tmp_path):
+    class Model(Net):
+        def on_fit_end(self):
+            note(self.current_epoch, self.global_step)
+
+    how = {"rounds": 3, "epochs": 2, "folder": tmp_path, "checkpoint_every_n_rounds": 1}
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), callbacks=[StopAfter(2)], **how))
+    assert notes == [(4, 16)]
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), ckpt_path="last", **how))
+    _, again = notes_of(lambda: by_rounds(Model(), clients(Rows()), ckpt_path="last", **how))
+    assert notes == again == [(6, 24)]  # the second has no round left
 
 
 def test_every_value_in_validation():
