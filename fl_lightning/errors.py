@@ -26,6 +26,10 @@ class ChangedCodeError(UsageError):
     """A run does not resume, and the user's own source code is not that of its checkpoint."""
 
 
+class SharedStateError(UsageError):
+    """A hook of one client has written to what all clients share; the run cannot skip the client and go on."""
+
+
 class ClientError(RuntimeError):
     """A failure inside a run. Names the client, the round and, where known, the loss term.
 

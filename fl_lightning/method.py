@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from lightning.fabric.utilities.rank_zero import rank_zero_info
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import SharedStateError, UsageError, clipped, require
 from fl_lightning.state import State, Weighted
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
     Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
-    ``client.memory(self)``, what it keeps on the server in attributes that are declared as :class:`ServerValue`.
+    ``client.memory(self)``, what it keeps on the server in attributes that are declared as :class:`ServerValue`. What a
+    client hook changes of the method's attributes, or of its class's, lasts until the end of the visit.
 
     Attributes:
         name: the name under which it logs, sends and remembers: that of its class in lower case; a subclass keeps that
@@ -117,7 +119,7 @@ class Method:
     def corrects_gradients(self) -> bool:
         """Whether it acts around the optimizer's step, which an optimizer such as LBFGS does not allow."""
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+        return any(overrides(self, hook) for hook in hooks)
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
@@ -156,11 +158,11 @@ class Method:
         """After the client has received the global state, before its first step."""
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
-        """The logits ``(B, C)`` that the module's own loss sees, in training only."""
+        """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        """A scalar that is added to the loss and logged as ``train/<name>``.
+        """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
         A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
         """
@@ -180,7 +182,7 @@ class Method:
         return None
 
     def transform_client_update(self, client: Client, delta: State) -> State:
-        """The change of the parameters that the client sends, after :meth:`on_client_end`."""
+        """The change of the parameters that the client sends, after :meth:`on_client_end`: the same entries."""
         return delta
 
     def client_weight(self, client: Client) -> float | None:
@@ -197,7 +199,7 @@ class Method:
         """Before the clients of a round."""
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
-        """The mean change of the parameters, before the server optimizer."""
+        """The mean change of the parameters, before the server optimizer: the same entries."""
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
@@ -252,24 +254,36 @@ class MethodList:
     """A list of methods as one: what they do together at each hook.
 
     Penalties and gradient corrections add, transforms compose in list order, ``exchanges`` is a logical and, and two
-    different client weights are an error.
+    different client weights are an error. What a hook returns is checked, and named where it is not what it must be.
+
+    Attributes:
+        attributes: what visits begin with, as :class:`~fl_lightning.client.attributes.Attributes`; None once a server
+            hook was called.
     """
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
+        self.attributes: Any = None
+        self._constant: set[str] = set()
         for one in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(one, Method), "method", one, hint)
             base = "it is the base of all methods, and does nothing; give one of its subclasses, such as FedProx"
             require(type(one) is not Method, "method", "Method", base)
+            taps = one.requires
+            listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
+            hint = 'give a tuple of names of taps, such as ("representation",)'
+            require(listed, f"method={type(one).__name__}: requires", taps, hint)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"
                 raise UsageError(f"method={self.names}: {name} stands twice in the list; {hint}")
 
     def wanted_taps(self) -> dict[str, str]:
-        """The taps that the methods read, each with the name of the class that reads it."""
-        return {tap: type(method).__name__ for method in self.methods for tap in method.requires}
+        """The taps that the methods read or change, each with the name of the class that does."""
+        wanted = {tap: type(method).__name__ for method in self.methods for tap in method.requires}
+        changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
+        return wanted | ({"logits": changing[0]} if changing else {})
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
@@ -299,6 +313,8 @@ class MethodList:
         state: State = {}
         for method in self.methods:
             given, who = method.initial_state(client), f"{type(method).__name__}.initial_state"
+            tensors = isinstance(given, Mapping) and all(isinstance(value, Tensor) for value in given.values())
+            check_returned(tensors, method, "initial_state", given, "return a dictionary of tensors, {} for none")
             for name, value in given.items():
                 require(name in client.kept, who, name, f"no such entry stays with the clients; {client.kept} do")
                 require(name not in state, who, name, "another method gives it too; take one of them out")
@@ -314,52 +330,88 @@ class MethodList:
 
     def exchanges(self, key: str) -> bool:
         """Whether no method keeps the entry with the client."""
-        return all(method.exchanges(key) for method in self.methods)
+        answers = [method.exchanges(key) for method in self.methods]
+        for method, answer in zip(self.methods, answers, strict=True):
+            known = isinstance(answer, bool)
+            check_returned(known, method, "exchanges", answer, f"return True if {key!r} travels, or False")
+        return all(answers)
 
     def on_client_start(self, client: Client) -> None:
         """Call the hook of each method, in list order."""
         for method in self.methods:
-            method.on_client_start(client)
+            call_hook(method, "on_client_start", client)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         """Apply each method's transform to what the one before it in the list returned."""
         for method in self.methods:
-            logits = method.transform_logits(client, logits)
+            new = call_hook(method, "transform_logits", client, logits)
+            fits = isinstance(new, Tensor) and new.shape == logits.shape
+            check_returned(fits, method, "transform_logits", new, "return logits in the shape that they came in")
+            logits = new
         return logits
 
     def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
         """The terms that are added to the loss, by the method's name."""
-        terms = {method.name: method.penalty(client, step) for method in self.methods}
-        return {name: term for name, term in terms.items() if term is not None}
+        terms = {}
+        for method in self.methods:
+            term = call_hook(method, "penalty", client, step)
+            if term is None:
+                continue
+            number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
+            check_returned(number, method, "penalty", term, "return a scalar tensor of real numbers, or None")
+            if not term.requires_grad and method.name not in self._constant:
+                self._constant.add(method.name)
+                rank_zero_warn(
+                    f"method={type(method).__name__}: penalty returned a tensor without gradient, which is added to "
+                    "the loss and trains nothing; return None where there is no term"
+                )
+            terms[method.name] = term.reshape(()) if term.ndim else term
+        return terms
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """Call the hook of each method, in list order: corrections add."""
         for method in self.methods:
-            method.on_before_optimizer_step(client, optimizer)
+            call_hook(method, "on_before_optimizer_step", client, optimizer)
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
         """Call the hook of each method, in list order."""
         for method in self.methods:
-            method.on_after_clipping(client, optimizer)
+            call_hook(method, "on_after_clipping", client, optimizer)
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         """Call the hook of each method, in list order."""
         for method in self.methods:
-            method.on_after_optimizer_step(client, optimizer)
+            call_hook(method, "on_after_optimizer_step", client, optimizer)
 
     def on_client_end(self, client: Client) -> dict[str, Payload]:
         """What each method sends, by its name."""
-        return {method.name: method.on_client_end(client) or {} for method in self.methods}
+        sent: dict[str, Payload] = {}
+        for method in self.methods:
+            payload = call_hook(method, "on_client_end", client)
+            hint = "return a dictionary of Weighted by name, such as {'norm': Weighted.of(client.drift)}, or None"
+            check_returned(payload is None or isinstance(payload, Mapping), method, "on_client_end", payload, hint)
+            for name, value in (payload or {}).items():
+                check_returned(is_payload(name, value), method, "on_client_end", {name: value}, hint)
+            sent[method.name] = dict(payload or {})
+        return sent
 
     def transform_client_update(self, client: Client, delta: State) -> State:
         """Apply each method's transform to what the one before it in the list returned."""
         for method in self.methods:
-            delta = method.transform_client_update(client, delta)
+            new = call_hook(method, "transform_client_update", client, delta)
+            delta = checked_state(method, "transform_client_update", new, delta)
         return delta
 
     def client_weight(self, client: Client) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
-        weights = {m.name: w for m in self.methods if (w := m.client_weight(client)) is not None}
+        weights: dict[str, float] = {}
+        for method in self.methods:
+            weight = call_hook(method, "client_weight", client)
+            if weight is None:
+                continue
+            number = isinstance(weight, Real) and not isinstance(weight, bool)
+            check_returned(number, method, "client_weight", weight, "return a number of 0 or more, or None")
+            weights[method.name] = float(weight)
         if len(set(weights.values())) > 1:
             names = list(weights)
             raise UsageError(f"method={names}: they ask for different client weights {weights}; keep one of them")
@@ -367,37 +419,38 @@ class MethodList:
 
     def on_fit_start(self, server: Server) -> None:
         """Set the server values of each method to their initial ones, then call its hook, in list order."""
-        changing = [type(m).__name__ for m in self.methods if type(m).transform_logits is not Method.transform_logits]
+        changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
         if changing:
             rank_zero_info(
                 f"method={changing}: what the module computes from its logits in training, such as train/accuracy, is "
                 "of the logits as changed by the method; evaluation uses the raw ones"
             )
-        for method in self.methods:
+        for method in self._on_server():
             method.reset(server)
             method.on_fit_start(server)
 
     def on_round_start(self, server: Server) -> None:
         """Call the hook of each method, in list order."""
-        for method in self.methods:
+        for method in self._on_server():
             method.on_round_start(server)
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply each method's transform, with its own payload, to what the one before it in the list returned."""
-        for method in self.methods:
-            delta = method.transform_update(server, delta, payload.get(method.name, {}))
+        for method in self._on_server():
+            new = method.transform_update(server, delta, payload.get(method.name, {}))
+            delta = checked_state(method, "transform_update", new, delta)
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
         """Call the hook of each method with its own payload, in list order."""
-        for method in self.methods:
+        for method in self._on_server():
             method.on_round_end(server, payload.get(method.name, {}))
 
     def evaluated_state(self, server: Server) -> State:
         """Pass the global state through each method's ``evaluated_state``, in list order."""
         state = server.state
-        for method in self.methods:
-            state = method.evaluated_state(server, state)
+        for method in self._on_server():
+            state = checked_state(method, "evaluated_state", method.evaluated_state(server, state), state)
         return state
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -406,10 +459,75 @@ class MethodList:
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        for method in self.methods:
+        for method in self._on_server():
             method.load_state_dict(state[method.name])
 
     @property
     def names(self) -> list[str]:
         """The methods' names, in list order."""
         return [method.name for method in self.methods]
+
+    def _on_server(self) -> list[Method]:
+        """The methods, for a server hook: visits begin with what it leaves."""
+        self.attributes = None
+        return self.methods
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Whether a method has a hook of its own, in its class or as an attribute."""
+    return hook in vars(method) or getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
+    """What a client hook returns.
+
+    Raises:
+        SharedStateError: the hook wrote to something that is the server's.
+    """
+    result = getattr(method, hook)(client, *args)
+    written = client.written()
+    if written is not None:
+        hint = "which all clients share; change a copy, such as value.clone()"
+        raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
+    return result
+
+
+def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:
+    """Refuse what a hook of a method returned.
+
+    Raises:
+        UsageError: ``condition`` does not hold; names the method and the hook.
+    """
+    if not condition:
+        raise UsageError(f"method={type(method).__name__}: {hook} returned {in_words(value)}; {hint}")
+
+
+def in_words(value: object) -> str:
+    """A value in a few words, for an error."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return "None" if value is None else f"the {type(value).__name__} {clipped(repr(value), 60)}"
+
+
+def checked_state(method: Method, hook: str, new: Any, state: State) -> State:
+    """What a hook made of ``state``, if it is a state with the same entries.
+
+    Raises:
+        UsageError: it is not; names the method, the hook and the first entry that differs.
+    """
+    hint = "return a dictionary with a tensor for each entry that it was given"
+    check_returned(isinstance(new, Mapping), method, hook, new, hint)
+    for name, value in state.items():
+        fits = isinstance(new.get(name), Tensor) and new[name].shape == value.shape
+        check_returned(fits, method, f"{hook}[{name!r}]", new.get(name), f"{hint}: {tuple(value.shape)}")
+    for name in new.keys() - state.keys():
+        check_returned(False, method, f"{hook}[{name!r}]", new[name], f"{hint}, and no other")
+    return dict(new)
+
+
+def is_payload(name: object, value: object) -> bool:
+    """Whether a method may send a value under this name: tensors as ``Weighted``, or a dictionary of them."""
+    if isinstance(value, Mapping):
+        return isinstance(name, str) and all(is_payload(*item) for item in value.items())
+    tensors = isinstance(value, Weighted) and isinstance(value.total, Tensor) and isinstance(value.weight, Tensor)
+    return isinstance(name, str) and tensors

@@ -1,13 +1,14 @@
 """What a method declares, and how a list of methods composes."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_model
 
 from fl_lightning import Method, Server, ServerValue, Weighted, methods
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import MethodList
 from fl_lightning.methods import MOON, SCAFFOLD, DeCov, FedNova, FedProx, StructuredDeCov
 
@@ -78,13 +79,14 @@ class Adds(Method):
         return {name: 10 * old + self.value + payload.get("shift", 0) for name, old in delta.items()}
 
     def on_client_end(self, client):
-        return {"shift": self.value} if self.value > 1 else None
+        return {"shift": Weighted.of(self.value)} if self.value > 1 else None
 
 
 def test_transforms_compose_in_list_order_and_each_method_sees_its_own_payload():
     methods = MethodList([Adds("a", 1), Adds("b", 2)])
-    assert methods.on_client_end(SimpleNamespace()) == {"a": {}, "b": {"shift": 2}}
-    assert methods.transform_update(server(), {"w": 3}, {"b": {"shift": 100}}) == {"w": 10 * 31 + 2 + 100}
+    sent = methods.on_client_end(SimpleNamespace(written=lambda: None))
+    assert sent["a"] == {} and {name: float(value.mean()) for name, value in sent["b"].items()} == {"shift": 2}
+    assert methods.transform_update(server(), {"w": torch.tensor(3)}, {"b": {"shift": 100}}) == {"w": 10 * 31 + 2 + 100}
     assert methods.proximal == 3
     assert MethodList([]).proximal == 0
 
@@ -244,9 +246,155 @@ def test_a_list_passes_the_hooks_on_in_order():
             calls.append((self.name, data))
 
     given = MethodList([One("a"), One("b")])
-    given.on_after_clipping("client", "optimizer")
+    client = SimpleNamespace(written=lambda: None)
+    given.on_after_clipping(client, "optimizer")
     given.check_data("data")
-    assert calls == [("a", "client", "optimizer"), ("b", "client", "optimizer"), ("a", "data"), ("b", "data")]
+    assert calls == [("a", client, "optimizer"), ("b", client, "optimizer"), ("a", "data"), ("b", "data")]
+
+
+# ---------------------------------------------------------------- what hooks return
+def returning(hook, value):
+    """A method whose ``hook`` returns ``value``."""
+    return type("Mine", (Method,), {hook: lambda self, *args: value})()
+
+
+CLIENT = SimpleNamespace(written=lambda: None, kept=["w"], live={"w": torch.ones(2)}, trainable=["w"])
+STATE, GRAPH = {"w": torch.ones(2)}, torch.ones((), requires_grad=True)
+# how the list calls each hook, and what its result is then
+CALLS = {
+    "penalty": lambda methods: methods.penalties(CLIENT, None),
+    "transform_logits": lambda methods: methods.transform_logits(CLIENT, torch.ones(4, 3)),
+    "on_client_end": lambda methods: methods.on_client_end(CLIENT),
+    "transform_client_update": lambda methods: methods.transform_client_update(CLIENT, STATE),
+    "transform_update": lambda methods: methods.transform_update(server(), STATE, {}),
+    "evaluated_state": lambda methods: methods.evaluated_state(server()),
+    "client_weight": lambda methods: methods.client_weight(CLIENT),
+    "exchanges": lambda methods: methods.exchanges("w"),
+    "initial_state": lambda methods: methods.initial_state(CLIENT),
+}
+STATES = [None, [torch.ones(2)], {}, {"w": torch.ones(3)}, {"w": 1.0}, {"w": torch.ones(2), "v": torch.ones(2)}]
+WRONG = {
+    "penalty": [0.5, 1, True, "0.5", np.float32(0.5), torch.ones(3), torch.ones(0), 1j * GRAPH, torch.tensor(1)],
+    "transform_logits": [None, torch.ones(4), torch.ones(4, 2), [[1.0] * 3] * 4],
+    "on_client_end": [
+        *(0, "norm", [], (1, 2), Weighted.of(1.0)),
+        *({"norm": 0.5}, {"norm": GRAPH}, {1: Weighted.of(1.0)}, {"deep": {"norm": 0.5}}, {"n": Weighted(0.5, 1.0)}),
+    ],
+    "transform_client_update": STATES,
+    "transform_update": STATES,
+    "evaluated_state": STATES,
+    "client_weight": [torch.tensor(1.0), "1", True, [1.0], 1j],
+    "exchanges": [None, 1, "yes"],
+    "initial_state": [None, [], {"w": 1.0}],
+}
+RIGHT = {
+    "penalty": [None, GRAPH * 2, GRAPH.reshape(1, 1), GRAPH.bfloat16()],
+    "transform_logits": [torch.ones(4, 3), torch.ones(4, 3, dtype=torch.float64)],
+    "on_client_end": [None, {}, {"norm": Weighted.of(1.0)}, {"deep": {"norm": Weighted.of(1.0)}}],
+    "transform_client_update": [{"w": torch.zeros(2)}, MappingProxyType({"w": torch.zeros(2).double()})],
+    "transform_update": [{"w": torch.zeros(2)}],
+    "evaluated_state": [{"w": torch.zeros(2)}],
+    "client_weight": [None, 0, 2, 1.5, np.float32(0.5), np.int64(3)],
+    "exchanges": [True, False],
+    "initial_state": [{}, {"w": torch.zeros(2)}],
+}
+
+
+@pytest.mark.parametrize("hook", WRONG)
+def test_what_a_hook_must_not_return_is_refused_by_the_names_of_method_and_hook(hook):
+    for value in WRONG[hook]:
+        with pytest.raises(UsageError, match=rf"^method=Mine: {hook}.* returned .*; return ") as caught:
+            CALLS[hook](MethodList([returning(hook, value)]))
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 290
+
+
+@pytest.mark.parametrize("hook", RIGHT)
+def test_what_a_hook_may_return_is_taken(hook):
+    for value in RIGHT[hook]:
+        CALLS[hook](MethodList([returning(hook, value)]))
+
+
+def test_a_penalty_of_one_element_is_a_scalar_and_trains_as_one(run):
+    def pull(shape):
+        return lambda self, client, step: client.live["classifier.bias"].square().sum().reshape(shape)
+
+    states = [run([type("Mine", (Method,), {"penalty": pull(shape)})()])[0] for shape in ((), (1,), (1, 1))]
+    assert_same_bits(states[0], states[1])
+    assert_same_bits(states[0], states[2])
+
+
+def test_a_penalty_without_gradient_is_warned_of_once():
+    methods = MethodList([returning("penalty", torch.tensor(0.5)), FedProx()])
+    with pytest.warns(UserWarning, match=r"method=Mine: penalty .* without gradient") as caught:
+        terms = [methods.penalties(CLIENT, None) for _ in range(3)]
+    assert len(caught) == 1 and terms == 3 * [{"mine": torch.tensor(0.5)}]
+
+
+@pytest.mark.parametrize("taps", ["logits", None, {"logits"}, ("logits", 1)])
+def test_requires_is_a_tuple_of_names(taps):
+    with pytest.raises(UsageError, match=r"^method=Mine: requires=.*: give a tuple"):
+        MethodList([type("Mine", (Method,), {"requires": taps})()])
+
+
+class Remembers(Method):
+    name = "remembers"
+
+    def on_client_start(self, client):
+        client.memory(self)
+
+
+@pytest.mark.parametrize(
+    ("base", "hook", "value"),
+    [
+        (Method, "exchanges", None),
+        (Method, "client_weight", "1"),
+        (Method, "penalty", 0.5),
+        (Method, "transform_logits", None),
+        (Method, "on_client_end", {"norm": 0.5}),
+        (Method, "transform_client_update", None),
+        (Remembers, "initial_memory", None),
+    ],
+)
+def test_what_a_first_batch_shows_is_refused_before_anything_is_written(run, tmp_path, base, hook, value):
+    with pytest.raises(UsageError, match=f"^method=Mine: {hook}.* returned"):
+        run([type("Mine", (base,), {hook: lambda self, *args: value})()])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_batch_leaves_nothing_of_methods_and_what_fails_there_alone_is_left_to_the_run(run):
+    calls = []
+
+    class Mine(Method):
+        def on_client_end(self, client):
+            calls.append(client.info.id)
+            return {"mean": Weighted.of(client.drift / client.num_steps)}
+
+    run([Mine()], max_rounds=1)
+    assert calls == [0, 1, 2, 3]
+
+
+def test_a_weight_that_is_not_finite_names_client_round_and_method(run):
+    class Mine(Method):
+        def client_weight(self, client):
+            return float("nan") if client.num_steps else 1.0
+
+    with pytest.raises(ClientError, match=r"^client 0, round 0: its weight is nan; return .* from Mine.client_weight"):
+        run([Mine()])
+
+
+def test_logits_are_transformed_without_a_word_about_taps(run):
+    """The method reads no tap, and the raw logits are recorded all the same."""
+
+    class Mine(Method):
+        def transform_logits(self, client, logits):
+            return 0.5 * logits
+
+    class Asks(Mine):
+        requires = ("logits",)
+
+    states = [run(methods)[0] for methods in ([Mine()], [Asks()], [])]
+    assert_same_bits(states[0], states[1])
+    assert differs(states[0], states[2])
 
 
 class OwnMOON(MOON):

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning import foreach, namespaces
+from fl_lightning.client.attributes import Attributes, ReadOnly
 from fl_lightning.client.batch import targets_of
 from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import Logged, tagged
-from fl_lightning.client.memory import Memories
+from fl_lightning.client.memory import Memories, copied
 from fl_lightning.client.references import References, frozen_copy
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps, submodule
@@ -30,10 +31,10 @@ from fl_lightning.client.transient import Places, Transient, check_state, hooks_
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
-from fl_lightning.method import Method, MethodList, Step
+from fl_lightning.method import Method, MethodList, Step, check_returned, overrides
 from fl_lightning.state import State, clone, copy_into, difference, first_not_finite, norm, num_bytes, select, tensors
 from fl_lightning.sums import Reduced, Update, Weighted
-from fl_lightning.sums.weighted import flatten
+from fl_lightning.sums.weighted import cloned, flatten
 
 Weighting = Literal["examples", "uniform"]
 Buffers = Literal["average", "keep", "local"]
@@ -42,7 +43,7 @@ OF_VISIT = ("methods", "logged", "num_steps", "num_skipped", "lr", "lr_total", "
 # the weights with which an update is added without rounding
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
 # what the begin of a visit sets, too
-OF_START = ("info", "received", "_change", "_values")
+OF_START = ("info", "received", "_read_only", "_change", "_values")
 
 
 class Client(LightningModule):
@@ -120,6 +121,7 @@ class Client(LightningModule):
         self._first_batches = self.stand_in.clock.batches
         self.outputs: dict[str, Any] = {}
         self.received: State = {}
+        self._read_only = ReadOnly({})
         self._values: dict[str, Reduced] = {}
         self.info = info or ClientInfo(0, 0, None)
         self.weight = 1.0
@@ -138,6 +140,9 @@ class Client(LightningModule):
         self.references = References(self._bindings, self._takes_index, cache_limit)
         self._taps = self._hooked_taps()
         self._install()
+        # others are of the class, and computed when they are first asked for
+        self._num_attributes = len(vars(self)) + 2
+        self._attributes = {*vars(self), *dir(Client), "_attributes"}
 
     # ------------------------------------------------------------------ what methods use
     @cached_property
@@ -172,7 +177,9 @@ class Client(LightningModule):
         """
         memory = self._memories.visited(self.info.id)
         if method.name not in memory:
-            memory[method.name] = move_data_to_device(dict(method.initial_memory(self)), self._memories.device)
+            initial, hint = method.initial_memory(self), "return a dictionary, {} for nothing"
+            check_returned(isinstance(initial, Mapping), method, "initial_memory", initial, hint)
+            memory[method.name] = move_data_to_device(dict(initial), self._memories.device)
         return memory[method.name]
 
     @torch.no_grad()
@@ -312,9 +319,16 @@ class Client(LightningModule):
 
     def start(self, info: ClientInfo, received: State) -> None:
         """Begin the visit of client ``info.id``: load the received state and its own entries, then call the methods."""
-        self.info, self.received = info, received
+        if len(vars(self)) > self._num_attributes:
+            for name in vars(self).keys() - self._attributes:
+                delattr(self, name)  # a method has set it in the last visit
+            self._num_attributes = len(vars(self))  # with those that were computed meanwhile
+        self.info, self.received = info, dict(received)
         if self.kept:
-            self.received = {**received, **(self.own_entries(info.id) or self.methods.initial_state(self))}
+            self.received |= self.own_entries(info.id) or self.methods.initial_state(self)
+        others = [] if self.methods.attributes is None else self.methods.attributes.server
+        counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
+        self._read_only = ReadOnly(self.received, [*others, *counts])
         self.epoch, self.num_steps, self.num_skipped, self._change = 0, 0, 0, None
         self._values, self.epochs, self.lr_total = {}, [], 0.0
         self.logged.clear(info.num_examples)
@@ -327,9 +341,21 @@ class Client(LightningModule):
 
     @contextmanager
     def local_training(self) -> Iterator[None]:
-        """In this block the module trains, and hooks that it registers are removed at the end."""
-        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module), settings_undone():
-            yield
+        """In this block the module trains; hooks that it registers, and what methods keep, are as before at the end."""
+        methods, module = self.methods, self.module
+        if methods.attributes is None:
+            known = {*map(id, self.modules()), *map(id, module.parameters()), *map(id, module.buffers())}
+            methods.attributes = Attributes(methods.methods, known)
+        attributes = methods.attributes
+        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(module), settings_undone():
+            try:
+                yield
+            finally:
+                attributes.restore()
+
+    def written(self) -> str | None:
+        """What was written to in this visit though it is the server's; None for nothing."""
+        return self._read_only.written()
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin a pass over the client's data."""
@@ -417,6 +443,10 @@ class Client(LightningModule):
         payload = self.methods.on_client_end(self)
         delta = self.methods.transform_client_update(self, select(self.change, self.sent))
         check_finite(delta, payload)
+        if self.methods.attributes is not None and self.methods.attributes.in_place:
+            # these may refer to what is restored in place at the end of the visit
+            delta, payload, memory = clone(delta), cloned(payload), self._memories.visited(self.info.id)
+            memory.update(copied(memory))
         # copies: what happens to the module after the visit changes nothing in what was sent
         others, frozen = clone(select(self.live, self.sent_others)), self._changed_frozen()
         numbers = sum(value.total.numel() for value in flatten(payload).values())
@@ -543,7 +573,8 @@ class Client(LightningModule):
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
         if given is not None and given != 0 and not LEAST_WEIGHT <= given <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from client_weight"
+            kinds = [type(method).__name__ for method in self.methods.methods if overrides(method, "client_weight")]
+            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kinds[0]}.client_weight"
             raise ClientError(f"its weight is {given}; {hint}; only the ratios of weights count")
         return examples if given is None else given
 

@@ -27,7 +27,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fl_lightning import namespaces
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.state import tensors
+from fl_lightning.method import Method
+from fl_lightning.state import Weighted, tensors
 
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
 OWN = {*vars(nn.Module()), *vars(LightningModule()), "log", "log_dict", "forward"}
@@ -43,6 +44,8 @@ PROCESS_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 CONTAINERS = (list, dict, set, deque)
 NESTED = (tuple, *CONTAINERS)
 VALUES = (str, int, float, bool, type(None))
+# objects that are looked into, whoever wrote their classes
+WITH_PARTS = (nn.Module, SimpleNamespace, Optimizer, LRScheduler, Method, Weighted)
 # objects that are never looked into: what is read and what is written, which may be large or open
 APART = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
 LIBRARIES = {"torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning", "fl_lightning"}
@@ -133,6 +136,33 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
             yield partial(refill, held, copy.copy(held))
         for part in held.values() if isinstance(held, dict) else held:
             yield from contents(part, known)
+        for kind in kinds_of(value) if isinstance(value, Method) else ():
+            yield from contents_of_class(kind, known)
+
+
+def kinds_of(value: Any) -> list[type]:
+    """The classes of an object, its own and those it inherits from, that are the user's."""
+    return [kind for kind in type(value).__mro__ if is_own_class(kind)]
+
+
+def contents_of_class(kind: type, known: set[int]) -> Iterator[Callable[[], object]]:
+    """As :func:`contents`, for the attributes of a class."""
+    if id(kind) in known:
+        return
+    known.add(id(kind))
+    saved = dict(vars(kind))
+    yield partial(reset_class, kind, saved)
+    for value in saved.values():
+        yield from contents(value, known)
+
+
+def reset_class(kind: type, saved: Mapping[str, Any]) -> None:
+    """Give a class its attributes back."""
+    for name in changed(vars(kind), saved):
+        if name in saved:
+            setattr(kind, name, saved[name])
+        elif not name.startswith("__"):  # Python adds such as __annotations__ when they are asked for
+            delattr(kind, name)
 
 
 def held_by(value: Any) -> Any:
@@ -154,11 +184,12 @@ def contents_of_tensor(value: Tensor) -> Iterator[Callable[[], object]]:
     """As :func:`contents`; a tensor with a graph, or with several elements in one place, is never changed in place."""
     spread = value.layout is torch.strided and 0 in value.stride() and value.numel() > 1
     if value.is_leaf and not spread:
-        yield partial(refill_tensor, value, value.detach().clone(), value.requires_grad)
+        gradient = None if value.grad is None else value.grad.detach().clone()
+        yield partial(refill_tensor, value, value.detach().clone(), value.requires_grad, gradient)
 
 
-def refill_tensor(value: Tensor, saved: Tensor, trained: bool) -> None:
-    """Give a tensor its values and its ``requires_grad`` back."""
+def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor | None) -> None:
+    """Give a tensor its values, its ``requires_grad`` and its gradient back."""
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         if value.shape == saved.shape and value.dtype == saved.dtype and value.device == saved.device:
             value.detach().copy_(saved)
@@ -166,6 +197,7 @@ def refill_tensor(value: Tensor, saved: Tensor, trained: bool) -> None:
             value.data = saved.clone()
     if value.requires_grad is not trained:
         value.requires_grad_(trained)
+    value.grad = None if gradient is None else gradient.clone()
 
 
 def refill(container: Any, saved: Any) -> None:
@@ -181,11 +213,14 @@ def refill(container: Any, saved: Any) -> None:
 
 def has_parts(value: Any) -> bool:
     """Whether an object's attributes are restored: those of modules, optimizers, and the user's own classes."""
-    if isinstance(value, (nn.Module, SimpleNamespace, Optimizer, LRScheduler)):
+    if isinstance(value, WITH_PARTS):
         return True
-    if isinstance(value, APART) or not hasattr(value, "__dict__"):
-        return False
-    return type(value).__module__.partition(".")[0] not in OTHERS_CODE
+    return not isinstance(value, APART) and hasattr(value, "__dict__") and is_own_class(type(value))
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class is the user's own, and not of a library."""
+    return kind.__module__.partition(".")[0] not in OTHERS_CODE
 
 
 @contextmanager

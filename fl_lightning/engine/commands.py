@@ -20,6 +20,7 @@ from fl_lightning.engine.checks import check_folder
 from fl_lightning.engine.description import FREE_OF_TRAINER
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.first_batch import meet_first_batch
+from fl_lightning.engine.first_hooks import meet_methods
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
@@ -84,6 +85,7 @@ def prepare_fit(
     check_storable(run)
     if found is None and not run.trainer.fast_dev_run:
         meet_first_batch(run)
+        meet_methods(run)
     warn_of_kept_entries(run)
     return found, checkpoint
 

@@ -137,8 +137,7 @@ class LocalTraining:
             How many times it runs a reference model.
         """
         client, before, watch = self.client, self.client.state(), self.stopwatch
-        memories, runs, attributes = client.memories(), client.references.num_runs, [vars(m) for m in methods.methods]
-        kept = [dict(one) for one in attributes]
+        memories, runs = client.memories(), client.references.num_runs
         self.stopwatch = Stopwatch()
         try:
             apart = ambient(self.loaders.seed, "rehearse", round_, k), client.apart(methods)
@@ -153,9 +152,6 @@ class LocalTraining:
             client.references.num_runs = runs
             client.references.end()
             memories.drop(k)
-            for one, values in zip(attributes, kept, strict=True):
-                one.clear()
-                one.update(values)
             self.stopwatch = watch
             client.load(before)
 

@@ -13,7 +13,7 @@ from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation import PHASES
 from fl_lightning.engine.failures import Failures, record_failure
 from fl_lightning.engine.workers import place
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, add_note, located
+from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals
@@ -122,6 +122,8 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
             record_failure(run, k, error)
             if run.trainer.on_client_error == "raise":
                 break
+            if isinstance(error, SharedStateError):
+                raise  # later clients would begin with what it has written
     share_outcome(run, round_, failures, outcome)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")

@@ -156,6 +156,11 @@ def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
     return entries
 
 
+def cloned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``Weighted`` values, or nested dictionaries of them."""
+    return nested({path: Weighted(v.total.clone(), v.weight.clone()) for path, v in flatten(values).items()})
+
+
 def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
     """The nested dictionaries of which ``entries`` are the values by path."""
     tree: dict[str, Any] = {}

@@ -28,14 +28,15 @@ class Sends(Method):
     """Sends signals to this process in the second round, when a client begins to train."""
 
     def __init__(self, *numbers):
-        self.numbers, self.round = list(numbers), -1
+        # an iterator goes on from visit to visit, so that each worker sends them once
+        self.numbers, self.round = iter(numbers), -1
 
     def on_round_start(self, server):
         self.round = server.round
 
     def on_client_start(self, client):
-        while self.round == 1 and self.numbers:
-            os.kill(os.getpid(), self.numbers.pop(0))
+        for number in self.numbers if self.round == 1 else ():
+            os.kill(os.getpid(), number)
 
 
 class SendsToOne(Callback):
