@@ -152,7 +152,7 @@ def test_of_equal_trials_the_first_point_is_the_best_whenever_it_was_run(make, t
 
 
 def test_a_value_of_several_lines_stays_in_the_comment(make, tmp_path):
-    tune = {"search": {"FedProx": {"name": ["a\nmodel: 1", "b\ud800"]}}, "at": {"alpha": 0.1}}
+    tune = {"search": {"FedProx": {"name": ["a\nmodel: 1", "b\u202e"]}}, "at": {"alpha": 0.1}}
     search, study, _ = tuned(make(tune), tmp_path, lambda config, round_: 0.5)
     written = yaml.safe_load(write_best(search, study, tmp_path, "sqlite:///study.db").read_text(encoding="utf-8"))
     assert list(written) == ["method"]
