@@ -146,3 +146,8 @@ def test_a_run_that_fails_leaves_the_classes_of_loaders_as_they_are(tmp_path):
     with pytest.raises(ClientError):
         small_trainer(tmp_path).fit(Mistaken(MLP(64, [16])), small_data())
     assert dict(vars(DataLoader)) == before
+
+
+def test_devices_that_an_accelerator_does_not_take_are_refused_with_a_remedy(tmp_path):
+    with pytest.raises(UsageError, match=r"trainer.devices=\[1\]: .*; choose values that fit together"):
+        launch.build_fabric(small_trainer(tmp_path), [1])
