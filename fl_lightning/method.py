@@ -264,7 +264,7 @@ class MethodList:
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
         self.attributes: Any = None
-        self._constant: set[str] = set()
+        self._warned: set[str] = set()
         for one in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(one, Method), "method", one, hint)
@@ -359,8 +359,8 @@ class MethodList:
                 continue
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             check_returned(number, method, "penalty", term, "return a scalar tensor of real numbers, or None")
-            if not term.requires_grad and method.name not in self._constant:
-                self._constant.add(method.name)
+            if not term.requires_grad and method.name not in self._warned:
+                self._warned.add(method.name)
                 rank_zero_warn(
                     f"method={type(method).__name__}: penalty returned a tensor without gradient, which is added to "
                     "the loss and trains nothing; return None where there is no term"
@@ -484,12 +484,13 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
     Raises:
         SharedStateError: the hook wrote to something that is the server's.
     """
-    result = getattr(method, hook)(client, *args)
-    written = client.written()
-    if written is not None:
-        hint = "which all clients share; change a copy, such as value.clone()"
-        raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
-    return result
+    try:
+        return getattr(method, hook)(client, *args)
+    finally:
+        written = client.written()
+        if written is not None:
+            hint = "which all clients share; change a copy, such as value.clone()"
+            raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:

@@ -327,12 +327,14 @@ class Writes(Method):
 
     variate = ServerValue(Server.zeros)
 
-    def __init__(self, hook, write):
-        self.write = write
+    def __init__(self, hook, write, fails):
+        self.write, self.fails = write, fails
         setattr(self, hook, self.hook)
 
     def hook(self, client, value=None):
         self.write(self, client)
+        if self.fails:
+            raise ValueError("after it has written")
         return value
 
 
@@ -352,6 +354,7 @@ def variate(method, client):
     method.variate["classifier.bias"] += 1
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(
     ("hook", "write", "name"),
     [
@@ -363,9 +366,9 @@ def variate(method, client):
         ("on_after_optimizer_step", variate, "Writes.variate"),
     ],
 )
-def test_what_is_the_servers_is_not_written_to(tmp_path, hook, write, name):
+def test_what_is_the_servers_is_not_written_to(tmp_path, hook, write, name, fails):
     with pytest.raises(SharedStateError) as caught:
         # the client cannot be skipped: the others would begin with what it has written
-        fit(tmp_path, [FedProx(0.1), Writes(hook, write)], max_rounds=1, on_client_error="skip")
+        fit(tmp_path, [FedProx(0.1), Writes(hook, write, fails)], max_rounds=1, on_client_error="skip")
     text = str(caught.value)
     assert text.startswith(f"method=Writes: {hook} wrote to ") and name in text and "clone" in text
