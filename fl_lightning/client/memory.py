@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
+from fl_lightning.records.plain import packed, unpacked
 from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
 
@@ -203,18 +203,17 @@ class Memories(Mapping[int, Memory]):
         """Remove the memory of client ``k`` and return it as bytes ``(n,)``; no bytes if it has none."""
         if k not in self:
             return torch.empty(0, dtype=torch.uint8)
-        buffer = io.BytesIO()
-        torch.save((self[k], k in self._changed), buffer)
+        contents = packed((self[k], k in self._changed))
         self._changed.discard(k)
         self._held.pop(k, None)
         self._count(k, 0)
         self._forget_file(k)
-        return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+        return contents
 
-    def _unpack(self, k: int, packed: Tensor) -> None:
+    def _unpack(self, k: int, contents: Tensor) -> None:
         """Store what :meth:`_pack` of another worker gave."""
-        if len(packed):
-            self._held[k], changed = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+        if len(contents):
+            self._held[k], changed = unpacked(contents.numpy().tobytes())
             self._changed |= {k} if changed else set()
             self._settle(k)
 

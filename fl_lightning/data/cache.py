@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,9 +38,9 @@ def cached(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Images as one uint8 array, memory-mapped and copied on write, and smaller arrays that belong to them.
 
-    The cache lies in ``root/.fl_lightning``, or in the system's temporary folder if ``root`` cannot be written to. It
-    has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller arrays and a checksum of
-    those bytes. If one of them is missing or damaged, both are written again.
+    The cache lies in ``root/.fl_lightning``, or if ``root`` cannot be written to in a folder of the user's own in the
+    system's temporary folder. It has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller
+    arrays and a checksum of those bytes. If one of them is missing or damaged, both are written again.
 
     Args:
         root: folder of the data set.
@@ -66,12 +67,17 @@ def cache_folder(root: Path) -> Path:
     Raises:
         UsageError: neither ``root`` nor the temporary folder can be written to.
     """
-    for folder in (root / ".fl_lightning", Path(tempfile.gettempdir()) / "fl_lightning"):
+    user = os.geteuid() if hasattr(os, "geteuid") else None
+    own = Path(tempfile.gettempdir()) / f"fl_lightning-{'cache' if user is None else user}"
+    for folder, mode in ((root / ".fl_lightning", 0o777), (own, 0o700)):
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode, exist_ok=True)
+            state = folder.lstat()
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        # the folder of temporary files is everybody's: another user may have made one of that name, or a link
+        private = user is None or (stat.S_ISDIR(state.st_mode) and state.st_uid == user and not state.st_mode & 0o077)
+        if os.access(folder, os.W_OK) and (folder != own or private):
             return folder
     raise UsageError(
         f"data.root={str(root)!r}: neither it nor the temporary folder can be written to; make one of them writable"

@@ -75,15 +75,17 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint |
     Raises:
         UsageError: there is none at the path, or none is valid.
     """
-    checkpoint = verified_checkpoint(run, ckpt_path)
+    checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
     if checkpoint is None and ckpt_path is not None:
         text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint: it begins with round 0"
         rank_zero_info(f"ckpt_path={str(ckpt_path)!r}: {text}")
     return checkpoint
 
 
-def verified_checkpoint(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
+def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Checkpoint | None:
     """The checkpoint that is asked for, or the one before it; None where there is none. All workers call this.
+
+    From before it is read, the folder of the run that it ``resumes`` is held, so that it stays the last one.
 
     Raises:
         UsageError: there is none at the path, or none is valid.
@@ -92,6 +94,8 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None) -> Checkpoint | 
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
             path = find_checkpoint(ckpt_path, run.folder.root)
+            if path is not None and resumes and resumes_in_place(path):
+                run.folder.hold(path.parents[1])
             outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)
         except UsageError as error:
             outcome = str(error)

@@ -51,6 +51,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda name: name == "auto",
         "it wraps the model, which would average the gradients of different clients; give auto",
     ),
+    "name": (
+        lambda name: name is None or is_folder_name(name),
+        "give the name of one folder: up to 255 bytes that can be printed, without / and a dot or space at its ends",
+    ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "give true, false or auto"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
@@ -95,6 +99,12 @@ def holds(fits: Callable[[Any], bool], value: Any) -> bool:
         return bool(fits(value))
     except TypeError:
         return False
+
+
+def is_folder_name(name: Any) -> bool:
+    """Whether a name is one of a folder in another, on every system, and can be seen in a list of files."""
+    plain = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
+    return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
 
 
 def check_loggers(logger: Any) -> None:

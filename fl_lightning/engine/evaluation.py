@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,12 +18,14 @@ from fl_lightning.data.loaders import ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.workers import Workers
 
 PHASES = ("val", "test")
 STAGES = {"val": "validate", "test": "test"}

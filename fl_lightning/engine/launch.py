@@ -10,6 +10,7 @@ Lightning's private names that this needs are used here alone, as of lightning 2
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import multiprocessing
@@ -19,12 +20,10 @@ import signal
 import socket
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from functools import cache
+from contextlib import ExitStack, contextmanager
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +38,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
-from fl_lightning.engine.presence import JOIN, PATIENCE, Presence
+from fl_lightning.engine.meeting import FOLDER, LOOPBACK, connect, meet, meet_in, meet_once, of_group, open_folder
+from fl_lightning.engine.presence import Presence, SignsInFile, SignsInStore
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
 
@@ -63,6 +63,14 @@ class LaunchingFabric(Fabric):
     ``setup_dataloaders``, which nothing here calls. After an error it leaves the wrappers behind, one more each time,
     and every loader that the process builds becomes slower.
     """
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Start the workers, and run ``function`` in each; returns what it returns in this one."""
+        strategy: Any = self.strategy
+        if isinstance(strategy, ClientStrategy) and strategy.runs_program_anew and strategy.on_one_machine:
+            # the other processes run the program to its end, with all of its fits
+            atexit.register(open_folder().close)
+        return super().launch(function, *args, **kwargs)
 
     def _wrap_with_setup(self, to_run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         strategy: Any = self.strategy
@@ -197,7 +205,7 @@ class ClientStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
         if self.forks and not environment.creates_processes_externally:
-            self._launcher: Any = ForkedWorkers(environment, self.num_processes)
+            self._launcher: Any = ForkedWorkers(environment, self.num_processes, self.on_one_machine)
         else:
             super()._configure_launcher()
 
@@ -211,22 +219,50 @@ class ClientStrategy(DDPStrategy):
         environment: Any = self.cluster_environment
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
         self._set_world_ranks()
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
-        world = (environment.global_rank(), environment.world_size())
+        world, number = (environment.global_rank(), environment.world_size()), next(GROUPS)
         # forked workers meet once, and free the port when they part
-        forked = isinstance(self._launcher, ForkedWorkers)
-        find = meet if forked else meet_once
+        forked, folder = isinstance(self._launcher, ForkedWorkers), self._folder
         try:
-            store = of_group(find(*world, environment.main_address, environment.main_port))
-            self.presence = Presence(distributed.PrefixStore("presence", store), *world, self.num_processes)
+            if folder is not None:
+                store = of_group(meet_in(folder), number)
+                signs: Any = SignsInFile(folder / f"signs-{number}", world[1])
+            else:
+                inside = self.on_one_machine and not TorchElasticEnvironment.detect()
+                address = LOOPBACK if inside else environment.main_address
+                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(environment.main_port)
+                store = of_group((meet if forked else meet_once)(*world, address, environment.main_port), number)
+                signs = SignsInStore(distributed.PrefixStore("presence", store), world[1])
+            self.presence = Presence(distributed.PrefixStore("presence", store), signs, *world, self.num_processes)
             self.presence.join(self._launcher.check if forked else lambda: None)
-            # gloo: sums are added in float64 on the CPU, whatever the device; the timeout: a round may take hours
-            self.group = distributed.ProcessGroupGloo(store, *world, timeout=timedelta(days=30))
+            self.group = connect(store, *world, self.on_one_machine)
             self.group.barrier().wait()  # one that fails at once must not leave while others are joining
         except LostWorkerError:
             raise
-        except RuntimeError as error:
-            raise UsageError(f"MASTER_PORT={environment.main_port}: {str(error).splitlines()[0]}") from error
+        except (RuntimeError, OSError) as error:
+            place = f"MASTER_PORT={environment.main_port}" if folder is None else f"TMPDIR={folder.parent}"
+            raise UsageError(f"{place}: {str(error).splitlines()[0]}") from error
+
+    @property
+    def runs_program_anew(self) -> bool:
+        """Whether this process starts the other workers with the command that started it."""
+        environment: Any = self.cluster_environment
+        return not isinstance(self._launcher, ForkedWorkers) and not environment.creates_processes_externally
+
+    @property
+    def private(self) -> bool:
+        """Whether the workers have met in a folder of their own, so that no other user can have sent a message."""
+        return self._folder is not None
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder in which the workers meet; None for workers of several machines, or of a cluster."""
+        started = self.on_one_machine and world_of_cluster() is None
+        return Path(os.environ[FOLDER]) if started and FOLDER in os.environ else None
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all workers are on this machine, and so talk over loopback."""
+        return self.num_nodes == 1 and os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
 
     def leave(self, waits: bool = False) -> None:
         """Close the connections to the other workers.
@@ -249,14 +285,15 @@ class ForkedWorkers(_Launcher):
     thread: the other threads of this process do not exist there, and a parallel operation would wait for them forever.
 
     Args:
-        environment: address and port at which the workers meet.
+        environment: address and port at which the workers of several machines meet.
         number: number of workers.
+        on_one_machine: whether there are no others.
     """
 
     is_interactive_compatible = True
 
-    def __init__(self, environment: ClusterEnvironment, number: int) -> None:
-        self.environment, self.number = environment, number
+    def __init__(self, environment: ClusterEnvironment, number: int, on_one_machine: bool) -> None:
+        self.environment, self.number, self.on_one_machine = environment, number, on_one_machine
         self._where = ""
         self._children: dict[int, ForkProcess] = {}
         self._final_errors: dict[int, Any] = {}
@@ -269,11 +306,14 @@ class ForkedWorkers(_Launcher):
             UsageError: the port is in use.
             LostWorkerError: a worker was lost.
         """
-        if self.environment.node_rank() == 0:
-            refuse_port_in_use(self.environment)
-        with restored_environment():
+        with restored_environment(), ExitStack() as cleanup:
             # chosen before the fork, so that all workers know it
-            os.environ["MASTER_PORT"] = str(self.environment.main_port)
+            if self.on_one_machine:
+                cleanup.callback(open_folder().close)
+            else:
+                if self.environment.node_rank() == 0:
+                    refuse_port_in_use(self.environment)
+                os.environ["MASTER_PORT"] = str(self.environment.main_port)
             with without_collections():
                 self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
             try:
@@ -355,36 +395,6 @@ class ForkedWorkers(_Launcher):
             child.kill()
             child.join()
         self._children = {}
-
-
-def meet(rank: int, size: int, address: str, port: int) -> distributed.Store:
-    """The store at which the workers meet, at an address and port; worker 0 keeps it, or torchrun."""
-    if TorchElasticEnvironment.detect():
-        return next(distributed.rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN)))[0]
-    # it waits for nobody: that is left to Presence, which names who is missing
-    kept = {"is_master": rank == 0, "wait_for_workers": False, "multi_tenant": True, "use_libuv": os.name != "nt"}
-    for attempt in count(1):
-        try:
-            return distributed.TCPStore(address, port, size, timeout=timedelta(seconds=PATIENCE), **kept)
-        except distributed.DistNetworkError:
-            if rank == 0 or attempt * PATIENCE >= JOIN:
-                raise
-            warnings.warn(f"waiting for worker 0 at {address}:{port}, since {attempt * PATIENCE:.0f} s", stacklevel=2)
-    raise AssertionError
-
-
-# A program that was started once for each worker keeps the store for its later runs: with a new one for each, a worker
-# could begin the next run while the store of the last is being closed, and fail.
-meet_once = cache(meet)
-
-
-def of_group(store: distributed.Store) -> distributed.Store:
-    """The part of a store for a new group: other parts hold the addresses of earlier groups and of dead workers."""
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        # each node counts its own restarts, so count the workers that have joined instead
-        attempt = (store.add("fl_lightning", 1) - 1) // int(os.environ["WORLD_SIZE"])
-    return distributed.PrefixStore(f"fl_lightning/{attempt}/{next(GROUPS)}", store)
 
 
 def refuse_port_in_use(environment: ClusterEnvironment) -> None:

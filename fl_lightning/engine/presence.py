@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import LostWorkerError, UsageError
@@ -27,14 +29,52 @@ class Sign(NamedTuple):
     calls: int
 
 
+class SignsInStore:
+    """Signs in a store, for workers of several machines."""
+
+    def __init__(self, store: Any, size: int) -> None:
+        self._store, self._size = store, size
+
+    def leave(self, rank: int, sign: Sign) -> None:
+        """Leave a sign in the place of the last one."""
+        self._store.set(str(rank), f"{sign.number} {sign.calls}")
+
+    def read(self) -> list[Sign]:
+        """The last sign of each worker, by rank."""
+        texts = self._store.multi_get([str(rank) for rank in range(self._size)])
+        return [Sign(*map(int, text.split())) for text in texts]
+
+
+class SignsInFile:
+    """Signs in a file, for workers of one machine; it does not grow, and needs its name no more once it is open."""
+
+    NUMBERS = struct.Struct("=qq")
+
+    def __init__(self, path: Path, size: int) -> None:
+        path.touch()
+        self._file, self._size = path.open("r+b", buffering=0), size * self.NUMBERS.size
+
+    def leave(self, rank: int, sign: Sign) -> None:
+        """Leave a sign in the place of the last one."""
+        self._file.seek(rank * self.NUMBERS.size)
+        self._file.write(self.NUMBERS.pack(*sign))
+
+    def read(self) -> list[Sign]:
+        """The last sign of each worker, by rank."""
+        self._file.seek(0)
+        packed = self._file.read(self._size).ljust(self._size, b"\0")
+        return [Sign(*numbers) for numbers in self.NUMBERS.iter_unpack(packed)]
+
+
 class Presence:
-    """Leaves signs of life of this worker in the store, and reads those of the others while this worker waits.
+    """Leaves signs of life of this worker, and reads those of the others while this worker waits.
 
     A worker whose signs stop has ended without closing its connections, is stopped or cannot be reached, and is lost.
     One that is late but alive trains longer than the others, and is waited for.
 
     Args:
-        store: part of the store in which all workers leave their signs.
+        store: part of the store in which all workers leave their names, until they have joined.
+        signs: where they leave their signs of life.
         rank: rank of this worker.
         size: number of workers.
         per_node: workers of each machine.
@@ -44,12 +84,12 @@ class Presence:
         where: how far the run has come, for messages.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, per_node: int) -> None:
+    def __init__(self, store: Any, signs: SignsInStore | SignsInFile, rank: int, size: int, per_node: int) -> None:
         self.rank, self.size, self.per_node, self.calls = rank, size, per_node, 0
         self.where = ""
         self._store = store
         self._names: dict[int, str] = {}
-        self._signs = [Sign(0, 0)] * size
+        self._place, self._signs = signs, [Sign(0, 0)] * size
         self._last, self._looks, self._quiet = self._signs, 0, [0] * size
         self._patience, self._waits, self._told = PATIENCE, False, False
         self._ended = threading.Event()
@@ -77,7 +117,7 @@ class Presence:
             pause = min(2 * pause, LOOK)
         names = self._store.multi_get([f"name/{rank}" for rank in range(self.size)])
         self._names = {rank: f"worker {rank} ({name.decode()})" for rank, name in enumerate(names)}
-        self._leave_sign(0)
+        self._place.leave(self.rank, Sign(0, self.calls))
         threading.Thread(target=self._beat, daemon=True).start()
 
     def leave(self) -> None:
@@ -108,7 +148,7 @@ class Presence:
         for rank, (new, old) in enumerate(zip(signs, self._last, strict=True)):
             self._quiet[rank] = 0 if new.number > old.number else self._quiet[rank] + 1
         self._last = signs
-        # the store is in worker 0, or in the launcher of its machine: without it, not even our own sign is seen
+        # the signs may be in worker 0, or in the launcher of its machine: without it, not even our own is seen
         own = self._is_silent(self.rank)
         late = [rank for rank, sign in enumerate(signs) if sign.calls < self.calls and rank != self.rank]
         missing = [0] if own else late
@@ -145,14 +185,10 @@ class Presence:
         while not self._ended.wait(BEAT):
             number += 1
             # without a connection nothing is written or read, which is how it is noticed
-            with suppress(RuntimeError):
-                self._leave_sign(number)
+            with suppress(RuntimeError, OSError):
+                self._place.leave(self.rank, Sign(number, self.calls))
                 if self._waits:
-                    texts = self._store.multi_get([str(rank) for rank in range(self.size)])
-                    self._signs = [Sign(*map(int, text.split())) for text in texts]
-
-    def _leave_sign(self, number: int) -> None:
-        self._store.set(str(self.rank), f"{number} {self.calls}")
+                    self._signs = self._place.read()
 
     def _not_joined(self) -> list[int]:
         return [rank for rank in range(self.size) if not self._store.check([f"name/{rank}"])]

@@ -193,12 +193,12 @@ def share_outcome(run: Run, round_: int, failures: Failures, outcome: Outcome) -
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
-    outcomes = run.workers.gather((failures.messages, run.metrics.current, outcome, owned))
+    outcomes = run.workers.gather((failures.messages, run.metrics.current, vars(outcome), owned))
     run.client.memories().note_owners([owned for *_, owned in outcomes])
     for messages, metrics, *_ in outcomes:
         failures.take(messages)
         run.metrics.fill(metrics)
-    every = [theirs for _, _, theirs, _ in outcomes]
+    every = [Outcome(**theirs) for _, _, theirs, _ in outcomes]
     log_outcome(run, every)
     if len(failures):
         tolerate(run, failures, sum(theirs.sent for theirs in every))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -16,14 +18,27 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from fl_lightning.client.entry import Form
+from fl_lightning.engine.evaluation import BatchIndex
 from fl_lightning.engine.launch import ForkedWorkers, refuse_default_group
+from fl_lightning.engine.metric_states import Note
 from fl_lightning.engine.presence import LOOK, SILENCE
 from fl_lightning.engine.signals import Signals
 from fl_lightning.errors import LostWorkerError, UsageError, require
+from fl_lightning.records.checkpoint import Checkpoint
+from fl_lightning.records.files import UNSAFE, Stamp
+from fl_lightning.records.manifest import Manifest
+from fl_lightning.records.plain import packed, unpacked
+from fl_lightning.sums.reduced import Reduced
+from fl_lightning.sums.weighted import Weighted
 
 Value = TypeVar("Value")
 # bytes of the first message of a gather; most values fit into it, and need no second one
 ROOM = 4096
+# what the workers of several machines exchange beside tensors, arrays and plain values
+MESSAGES = (type(Path()), signal.Signals, BatchIndex, Checkpoint, Form, Manifest, Note, Reduced, Stamp, Weighted)
+# bytes of a message; a larger number comes from no worker
+LARGEST = 2**34
 # seconds between the end of a connection and the news why: a signal to this worker, too, or the other one's status
 NEWS = 2.0
 
@@ -103,14 +118,26 @@ class Workers:
         """The value of each worker, by rank; meant for small values.
 
         Raises:
-            UsageError: the workers did not call this from the same functions.
+            UsageError: the workers did not call this from the same functions; or the value is no tensor or plain
+                value, and goes over a network.
         """
         if self.size == 1:
             return [value]
-        # one that a worker alone calls would receive the values of the others' next one. What is unpickled comes from
-        # this program's own workers, never from a file.
-        parts = self._gather_bytes(pickle.dumps((callers(), value)))
-        places, values = zip(*map(pickle.loads, parts), strict=True)
+        # one that a worker alone calls would receive the values of the others' next one
+        place, messages = callers(), list[Any]()
+        if self._strategy.private:
+            # what is unpickled comes from processes that this program has started, over connections of theirs alone
+            messages += map(pickle.loads, self._gather_bytes(pickle.dumps((place, value))))
+        else:
+            for rank, contents in enumerate(self._gather_bytes(packed((place, value)).numpy().tobytes())):
+                try:
+                    messages.append(unpacked(contents, MESSAGES))
+                except Exception as error:  # whatever torch raises for what it cannot read
+                    unsafe = UNSAFE.search(str(error))
+                    hint = "workers of several machines exchange tensors, arrays and plain values alone"
+                    what = f"a {unsafe[1] if unsafe else 'value of another kind'} of worker {rank}"
+                    raise UsageError(f"{place}: {what}: {hint}") from error
+        places, values = zip(*messages, strict=True)
         if len(set(places)) > 1:
             where = "; ".join(f"worker {rank} in {place}" for rank, place in enumerate(places))
             hint = "all workers call gather, all_reduce, evaluate and representations, in the same order"
@@ -122,20 +149,20 @@ class Workers:
         if self.size > 1:
             self._finish(self._group.allreduce([tensor]))
 
-    def send(self, packed: Tensor, rank: int) -> None:
+    def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
-        self._pass(self._group.send([torch.tensor([len(packed)])], rank, 0))
-        if len(packed):
-            self._pass(self._group.send([packed], rank, 0))
+        self._pass(self._group.send([torch.tensor([within_bounds(len(contents))])], rank, 0))
+        if len(contents):
+            self._pass(self._group.send([contents], rank, 0))
 
     def receive(self, rank: int) -> Tensor:
         """Bytes ``(n,)`` from another worker."""
         size = torch.zeros(1, dtype=torch.int64)
         self._pass(self._group.recv([size], rank, 0))
-        packed = torch.empty(int(size), dtype=torch.uint8)
-        if len(packed):
-            self._pass(self._group.recv([packed], rank, 0))
-        return packed
+        contents = torch.empty(within_bounds(int(size)), dtype=torch.uint8)
+        if len(contents):
+            self._pass(self._group.recv([contents], rank, 0))
+        return contents
 
     def __enter__(self) -> Workers:
         return self
@@ -167,12 +194,12 @@ class Workers:
         return self._strategy.group
 
     def _gather_bytes(self, mine: bytes) -> list[bytes]:
-        """The bytes of each worker, by rank; zeros may follow them."""
-        first = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
-        longest = max(int.from_bytes(part[:8].numpy().tobytes(), "little") for part in first)
-        if longest <= ROOM - 8:
-            return [part[8:].numpy().tobytes() for part in first]
-        return [part.numpy().tobytes() for part in self._all_gather(padded(mine, longest))]
+        """The bytes of each worker, by rank."""
+        parts = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
+        sizes = [within_bounds(int.from_bytes(part[:8].numpy().tobytes(), "little")) for part in parts]
+        longest = max(sizes)
+        parts = [part[8:] for part in parts] if longest <= ROOM - 8 else self._all_gather(padded(mine, longest))
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Tensors of one shape, of each worker, by rank."""
@@ -242,9 +269,20 @@ def ended(work: Any, seconds: float) -> bool:
     return True
 
 
-def padded(packed: bytes, size: int) -> Tensor:
+def within_bounds(size: int) -> int:
+    """The size of a message, if it is one that a worker sends.
+
+    Raises:
+        LostWorkerError: it is larger.
+    """
+    if not 0 <= size <= LARGEST:
+        raise LostWorkerError(f"a message of {size} bytes: workers exchange at most {LARGEST}")
+    return size
+
+
+def padded(contents: bytes, size: int) -> Tensor:
     """The bytes and zeros after them, ``(size,)``."""
-    return torch.frombuffer(bytearray(packed.ljust(size, b"\0")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(contents.ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def callers() -> str:

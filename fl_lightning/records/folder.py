@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from fl_lightning.errors import ClientError, text_of
+from fl_lightning.errors import ClientError, require, text_of
 from fl_lightning.records import loggers
 from fl_lightning.records.checkpoint import in_place, resumes_in_place
 from fl_lightning.records.checkpoint_folder import CheckpointFolder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # what the system says where a disk is full, or a limit of it is reached
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,15 +57,46 @@ class RunFolder:
         self.resumed = self.changed = False
         self.changes: list[dict[str, Any]] = []
         self._failed: set[int] = set()
+        self._lock: IO[str] | None = None
+        self._holder = ""
+
+    def hold(self, folder: Path) -> None:
+        """Keep other processes from going on with the run in the folder of a version, until this one is closed.
+
+        Where one of them does, :meth:`open` refuses to.
+        """
+        if not self.writes or fcntl is None:
+            return
+        # a folder may be read-only, and a file system without locks
+        with suppress(OSError):
+            self._lock = (folder / "lock").open("a+")
+            try:
+                # processes that are forked from this one, and may outlive it, do not have this kind of lock
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                self._lock.seek(0)
+                self._holder = self._lock.read().strip() or "another process"
+                return
+            self._lock.truncate(0)
+            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._lock.flush()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
-        """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done."""
+        """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done.
+
+        Raises:
+            UsageError: another process goes on with the run in this folder.
+        """
         self.resumed = checkpoint is not None and resumes_in_place(checkpoint) and not self.changed
         if not self.writes:
             return
+        hint = f"{self._holder} goes on with this run; wait for its end, or begin another one without ckpt_path"
+        require(not (self.resumed and self._holder), "ckpt_path", str(checkpoint), hint)
         self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
         self.path = Path(table.log_dir)
+        if not self.resumed:
+            self.hold(self.path)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         if self.changes and not self.resumed:
             (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
@@ -121,6 +159,8 @@ class RunFolder:
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
         self._each(lambda logger: logger.finalize(status), first=0)
+        if self._lock is not None:
+            self._lock.close()
 
     def _each(self, call: Callable[[Logger], object], first: int = 1) -> None:
         """Do something with each logger but the table; the run does not depend on one that fails."""
@@ -141,9 +181,13 @@ class RunFolder:
         return writers
 
     def _new_table(self) -> CSVLogger:
-        table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
-        _ = table.experiment  # makes the folder, before anything else is in it
-        return table
+        while True:
+            table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
+            # another process may begin a run at the same time, and the logger would take the same version for both
+            with suppress(FileExistsError):
+                Path(table.log_dir).mkdir(parents=True)
+                _ = table.experiment  # which would warn once something else is in the folder
+                return table
 
     def _table_of(self, folder: Path, history: list[dict[str, float]]) -> CSVLogger:
         table = CSVLogger(folder.parents[1], folder.parent.name, folder.name, flush_logs_every_n_steps=1)

@@ -1,12 +1,16 @@
-"""What a file may hold that is read with ``weights_only=True``: tensors and plain values."""
+"""What a file or a message may hold that is read with ``weights_only=True``: tensors and plain values."""
 
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +40,48 @@ def require_storable(values: Mapping[str, Any], hook: str) -> None:
             f"a {type(value).__name__} is not of tensors and plain values; give these alone, such as its state_dict()"
         )
         require(is_storable(value), hook, key, hint)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes the arrays of NumPy as tensors, since reading their own pickles is not safe."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and value.dtype.kind in "biufc":
+            return as_array, (torch.from_numpy(value.copy()),)
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return as_scalar, (torch.tensor(value),)
+        return NotImplemented
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """The array of which :func:`packed` has made a tensor."""
+    return tensor.numpy()
+
+
+def as_scalar(tensor: Tensor) -> Any:
+    """The number of NumPy's of which :func:`packed` has made a tensor."""
+    return tensor.numpy()[()]
+
+
+def packed(value: Any) -> Tensor:
+    """A value as bytes ``(n,)``, which :func:`unpacked` reads where it is of tensors, arrays and plain values."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=SimpleNamespace(__name__="pickle", Pickler=_Pickler))
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
+    """What :func:`packed` was given. Nothing but values and ``messages`` is made of the bytes, whoever has sent them.
+
+    Args:
+        contents: the bytes.
+        messages: further types that may be made of them.
+
+    Raises:
+        pickle.UnpicklingError: they hold something else.
+    """
+    with torch.serialization.safe_globals([as_array, as_scalar, *messages]):
+        return torch.load(io.BytesIO(contents), weights_only=True)
 
 
 def on_cpu(value: Any) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from fl_lightning.errors import UsageError
 
 try:
     import fcntl
@@ -21,19 +25,26 @@ NEW = 60.0
 class TemporaryFolder:
     """A new folder in the folder of temporary files. Those that killed processes have left there are removed.
 
-    The folder is locked as long as the process lives, on whatever machine.
+    The folder is locked as long as the process lives, on whatever machine, or a process that was forked from it.
 
     Args:
         prefix: beginning of the name of the folder, and of those that are removed.
 
     Attributes:
-        path: the folder.
+        path: the folder, which no other user can open.
+
+    Raises:
+        UsageError: there can be none.
     """
 
     def __init__(self, prefix: str) -> None:
         remove_leftovers(prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._lock = (self.path / "lock").open("w")
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self._lock = (self.path / "lock").open("w")
+        except OSError as error:
+            hint = "give a folder with room that can be written to"
+            raise UsageError(f"TMPDIR: no folder for temporary files: {error}; {hint}") from error
         lock(self._lock)
 
     def close(self) -> None:
@@ -43,11 +54,29 @@ class TemporaryFolder:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Remove the folders whose process has ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError), (folder / "lock").open() as file:
-            if time.time() > folder.stat().st_mtime + NEW and lock(file):
-                shutil.rmtree(folder, ignore_errors=True)
+    """Remove this user's folders whose process has ended. What others have put there is left alone, unopened."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix):
+                with suppress(OSError):
+                    _remove_leftover(Path(entry.path))
+
+
+def _remove_leftover(folder: Path) -> None:
+    state = folder.lstat()
+    if not (stat.S_ISDIR(state.st_mode) and is_own(state) and time.time() > state.st_mtime + NEW):
+        return
+    # neither of the flags is known on Windows
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(folder / "lock", os.O_RDWR | flags)) as file:
+        state = os.fstat(file.fileno())
+        if stat.S_ISREG(state.st_mode) and is_own(state) and lock(file):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_own(state: os.stat_result) -> bool:
+    """Whether a file or folder belongs to the user of this process; on Windows each does."""
+    return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
 
 
 def lock(file: IO[str]) -> bool | None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from fl_lightning.data import (
     TinyImageNet,
     femnist,
 )
-from fl_lightning.data.cache import decoded
+from fl_lightning.data.cache import cache_folder, decoded
 from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
 from fl_lightning.data.folders import FolderDataModule, stratified
 from fl_lightning.data.source import FileDataModule, cycled, patterns
@@ -253,6 +254,21 @@ def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypa
     shutil.rmtree(pacs / ".fl_lightning")
     ready(make(pacs))
     assert len(seen) == 560
+
+
+def test_a_cache_in_the_folder_of_everybody_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    root = tmp_path / "no folder"  # cannot be written to
+    folder = cache_folder(root)
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    assert cache_folder(root) == folder
+    folder.chmod(0o777)
+    with pytest.raises(UsageError, match=r"^data\.root="):
+        cache_folder(root)
+    folder.rename(tmp_path / "theirs")
+    folder.symlink_to(tmp_path / "theirs")
+    with pytest.raises(UsageError, match=r"^data\.root="):
+        cache_folder(root)
 
 
 def flipped(content):

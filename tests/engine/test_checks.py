@@ -33,6 +33,7 @@ WRONG = {
     "eval_every_n_rounds": 0,
     "checkpoint_every_n_rounds": 0,
     "strategy": "ddp",
+    "name": "..",
     "client_memory": -0.5,
     "cache_references": "always",
     "gradient_clip_val": 0.0,
@@ -52,6 +53,37 @@ def test_every_range_refuses_what_lies_outside_and_takes_the_default(tmp_path, n
     with pytest.raises(UsageError, match=rf"trainer.{name}=.*: ") as caught:
         small_trainer(tmp_path, **{name: WRONG[name]})
     assert hint in str(caught.value)
+
+
+NAMES = [
+    "..",
+    "../x",
+    "a/b",
+    "/a",
+    "..\\x",
+    "a\nb",
+    "a\0b",
+    "a" * 256,
+    "ü" * 128,
+    ".a",
+    " ",
+    "a ",
+    "",
+    "\ud800",
+    "\x1b[1m",
+    7,
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_that_is_not_of_one_folder_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"^trainer\.name=.*: give the name of one folder"):
+        FederatedTrainer(default_root_dir=tmp_path / "runs", name=name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_names_are_taken():
+    assert all(map(checks.is_folder_name, ["fedavg", "two words", "ü" * 127, "alpha=0.1,seed=0", "a" * 255]))
 
 
 def test_the_factors_are_those_that_the_schedule_gives_a_rate_of_1():

@@ -1,16 +1,18 @@
 """Workers that do not come, fall silent or are late are named."""
 
+import multiprocessing
 import os
+import re
 import signal
 import time
 
 import pytest
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import launch, presence, workers
+from fl_lightning.engine import meeting, presence, workers
 from fl_lightning.errors import LostWorkerError, UsageError
 
 
@@ -18,7 +20,7 @@ from fl_lightning.errors import LostWorkerError, UsageError
 def short(monkeypatch):
     """Tenths of a second instead of minutes."""
     for name, value in {"BEAT": 0.1, "LOOK": 0.1, "PATIENCE": 0.5, "SILENCE": 2.0, "JOIN": 1.0}.items():
-        for module in (presence, launch, workers):
+        for module in (presence, meeting, workers):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -51,6 +53,35 @@ def test_a_worker_that_is_stopped_is_named_and_then_lost(tmp_path):
     ):
         fit(tmp_path, At(1, stop))
     assert (tmp_path / "fedavg/version_0/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_stopped_and_goes_on_in_time_changes_nothing(tmp_path, monkeypatch, rank):
+    """The other worker sends for it as soon as it misses its signs of life."""
+    alone = small_trainer(tmp_path, threads_per_worker=1)
+    alone.fit(small_model(), small_data())
+    missed, left = [], [stop]
+
+    def go_on(text, **how):
+        if "no sign of life" in text:
+            missed.append(os.kill(int(re.search(r"process (\d+)", text)[1]), signal.SIGCONT))
+
+    class Missed(Callback):
+        def on_last_round_end(self, trainer):
+            self.of = trainer.gather(len(missed))
+
+    def run():
+        monkeypatch.setattr(presence.warnings, "warn", go_on)
+        counts = Missed()
+        trainer = fit(tmp_path, At(rank, lambda: left and left.pop()()), counts)
+        assert counts.of[1 - rank] > 0
+        assert_same_bits(trainer.server.state, alone.server.state)
+
+    # in a process of its own: where this one is stopped, so are the tests
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_worker_that_is_late_is_named_and_waited_for(tmp_path):

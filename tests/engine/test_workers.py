@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -24,11 +25,12 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
 from fl_lightning.cli import main
-from fl_lightning.engine.launch import build_fabric
-from fl_lightning.engine.workers import ROOM, Workers, place
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.engine.launch import ClientStrategy, build_fabric
+from fl_lightning.engine.workers import MESSAGES, ROOM, Workers, place, within_bounds
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP
+from fl_lightning.records.plain import packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,15 +252,74 @@ def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, size):
         assert torch.equal(seen[1]["tensor"], values[1]["tensor"])
 
 
+@pytest.fixture
+def network(monkeypatch):
+    """Workers that cannot trust what they receive, as those of several machines."""
+    monkeypatch.setattr(ClientStrategy, "private", False)
+
+
+@pytest.mark.usefixtures("network")
+def test_workers_of_several_machines_give_the_bits_of_one(tmp_path):
+    compare(tmp_path, METHODS["SCAFFOLD"], model=WithMetric, participation=0.6)
+
+
+@pytest.mark.usefixtures("network")
+@pytest.mark.parametrize("size", [0, ROOM - 100, 3 * ROOM])
+def test_workers_of_several_machines_gather_tensors_arrays_and_plain_values(tmp_path, size):
+    value = {"text": "a" * size, 1: (torch.arange(3), np.arange(3.0), np.float32(2.5), {None}), "path": Path("b")}
+    for seen in by_two(tmp_path, lambda workers: workers.gather(value)):
+        for one in seen:
+            assert (one["text"], one["path"], one[1][3]) == (value["text"], value["path"], {None})
+            assert torch.equal(one[1][0], value[1][0])
+            assert one[1][1].dtype == np.float64 and one[1][1].tolist() == [0.0, 1.0, 2.0]
+            assert type(one[1][2]) is np.float32 and one[1][2] == 2.5
+
+
+class Own:
+    """What no other machine should build from a message."""
+
+
+class GathersOwn(Callback):
+    def on_round_end(self, trainer):
+        trainer.gather({"own": Own()})
+
+
+@pytest.mark.usefixtures("network")
+def test_workers_of_several_machines_refuse_other_values_by_place_and_type(tmp_path):
+    with pytest.raises(UsageError, match=r"gather < on_round_end .*Own of worker 0: .* plain values") as refused:
+        small_trainer(tmp_path, devices=2, callbacks=[GathersOwn()]).fit(small_model(), small_data())
+    if hasattr(refused.value, "__notes__"):
+        assert "GathersOwn.on_round_end" in refused.value.__notes__[0]
+
+
+class Runs:
+    """A pickle of it runs a command where it is read."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_message_that_would_run_something_is_not_run():
+    for contents in (pickle.dumps(Runs()), packed(("place", Runs())).numpy().tobytes(), b"", b"zeros" * 100):
+        with pytest.raises((pickle.UnpicklingError, RuntimeError, EOFError)):
+            unpacked(contents, MESSAGES)
+
+
+@pytest.mark.parametrize("size", [-1, 2**62])
+def test_a_message_of_a_size_that_no_worker_sends_is_refused(size):
+    with pytest.raises(LostWorkerError, match="bytes"):
+        within_bounds(size)
+
+
 def test_tensors_are_added_up_and_sent(tmp_path):
     def work(workers):
         total = torch.arange(5, dtype=torch.float64) + workers.rank
         workers.all_reduce(total)
-        for packed in (torch.arange(7, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
+        for contents in (torch.arange(7, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
             if workers.rank == 0:
-                workers.send(packed, 1)
+                workers.send(contents, 1)
             else:
-                assert torch.equal(workers.receive(0), packed)
+                assert torch.equal(workers.receive(0), contents)
         workers.barrier()
         return total.tolist()
 
@@ -404,7 +465,7 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with pytest.raises(UsageError, match=r"MASTER_PORT=.*in use; give another"):
-            small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
+            small_trainer(tmp_path, devices=1, num_nodes=2).fit(small_model(), small_data())
     assert not list(tmp_path.iterdir())
 
 
@@ -540,13 +601,21 @@ def test_workers_of_several_threads_run_the_program_anew(tmp_path):
 
 
 FITS_TWICE = """
+import os
 import sys
+from fl_lightning.callbacks import Callback
 from fl_lightning.engine import launch
 from helpers.runs import small_data, small_model, small_trainer
+from helpers.workers import listening
+
+class Listens(Callback):
+    def on_round_end(self, trainer):
+        assert {address for address, _ in listening()} == {"127.0.0.1"}
 
 launch.can_fork = lambda: False
 for _ in range(2):
-    trainer = small_trainer(sys.argv[1], devices=2, max_rounds=1, enable_progress_bar=False)
+    given = {"callbacks": [Listens()] if os.path.isfile("/proc/net/tcp") else None, "enable_progress_bar": False}
+    trainer = small_trainer(sys.argv[1], devices=2, max_rounds=1, **given)
     trainer.fit(small_model(), small_data())
     assert trainer.world_size == 2
 """
@@ -554,7 +623,9 @@ for _ in range(2):
 
 def test_a_program_that_each_worker_runs_can_fit_twice(tmp_path):
     (tmp_path / "fits_twice.py").write_text(FITS_TWICE)
-    end(python(tmp_path, [str(tmp_path / "fits_twice.py"), str(tmp_path)]))
+    (tmp_path / "temporary").mkdir()
+    end(python(tmp_path, [str(tmp_path / "fits_twice.py"), str(tmp_path)], TMPDIR=str(tmp_path / "temporary")))
+    assert not list((tmp_path / "temporary").glob("fl_lightning-*"))
     assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
 
 

@@ -126,6 +126,8 @@ BAD: dict[str, tuple[str, str]] = {
     "two workers on a CPU": (trainer(workers_per_device="2"), "trainer.workers_per_device=2: on a"),
     "too many workers on one": (trainer(workers_per_device="1000000000"), "trainer.workers_per_device=1000000000:"),
     "too many nodes": (trainer(num_nodes="1000000000"), "trainer.num_nodes=1000000000: give 1 or more"),
+    "name of a folder above": (trainer(name="../x"), "trainer.name='../x': give the name of one folder"),
+    "name with a newline": (trainer(name='"a\\nb"'), "trainer.name='a\\nb': give the name of one folder"),
     "no device": (trainer(devices="0"), "trainer.devices=0: give a number from 1"),
     "seed below 0": ("seed_everything: -1", "seed_everything=-1: give a seed from 0 to 4294967295"),
     "seed of 65 bits": ("seed_everything: 18446744073709551616", "seed_everything=18446744073709551616: give a seed"),

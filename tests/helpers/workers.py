@@ -1,9 +1,13 @@
 """Workers that are threads of one process, for tests of what workers exchange."""
 
+import os
 import queue
+import socket
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 from fl_lightning.engine.signals import Signals
 
@@ -40,3 +44,21 @@ def together(size, work):
     with ThreadPoolExecutor(size) as pool:
         running = [pool.submit(work, ThreadWorkers(rank, size, *shared)) for rank in range(size)]
         return [one.result(60) for one in running]
+
+
+def listening():
+    """The addresses and ports at which this process listens, and its descriptors of those sockets; needs /proc."""
+    own = {}
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            own[os.readlink(f"/proc/self/fd/{number}")] = int(number)
+    places = {}
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError):
+            for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = row.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                    number = own[f"socket:[{fields[9]}]"]
+                    with socket.socket(fileno=os.dup(number)) as listener:
+                        places[listener.getsockname()[:2]] = number
+    return places

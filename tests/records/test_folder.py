@@ -1,6 +1,9 @@
 """The folder of a run, where loggers fail and the disk is full."""
 
+import multiprocessing
+import os
 import resource
+import signal
 import warnings
 
 import pytest
@@ -9,7 +12,7 @@ from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data,
 from lightning.fabric.loggers import CSVLogger, Logger
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON
 
 
@@ -89,3 +92,77 @@ def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp
 def test_a_run_folder_that_is_removed_is_named(tmp_path):
     with pytest.raises(ClientError, match=r"round 1: .*version_0.* cannot be written: No such file or directory"):
         fit(tmp_path, callbacks=[Removes(tmp_path / "run/version_0")])
+
+
+def in_another_process(work):
+    """The text that ``work`` returns in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=lambda: queue.put(work()))
+    process.start()
+    text = queue.get()
+    process.join()
+    return text
+
+
+class MeetsAnother(Callback):
+    """Lets another process resume the run in its second round."""
+
+    def __init__(self, tmp_path):
+        self.tmp_path, self.text, self.written = tmp_path, "", None
+
+    def on_round_start(self, trainer):
+        if trainer.server.round == 1:
+            before = table(self.tmp_path)
+            self.text = in_another_process(self.resume)
+            assert table(self.tmp_path) == before
+
+    def resume(self):
+        try:
+            fit(self.tmp_path, ckpt_path="last")
+        except UsageError as error:
+            return str(error)
+        return "resumed"
+
+
+def table(tmp_path):
+    return (tmp_path / "run/version_0/metrics.csv").read_text()
+
+
+def test_a_run_that_another_process_goes_on_with_is_not_resumed(tmp_path):
+    meets = MeetsAnother(tmp_path)
+    fit(tmp_path, callbacks=[meets])
+    assert meets.text.startswith("ckpt_path=") and f"process {os.getpid()} on" in meets.text
+    # it can be once the other one has ended, and by the process itself
+    fit(tmp_path, ckpt_path="last")
+    assert in_another_process(meets.resume) == "resumed"
+
+
+def test_a_run_of_a_process_that_was_killed_is_resumed(tmp_path):
+    class Killed(Callback):
+        def on_round_start(self, trainer):
+            if trainer.server.round == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(
+        target=fit, args=(tmp_path,), kwargs={"callbacks": [Killed()]}
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert fit(tmp_path, ckpt_path="last").run_dir.name == "version_0"
+
+
+def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
+    """Another process makes the folder between the logger's look for a free one and its use."""
+    look = CSVLogger._get_next_version
+
+    def look_then_lose(logger):
+        version = look(logger)
+        if version == 0:
+            (tmp_path / "run/version_0").mkdir(parents=True)
+        return version
+
+    monkeypatch.setattr(CSVLogger, "_get_next_version", look_then_lose)
+    assert fit(tmp_path).run_dir.name == "version_1"
+    assert not list((tmp_path / "run/version_0").iterdir())
