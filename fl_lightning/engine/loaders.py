@@ -188,7 +188,7 @@ def flattened(loaders: Any, key: str) -> list[Any]:
             mode == "sequential",
             f"{key}: CombinedLoader.mode",
             mode,
-            "evaluation data is read with the mode sequential, give it",
+            "evaluation data is read with mode sequential, give it",
         )
         return list(loaders.flattened)
     if isinstance(loaders, (list, tuple)) and any(map(is_data, leaves_of(loaders))):

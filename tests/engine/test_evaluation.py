@@ -345,16 +345,19 @@ def test_a_step_takes_the_index_of_the_loader_where_there_are_several(kind, load
     check_signatures(kind(), "validation_step", 3 - loaders)
 
 
+A, B, C = range(1), range(2), range(3)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        *((None, []), ([], []), ("a", ["a"]), (["a", "b"], ["a", "b"])),
-        ({"first": "a", "second": ["b", "c"]}, ["a", "b", "c"]),
+        *((None, []), ([], []), (A, [A]), ([A, B], [A, B])),
+        ({"first": A, "second": [B, C]}, [A, B, C]),
         (CombinedLoader({"first": [1], "second": [2]}, "sequential"), [[1], [2]]),
     ],
 )
 def test_collections_of_loaders_are_read_in_order(given, expected):
-    assert flattened(given) == expected
+    assert flattened(given, "") == expected
 
 
 class Stream(IterableDataset):
@@ -374,7 +377,7 @@ def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_work
 
 def test_another_mode_of_a_combined_loader_is_refused():
     with pytest.raises(UsageError, match=r"CombinedLoader.mode='max_size': evaluation data is read with mode seq"):
-        flattened(CombinedLoader([[1], [2]], "max_size"))
+        flattened(CombinedLoader([[1], [2]], "max_size"), "")
 
 
 # ---------------------------------------------------------------- in a run
