@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fl_lightning.cli.arguments import Parser, end_with_status, program
-from fl_lightning.errors import UsageError, clipped, require
+from fl_lightning.errors import UsageError, clipped, printable, require
 
 PAGE = (".html", ".htm")
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
@@ -75,7 +75,7 @@ def report(given: argparse.Namespace) -> None:
         print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
     runs = sum(len(section.runs) for section in made.sections)
     beside = ", ".join(name for name in files if name != output.name)
-    print(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it")
+    print(printable(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it"))
 
 
 def command_of(given: argparse.Namespace) -> list[str]:

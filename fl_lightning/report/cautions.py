@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from fl_lightning.report.arrays import INFINITE
+from fl_lightning.report.measured import not_drawn
 from fl_lightning.report.run import Run
 from fl_lightning.report.sections import Group, Section
 
@@ -32,7 +33,7 @@ def of_run(section: Section, run: Run) -> Iterator[str]:
         yield f"{run.name} was stopped: {run.told.partition(', ')[2]}, {last}; it is not in the means."
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
-    yield from (f"{run.name}: {note}." for note in run.notes)
+    yield from (f"{run.name}: {note}." for note in (*run.notes, *not_drawn(run)))
     yield from (f"{run.name}: {text}." for text in not_finite(section, run))
     for tag, told in SKIPPED.items():
         number = sum(run.values(tag).values())
@@ -44,11 +45,11 @@ def of_run(section: Section, run: Run) -> Iterator[str]:
 
 
 def not_finite(section: Section, run: Run) -> Iterator[str]:
-    """That a metric of a run was nan or infinite: the report's own, or a loss."""
+    """That a metric of a run was nan, or as good as infinite: the report's own, or a loss."""
     found: dict[str, int] = {}
     for row in run.rows:
         for tag, value in row.items():
-            if not math.isfinite(value) and (tag == section.metric.tag or "loss" in tag):
+            if not abs(value) < INFINITE and (tag == section.metric.tag or "loss" in tag):
                 found.setdefault(tag, int(row["round"]))
     for tag, round_ in found.items():
         yield f"{tag} was {run.values(tag)[round_]} in round {round_}"

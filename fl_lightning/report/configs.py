@@ -23,7 +23,8 @@ UNKNOWN = "data set not known"
 
 def class_of(value: Any) -> str:
     """The name of the class of a config's entry; empty where it has none."""
-    return str(value["class_path"]).rsplit(".", 1)[-1] if isinstance(value, Mapping) and "class_path" in value else ""
+    named = isinstance(value, Mapping) and "class_path" in value
+    return exact(str(value["class_path"])).rsplit(".", 1)[-1] if named else ""
 
 
 def flat(config: Mapping[str, Any]) -> Flat:
@@ -54,7 +55,7 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
     if isinstance(value, Mapping):
         for inner, one in value.items():
-            yield from items(one, f"{key}.{inner}" if key else str(inner))
+            yield from items(one, f"{key}.{exact(str(inner))}" if key else exact(str(inner)))
     elif isinstance(value, list) and value and all(map(class_of, value)):
         for at, one in enumerate(value):
             same = sum(class_of(other) == class_of(one) for other in value[:at])
@@ -67,7 +68,12 @@ def shown(value: Any) -> str:
     """A value of a config as a table shows it."""
     if isinstance(value, float):
         return f"{value:g}"
-    return ", ".join(map(shown, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(shown, value)) if isinstance(value, list) else exact(str(value))
+
+
+def exact(text: str) -> str:
+    """A text as it is, or as Python writes it where that is not one line: two that differ stay different."""
+    return text if text.isprintable() else repr(text)
 
 
 def data_set(config: Mapping[str, Any]) -> str:
@@ -79,7 +85,7 @@ def data_set(config: Mapping[str, Any]) -> str:
     if not name:
         return UNKNOWN
     arguments = data.get("init_args") or {}
-    apart = [PurePath(str(arguments[key])).name for key in APART.get(name, ()) if arguments.get(key) is not None]
+    apart = [PurePath(exact(str(arguments[key]))).name for key in APART.get(name, ()) if arguments.get(key) is not None]
     return f"{name} ({', '.join(apart)})" if apart else name
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_lightning.report.arrays import INFINITE
 from fl_lightning.report.run import Run
 from fl_lightning.report.sections import Group
 
@@ -59,11 +60,14 @@ def spent(runs: Sequence[Run], tags: Sequence[str], rounds: np.ndarray) -> np.nd
 
 
 def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
-    """The mean of several values by round, of those that are finite; None without one."""
+    """The mean of several values by round, of those that are finite; None without one.
+
+    A value whose square is infinite counts as infinite, too.
+    """
     found: dict[int, list[float]] = defaultdict(list)
     for one in values:
         for round_, value in one.items():
-            if math.isfinite(value):
+            if abs(value) < INFINITE:
                 found[round_].append(value)
     if not found:
         return None
@@ -74,7 +78,7 @@ def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
 
 
 def last_profile(
-    group: Group, file: str, name: str, reduce: Callable[[np.ndarray], np.ndarray]
+    group: Group, file: str, name: str, reduce: Callable[[np.ndarray], np.ndarray | None]
 ) -> tuple[int, np.ndarray] | None:
     """What is drawn of the last measurement that all runs of a group have in common, as the mean over the runs.
 
@@ -82,7 +86,8 @@ def last_profile(
         group: the group.
         file: the file of the measurements.
         name: the array.
-        reduce: makes of a run's entry what is drawn; before the mean, since clients of two seeds are not the same.
+        reduce: makes of a run's entry what is drawn, None where it cannot be drawn; before the mean, since clients of
+            two seeds are not the same.
 
     Returns:
         The round and the mean, which leaves out what is nan; None where no run has the array, or shapes differ.
@@ -93,7 +98,7 @@ def last_profile(
         if arrays is not None and name in arrays.values:
             found.append(dict(zip(arrays.rounds[name].tolist(), arrays.values[name], strict=True)))
     common = set.intersection(*(set(one) for one in found)) if found else set()
-    entries = [reduce(one[max(common)]) for one in found] if common else []
+    entries = [entry for one in found if common and (entry := reduce(one[max(common)])) is not None]
     if len({entry.shape for entry in entries}) != 1:
         return None
     stacked = np.stack(entries)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from fl_lightning.errors import printable
 from fl_lightning.report.curves import averaged, last_profile
 from fl_lightning.report.figures import HEIGHT, Card, Panel, bars, curves, heat, heat_margins, points, room
 from fl_lightning.report.names import PANELS, band, legend_of, named, number_of, titled
-from fl_lightning.report.run import PLAN
+from fl_lightning.report.run import PLAN, Run
 from fl_lightning.report.sections import Group, Section
 
 # of singular values; those below this share of the largest are rounding errors
 VISIBLE = 1e-12
 # more bars side by side cannot be told apart, nor can more names below them
 BARS, NAMES = 4, 24
-# values of a map in its file of data
-MOST = 10_000
+# values of a map in its file of data; values that are drawn; kinds of points that are told apart
+MOST, LARGEST_DRAWN, KINDS = 10_000, 1_000_000, 256
 # the margins of what has no numbers along its axes
 BARE = (0.1, 0.1, 0.1, 0.3)
 Reduce = Callable[[np.ndarray], np.ndarray]
@@ -135,6 +137,8 @@ SPECS: dict[str, dict[str, Spec]] = {
 }
 # what another callback may leave is drawn by the number of its axes
 BY_AXES = {1: "course", 2: "profile", 3: "map"}
+# axes of what is drawn of one measurement; the others are curves or bars
+AXES = {"course": 0, "map": 2, "points": 2}
 
 
 def measured(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
@@ -145,7 +149,7 @@ def measured(section: Section, setting: str, prefix: str) -> Iterator[tuple[str,
             of_kind = {name: spec for name, spec in specs.items() if spec.kind == kind}
             for card in CARDS[kind](section, setting, file, of_kind):
                 name = named(prefix, setting, f"{file.removesuffix('.npz')}-{card.name}")
-                heading = TITLES.get(file, f"Measured in {file}")
+                heading = TITLES.get(file, f"Measured in {printable(file)}")
                 yield heading, Card(**{**vars(card), "name": name, "title": titled(card.title or heading, setting)})
 
 
@@ -164,11 +168,37 @@ def specs_of(groups: Sequence[Group], file: str) -> dict[str, Spec]:
     return {name: Spec(BY_AXES[depth], name) for name, depth in depths.items() if depth in BY_AXES}
 
 
+def drawn(values: np.ndarray, spec: Spec) -> np.ndarray | None:
+    """What is drawn of an entry; None where it has other axes than that needs, or nothing, or too much."""
+    try:
+        made = spec.reduce(values)
+    except (ValueError, IndexError):
+        return None
+    fits = made.ndim == AXES.get(spec.kind, 1) and (spec.kind != "points" or made.shape[1] == 2)
+    return made if fits and 0 < made.size <= LARGEST_DRAWN else None
+
+
+def not_drawn(run: Run) -> Iterator[str]:
+    """That what should be drawn of a run's measurements cannot be."""
+    for file in run.files(".npz"):
+        arrays = run.arrays(file)
+        if arrays is None:
+            continue
+        for name, values in arrays.values.items():
+            by_axes = {name: Spec(BY_AXES[values.ndim], name)} if values.ndim in BY_AXES else {}
+            spec = SPECS.get(file, by_axes).get(name)
+            if spec is not None and drawn(values[-1], spec) is None:
+                yield f"{printable(file)}: {name} of shape {values.shape} is not drawn"
+        for name in SPECS.get(file, ()):
+            if name in arrays.others:
+                yield f"{file}: {name} of shape {arrays.others[name]} is not drawn"
+
+
 def last_of(section: Section, setting: str, file: str, name: str, spec: Spec) -> list[tuple[Group, int, np.ndarray]]:
     """What is drawn of the last measurement of each group, with its round; without those that have nothing."""
     found = []
     for group in section.at(setting):
-        made = last_profile(group, file, name, spec.reduce)
+        made = last_profile(group, file, name, partial(drawn, spec=spec))
         if made is not None:
             values = made[1] * (100.0 if spec.percent else 1.0)
             if np.isfinite(values).any():
@@ -285,7 +315,7 @@ def bars_cards(section: Section, setting: str, file: str, specs: dict[str, Spec]
 def map_cards(section: Section, setting: str, file: str, specs: dict[str, Spec]) -> Iterator[Card]:
     """A matrix for each method, all of them on one scale."""
     for name, spec in specs.items():
-        found = [one for one in last_of(section, setting, file, name, spec) if one[2].ndim == 2]
+        found = last_of(section, setting, file, name, spec)
         if not found:
             continue
         finite = np.concatenate([values[np.isfinite(values)] for *_, values in found])
@@ -343,13 +373,13 @@ def points_cards(section: Section, setting: str, file: str, specs: dict[str, Spe
         panels, rows = [], []
         for group in section.at(setting):
             arrays = group.first.arrays(file)
-            if arrays is None or name not in arrays.values or arrays.values[name].shape[2:] != (2,):
-                continue
-            places = arrays.values[name][-1]
-            if not np.isfinite(places).any():
+            places = None if arrays is None or name not in arrays.values else drawn(arrays.values[name][-1], spec)
+            if arrays is None or places is None or not np.isfinite(places).any():
                 continue
             labels = arrays.values.get("labels")
-            kinds = labels[-1] if labels is not None and labels.size == len(labels) * len(places) else None
+            kinds = labels[-1] if labels is not None and labels[-1].shape == places.shape[:1] else None
+            if kinds is not None and not (np.isfinite(kinds).all() and len(np.unique(kinds)) <= KINDS):
+                kinds = None
             panels.append(Panel(points(places, kinds, title=group.line), f"{spec.label}, {group.line}", margins=BARE))
             of = kinds if kinds is not None else np.zeros(len(places))
             rows += [[group.line, *map(float, place), int(kind)] for place, kind in zip(places, of, strict=True)]

@@ -5,7 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from fl_lightning.errors import printable
+from fl_lightning.report.reading import read_file
+
 Row = dict[str, float]
+# no run has as many rounds
+MOST_ROUNDS = 2**31
 
 
 def read_metrics(path: Path) -> tuple[list[Row], str]:
@@ -23,12 +28,15 @@ def read_metrics(path: Path) -> tuple[list[Row], str]:
         ValueError: it is no table of rounds.
     """
     # whoever writes ends each line: what comes after the last end is cut, however much it looks like a number
-    whole, _, rest = path.read_bytes().decode("utf-8", errors="replace").rpartition("\n")
+    whole, _, rest = read_file(path).decode("utf-8", errors="replace").rpartition("\n")
     lines = [line for line in whole.replace("\0", "�").splitlines() if line]
-    if not lines and rest:
-        return [], "line 1 is cut"
-    tags = next(csv.reader(lines[:1]), [])
-    if lines and not {"round", "step"} & set(tags):
+    if not lines:
+        return [], "line 1 is cut" if rest else "it is empty"
+    try:
+        tags = [printable(tag) for tag in next(csv.reader(lines[:1]))]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    if not {"round", "step"} & set(tags):
         raise ValueError("it has no column round")
     rows: dict[int, Row] = {}
     for number, line in enumerate(lines[1:], 2):
@@ -40,11 +48,12 @@ def read_metrics(path: Path) -> tuple[list[Row], str]:
 
 
 def parsed(line: str, tags: list[str]) -> Row | None:
-    """The numbers of a line by tag; None where it has another number of cells, or one that is no number."""
+    """The numbers of a line by tag; None where it has other cells than these, or no round that a run can have."""
     try:
         cells = next(csv.reader([line], strict=True))
         row = {tag: float(cell) for tag, cell in zip(tags, cells, strict=True) if cell}
     except (ValueError, csv.Error):
         return None
     row.setdefault("round", row.get("step", float("nan")))
-    return row if row["round"] == row["round"] else None
+    round_ = row["round"]
+    return row if 0 <= round_ < MOST_ROUNDS and round_ == int(round_) else None

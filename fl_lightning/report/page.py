@@ -183,7 +183,7 @@ def make_report(found: Found, asked: Asked) -> Report:
     if found.runs:
         metric = choose_metric(found.runs, asked.metric, asked.minimize, asked.target)
         sections += sections_of(found.runs, metric, asked.baseline)
-    warnings = []
+    warnings = [f"{note}." for note in found.notes]
     for study in found.studies:
         warnings += [f"{note}." for note in study.notes]
         sections += sections_of(study.runs, metric_of(study, asked), asked.baseline, study.suite.title)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
+import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from fl_lightning.errors import printable
 from fl_lightning.report.arrays import Arrays, load_arrays, read_arrays
 from fl_lightning.report.metrics_csv import Row, read_metrics
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.report.reading import check_config, check_environment, read_lines, read_plain, why
 
 State = Literal["finished", "running", "stopped", "failed"]
-METRICS, ENVIRONMENT, CONFIG, PLAN, CHANGES = (
-    *("metrics.csv", "environment.json", "config.yaml", "plan.npz"),
-    "changes.yaml",
-)
+METRICS, ENVIRONMENT, CONFIG = "metrics.csv", "environment.json", "config.yaml"
+PLAN, CHANGES, COST = "plan.npz", "changes.yaml", "cost.csv"
+# numbers of a partition that are drawn
+MOST_COUNTS = 2_000_000
 # a run still goes on, as far as one can see, while its last sign of life is younger than this many of its rounds ...
 ROUNDS = 3
 # ... or than so many seconds; the first round, which nobody has timed yet, has longer
@@ -44,6 +49,7 @@ class Run:
         plan: hash of its partition, where ``environment`` does not tell it.
         machine: what it ran on, where ``environment`` does not tell it.
         seconds_known: seconds of a round, where the rows do not tell them.
+        cost: the last line of ``cost.csv``; empty where it has none.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Run:
     plan: str = ""
     machine_known: str = ""
     seconds_known: float | None = None
+    cost: dict[str, str] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -129,18 +136,25 @@ class Run:
     @cached_property
     def label_counts(self) -> Any:
         """Number of samples of each class at each client ``(K, C)``; None where that is not known."""
-        path = None if self.folder is None else self.folder / PLAN
         try:
-            counts = load_arrays(path).get("label_counts") if path is not None and path.is_file() else None
-        except ValueError:
+            return None if self.folder is None else counts_of(self.folder / PLAN)
+        except (OSError, ValueError):
             return None
-        return counts if counts is not None and counts.ndim == 2 and counts.size else None
 
 
-def find_runs(root: Path) -> Iterator[Path]:
-    """The folders of runs at and below a folder, in the order of their paths."""
-    found = {path.parent for name in (METRICS, ENVIRONMENT) for path in root.rglob(name)}
-    yield from sorted(found, key=natural)
+def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
+    """The folders of runs at and below a folder, in the order of their paths.
+
+    Args:
+        root: the folder.
+        notes: gets a line for each folder that cannot be looked into.
+    """
+    unread: list[OSError] = []
+    walked = os.walk(root, onerror=unread.append)
+    found = [Path(folder) for folder, folders, files in walked if {METRICS, ENVIRONMENT} & {*folders, *files}]
+    if notes is not None:
+        notes += [f"{printable(str(error.filename))} cannot be looked into: {why(error)}" for error in unread]
+    return sorted(found, key=natural)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -153,71 +167,110 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
-    """Read the folder of a run; nothing in it is changed.
+    """Read the folder of a run; nothing in it is changed. What cannot be read is left out, and is a note.
 
     Args:
         folder: the folder.
         name: what the run is called in the report, by default the end of its path.
         now: seconds since the epoch, by default the present ones.
+
+    Raises:
+        OSError: the folder is gone.
+        ValueError: none of its files can be read.
     """
     notes: list[str] = []
-    config = read_mapping(folder / CONFIG, notes)
-    environment = read_mapping(folder / ENVIRONMENT, notes)
-    rows, torn = rows_of(folder / METRICS, notes)
+
+    def read(file: str, by: Callable[[Path], Any], default: Any) -> Any:
+        try:
+            return by(folder / file) if os.path.lexists(folder / file) else default
+        except (OSError, ValueError) as error:
+            notes.append(f"{printable(file)} cannot be read and is left out: {why(error)}")
+            return default
+
+    config = read(CONFIG, partial(read_mapping, check=check_config), {})
+    environment = read(ENVIRONMENT, partial(read_mapping, check=check_environment), {})
+    rows, torn = read(METRICS, read_metrics, ([], ""))
     if torn:
         notes.append(f"{METRICS}: {torn}; it is read up to there, {len(rows)} rounds")
-    if (folder / CHANGES).is_file():
-        notes += told_changes(folder / CHANGES)
+    notes += read(CHANGES, told_changes, [])
     notes += told_failures(folder / "failures")
+    cost = read(COST, cost_of, {})
     for path in sorted(folder.glob("*.npz")):
-        try:
-            load_arrays(path)
-        except ValueError as error:
-            notes.append(f"{path.name} cannot be read and is left out: {error}")
+        read(path.name, counts_of if path.name == PLAN else read_arrays, None)
+    if not os.listdir(folder) or (notes and not (config or environment or rows)):
+        raise ValueError("; ".join(notes) or "it is empty")
     how = state_of(folder, rows, max_rounds(config), time.time() if now is None else now)
-    called = name or "/".join(folder.parts[-2:])
-    return Run(called, folder, config, environment, rows, how, tuple(notes))
+    called = name or printable("/".join(folder.parts[-2:]))
+    return Run(called, folder, config, environment, rows, how, tuple(notes), cost=cost)
 
 
-def rows_of(path: Path, notes: list[str]) -> tuple[list[Row], str]:
-    """The rows of a table of metrics, and where it is cut; none of a run that has not ended a round."""
-    if not path.is_file():
-        return [], ""
+def read_mapping(path: Path, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """What a file of YAML or JSON holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no mapping, or ``check`` refuses it.
+    """
+    loaded = read_plain(path)
+    if not isinstance(loaded, dict):
+        raise ValueError("it holds no mapping")
+    check(loaded)
+    return loaded
+
+
+def counts_of(path: Path) -> np.ndarray | None:
+    """Number of samples of each class at each client ``(K, C)`` by a plan; None where it does not tell.
+
+    Raises:
+        ValueError: it cannot be read, or its numbers are none of samples.
+    """
+    counts = load_arrays(path).get("label_counts")
+    if counts is None or not counts.size:
+        return None
+    if counts.ndim != 2 or counts.dtype.kind not in "iuf" or not ((counts >= 0) & (counts < 2**53)).all():
+        raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are no numbers of samples")
+    if counts.size > MOST_COUNTS:
+        raise ValueError(f"label_counts has {counts.size} entries, more than {MOST_COUNTS}")
+    return counts
+
+
+def cost_of(path: Path) -> dict[str, str]:
+    """The last line of a ``cost.csv``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no table of rounds.
+    """
     try:
-        return read_metrics(path)
-    except (OSError, ValueError) as error:
-        notes.append(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}")
-        return [], ""
-
-
-def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
-    """What a file of YAML or JSON holds; empty, with a note, where it cannot be read."""
-    if not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(path.read_text()) if path.suffix == ".json" else read_yaml(path)
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:120]}")
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
+        head, *lines = csv.reader(io.StringIO(read_lines(path), newline=""), strict=True)
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    if "round" not in head or any(len(line) != len(head) for line in lines):
+        raise ValueError("it is no table of rounds")
+    last = zip(map(printable, head), map(printable, lines[-1]), strict=True) if lines else ()
+    return {key: value for key, value in last if key and value and key not in ("round", "step")}
 
 
 def told_changes(path: Path) -> list[str]:
-    """What the ``changes.yaml`` of a run that resumed as another one says."""
+    """What the ``changes.yaml`` of a run that resumed as another one says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no list of changes.
+    """
     try:
-        loaded = read_yaml(path) or []
         return [
             f"it resumed after {one['rounds_done']} rounds with changes: "
             + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in one["changes"].items())
-            for one in loaded
+            for one in read_plain(path) or []
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [f"{path.name} cannot be read: what was changed when it resumed is not known"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it is no list of changes") from error
 
 
 def told_failures(folder: Path) -> list[str]:
     """The clients that failed in a run, as the files that repeat their visits tell them."""
-    found = [path.stem.split("-") for path in sorted(folder.glob("round-*-client-*.pt"))]
+    found = [printable(path.stem).split("-") for path in sorted(folder.glob("round-*-client-*.pt"))]
     named = [f"client {client} in round {round_}" for _, round_, _, client in (one for one in found if len(one) == 4)]
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     return [f"failed: {', '.join(named[:3])}{more}; see {folder.name}/"] if named else []
@@ -226,7 +279,7 @@ def told_failures(folder: Path) -> list[str]:
 def max_rounds(config: Mapping[str, Any]) -> int | None:
     """How many rounds a config asks for; None where it does not say."""
     given = (config.get("trainer") or {}).get("max_rounds")
-    return given if isinstance(given, int) else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
 
 
 def state_of(folder: Path, rows: list[Row], wanted: int | None, now: float) -> State:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, clipped, printable, require
+from fl_lightning.report.reading import why
 from fl_lightning.report.run import Run, find_runs, read_run
 from fl_lightning.report.studies import Study, of_cells_file, of_database
 
@@ -24,10 +25,12 @@ class Found:
     Args:
         runs: runs of their own.
         studies: studies of suites, with their runs.
+        notes: what was left out, and why.
     """
 
     runs: list[Run] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
@@ -47,7 +50,13 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
     several = len({root.resolve() for root in folders.values()}) > 1
     for folder, root in folders.items():
         if folder.resolve() not in in_studies:
-            found.runs.append(read_run(folder, name_of(folder, root, several)))
+            name = printable(name_of(folder, root, several))
+            try:
+                found.runs.append(read_run(folder, name))
+            except (OSError, ValueError) as error:
+                found.notes.append(f"{name} cannot be read and is left out: {why(error)}")
+    if not (found.runs or found.studies):
+        raise UsageError(f"{clipped('; '.join(found.notes), 200)}; {HINT}")
     return found
 
 
@@ -60,7 +69,7 @@ def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[P
     databases = [path / DATABASE] if (path / DATABASE).is_file() else []
     for database in databases:
         found.studies += of_database(f"sqlite:///{database}", suites, path)
-    runs = list(find_runs(path))
+    runs = find_runs(path, found.notes)
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
     for file in cells:
         found.studies += of_cells_file(file, suites)

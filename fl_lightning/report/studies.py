@@ -16,8 +16,9 @@ from fl_lightning.bench.cells_csv import result_of as result_of_line
 from fl_lightning.bench.results import Result
 from fl_lightning.bench.suite import Cell, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.errors import UsageError, require
-from fl_lightning.report.run import METRICS, Run, State, read_run
+from fl_lightning.errors import UsageError, printable, require
+from fl_lightning.report.reading import why
+from fl_lightning.report.run import METRICS, Run, State, natural, read_run
 
 
 @dataclass(frozen=True)
@@ -236,15 +237,19 @@ def run_of(line: Line, metric: str, root: Path | None) -> Run | None:
     if folder is None and result.state == "waiting" and not result.values:
         return None
     state = states.get(result.state, "stopped")
+    notes: tuple[str, ...] = ()
     if folder is not None:
-        read = read_run(folder, f"{folder.parent.name}/{folder.name}")
-        return replace(read, labels=line.labels, number=line.seed, state=state, reason=result.reason)
+        try:
+            read = read_run(folder, printable(f"{folder.parent.name}/{folder.name}"))
+            return replace(read, labels=line.labels, number=line.seed, state=state, reason=result.reason)
+        except (OSError, ValueError) as error:
+            notes = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
     rows = [{"round": float(round_), metric: value} for round_, value in sorted(result.values.items())]
     if rows:
         rows[-1] = {**result.metrics, **rows[-1]}
     given = {"labels": line.labels, "number": line.seed, "plan": result.plan, "reason": result.reason}
     known = {"machine_known": result.machine, "seconds_known": result.seconds, "config": line.config}
-    return Run(result.cell, rows=rows, state=state, **given, **known)  # type: ignore[arg-type]
+    return Run(result.cell, rows=rows, state=state, notes=notes, **given, **known)  # type: ignore[arg-type]
 
 
 def folder_of(result: Result, root: Path | None) -> Path | None:
@@ -254,4 +259,4 @@ def folder_of(result: Result, root: Path | None) -> Path | None:
     if root is None:
         return None
     versions = [path.parent for path in (root / f"{result.cell[:200]}-{result.digest}").glob(f"version_*/{METRICS}")]
-    return max(versions, key=lambda path: int(path.name[8:] or 0), default=None)
+    return max(versions, key=natural, default=None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +14,7 @@ from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.suite import Show
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
+from fl_lightning.errors import printable
 from fl_lightning.report.configs import ABSENT, compact, differing, of_method
 from fl_lightning.report.curves import BYTES, cumulative
 from fl_lightning.report.gallery import PHASES, mean_phases
@@ -154,7 +153,7 @@ def cost_sheet(section: Section) -> Sheet | None:
     groups = [group for setting in section.settings for group in section.at(setting)]
     phases = {id(group): mean_phases(group) for group in groups}
     memory = sorted({tag for group in groups for run in group.runs.values() for tag in last_row(run) if of_memory(tag)})
-    own = {id(group): of_cost_file(group) for group in groups}
+    own = {id(group): {key: short_number(text) for key, text in group.first.cost.items()} for group in groups}
     columns = dict.fromkeys(column for one in own.values() for column in one)
     heads = [
         *(f"{phase}, s" for phase in PHASES),
@@ -200,19 +199,6 @@ def amount(values: Sequence[float | None], unit: float = 1.0) -> Text:
     return Text(f"{np.mean(known) / unit:.3g}" if known else NONE)
 
 
-def of_cost_file(group: Group) -> dict[str, str]:
-    """The last line of ``cost.csv`` of the run of the smallest seed, where it has one."""
-    path = None if group.first.folder is None else group.first.folder / "cost.csv"
-    if path is None or not path.is_file():
-        return {}
-    try:
-        lines = list(csv.DictReader(io.StringIO(path.read_text())))
-    except (OSError, ValueError, csv.Error):
-        return {}
-    told = lines[-1] if lines else {}
-    return {key: short_number(value) for key, value in told.items() if key and value and key not in ("round", "step")}
-
-
 def short_number(text: str) -> str:
     """A number with four digits; other text as it is."""
     try:
@@ -242,8 +228,8 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet | None:
 def plain(value: Any) -> str:
     """A value of the environment as text."""
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return NONE if value is None else str(value)
+        return printable(", ".join(map(str, value))) or "none"
+    return NONE if value is None else printable(str(value))
 
 
 def commands(runs: Sequence[Run]) -> list[tuple[str, int]]:
