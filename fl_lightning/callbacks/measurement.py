@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
 
 # what reading a file that was altered, cut or removed may raise
-UNREADABLE = (*(OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, MemoryError),)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 class Series:

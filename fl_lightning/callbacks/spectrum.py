@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.measurement import Measurement
-from fl_lightning.errors import UsageError, require
+from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
+from fl_lightning.errors import UsageError, require, text_of
 from fl_lightning.functional import (
     condition_number,
     effective_rank,
@@ -301,10 +301,18 @@ def compare(
     for number, (label, folder) in enumerate(runs.items()):
         name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
         require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
-        with np.load(path) as spectra:
-            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
-            require(name in spectra, "run", str(folder), f"its {path.name} has no {name}; {hint}")
-            values = np.nanmean(spectra[name][-1], 0) if local else spectra[name][-1]
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                measured = [saved[name][-1]] if name in saved else []
+        except UNREADABLE as error:
+            hint = f"its {path.name} cannot be read: {text_of(error)}; give another run"
+            raise UsageError(f"run={str(folder)!r}: {hint}") from error
+        hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
+        require(len(measured) > 0, "run", str(folder), f"its {path.name} has no {name}; {hint}")
+        values = np.nanmean(measured[0], 0) if local else measured[0]
+        require(
+            values.ndim == 1 and values.size > 0, "run", str(folder), f"its {name} is no spectrum; give another run"
+        )
         shown = visible(values / values.max(), 1) if relative and values.any() else visible(values, values.max())
         axes.semilogy(shown, styles[number % len(styles)], color=f"C{number}", label=label)
     if relative:

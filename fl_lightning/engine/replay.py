@@ -165,9 +165,9 @@ def threads_of(path: Path, contents: dict[str, Any]) -> int | None:
     environment = path.parents[1] / "environment.json" if in_place(path) else None
     known = contents.get("threads")
     if known is None and environment is not None and environment.is_file():
-        with suppress(ValueError, AttributeError):  # a file that was altered says nothing
+        with suppress(OSError, ValueError, AttributeError, RecursionError):  # a file that was altered says nothing
             known = json.loads(environment.read_text()).get("threads")
-    return known
+    return known if isinstance(known, int) and known >= 1 else None
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Run:
     @property
     def plan_hash(self) -> str:
         """Hash of the partition; empty where nothing tells it."""
-        return str(self.environment.get("plan_hash") or self.plan)
+        return printable(str(self.environment.get("plan_hash") or self.plan))
 
     @property
     def machine(self) -> str:
@@ -95,7 +95,7 @@ class Run:
             return self.machine_known
         gpus = self.environment.get("gpus")
         device = ", ".join(map(str, gpus)) if gpus else self.environment.get("processor", "")
-        return f"{device}, {self.environment.get('cores', '?')} cores"
+        return printable(f"{device}, {self.environment.get('cores', '?')} cores")
 
     @property
     def told(self) -> str:

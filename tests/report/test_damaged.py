@@ -255,7 +255,7 @@ def test_names_of_folders_and_files_are_texts(name, tmp_path, capsys):
 def test_texts_of_files_are_no_code_on_any_page(tmp_path):
     evil = f"{EVIL}\n% \udcff"
     run = whole_run(tmp_path / "a" / "version_0", model={"class_path": EVIL, "init_args": {"a": f"{EVIL}\n"}})
-    told = dict.fromkeys(("processor", "git_revision", "plan_hash", "python"), evil)
+    told = {**dict.fromkeys(("processor", "git_revision", "python"), evil), "plan_hash": "\udcff"}
     (run / "environment.json").write_text(json.dumps({**told, "versions": {evil: evil}, "command": [evil]}))
     np.savez(run / "layer_similarity.npz", rounds=[0], layers=[[evil, "$\\foo"]], between_rounds=[[0.5, 0.5]])
     (run / "changes.yaml").write_text(f"- {{rounds_done: 1, changes: {{'{EVIL}': {{before: \"a\\n% b\", now: 2}}}}}}\n")
