@@ -57,6 +57,8 @@ class Workers:
     def __init__(self, fabric: Fabric) -> None:
         self._rank, self._size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
         self._strategy: Any = fabric.strategy
+        # asked once, since the answer is in the environment, which takes longer to read than a gather
+        self._private = self._size > 1 and self._strategy.private
         self._launcher = fabric.strategy.launcher
         self._alone = self._waits = False
         self._where = ""
@@ -125,7 +127,7 @@ class Workers:
             return [value]
         # one that a worker alone calls would receive the values of the others' next one
         place, messages = callers(), list[Any]()
-        if self._strategy.private:
+        if self._private:
             # what is unpickled comes from processes that this program has started, over connections of theirs alone
             messages += map(pickle.loads, self._gather_bytes(pickle.dumps((place, value))))
         else:
