@@ -35,18 +35,20 @@ def code_of(modules: Mapping[str, set[str]]) -> Code:
 
     Args:
         modules: names of modules, with the names in each that are used. Of the script itself, only what these need
-            counts: its other lines say how a run is carried out.
+            counts, for each apart: its other lines, and a callback more or less, say how a run is carried out.
     """
     waiting, code = list(modules), Code()
     while waiting:
         name = waiting.pop()
         if name in code or (text := loaded_source(name)) is None:
             continue
-        tree = parsed_source(text)
-        if tree is not None and name == SCRIPT:
-            tree = definitions(tree, modules[name])
-        code[name] = digest_of_source(text, tree)
-        waiting += () if tree is None else [one for one in imports_of(tree, name) if one != SCRIPT]
+        parts = {name: parsed_source(text)}
+        whole = parts[name]
+        if whole is not None and name == SCRIPT:
+            parts = {f"{name}.{used}": definitions(whole, {used}) for used in modules[name]}
+        for part, tree in parts.items():
+            code[part] = digest_of_source(text, tree)
+            waiting += () if tree is None else [module for module in imports_of(tree, name) if module != SCRIPT]
     return dict(sorted(code.items()))
 
 

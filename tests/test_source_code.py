@@ -117,6 +117,8 @@ SCALE = 2
 def half(x): return x / SCALE
 class Net:
     def step(self, x): return half(x) + math.pi
+class Stops:
+    def __init__(self): self.at = math.e - ROUNDS
 def main():
     fit(Net(), max_rounds=ROUNDS)
 ROUNDS = 3
@@ -142,11 +144,13 @@ def test_of_the_script_only_what_the_objects_need_counts(tmp_path, monkeypatch, 
         main = type(sys)("__main__")
         main.__file__, main.__spec__ = str(path), importlib.machinery.ModuleSpec("__main__", None)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        return code_of({"__main__": {"Net"}})
+        return code_of({"__main__": {"Net"}}), code_of({"__main__": {"Net", "Stops"}})
 
     assert SCRIPT.count(old) == 1
-    assert list(digest(SCRIPT)) == ["__main__"]
-    assert (digest(SCRIPT) == digest(SCRIPT.replace(old, new))) is same
+    alone, beside_another = digest(SCRIPT)
+    assert list(alone) == ["__main__.Net"]
+    assert beside_another.items() > alone.items()
+    assert (alone == digest(SCRIPT.replace(old, new))[0]) is same
 
 
 def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
