@@ -58,7 +58,7 @@ class Workers:
         self._rank, self._size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
         self._strategy: Any = fabric.strategy
         # asked once, since the answer is in the environment, which takes longer to read than a gather
-        self._private = self._size > 1 and self._strategy.private
+        self._private: bool = self._size > 1 and getattr(self._strategy, "private", False)
         self._launcher = fabric.strategy.launcher
         self._alone = self._waits = False
         self._where = ""
