@@ -33,7 +33,7 @@ from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.errors import ClientError, Stopped, UsageError, clipped, located, require
+from fl_lightning.errors import ClientError, Stopped, UsageError, add_note, clipped, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
@@ -58,8 +58,9 @@ class ConfigFile(ActionConfigFile):
             values = str(packaged_config(values) or values)
         if os.path.isfile(values):
             given = read_yaml(Path(values))
-            hint = "the file holds no mapping; give keys with their values, such as trainer: {max_rounds: 10}"
-            require(isinstance(given, Mapping), "config", str(values), hint)
+            if not isinstance(given, Mapping):
+                hint = "give keys with their values, such as trainer: {max_rounds: 10}"
+                raise UsageError(f"{values}: the file holds no mapping; {hint}")
             forget_lists(cfg, given)
         super().__call__(parser, cfg, values, option_string)
 
@@ -234,8 +235,8 @@ class FederatedCLI(LightningCLI):
         except ClientError as error:
             if not from_users_code(error):
                 raise
-            print(f"error: {error}", file=sys.stderr)
             cause: Any = error.__cause__
+            add_note(cause, f"client {kwargs['client']}, round {kwargs['round']}")
         else:
             values = ", ".join(f"{name} {value:.4g}" for name, value in logged.items() if name != "steps")
             print(f"client {kwargs['client']}, round {kwargs['round']}: {logged['steps']} local steps, {values}")

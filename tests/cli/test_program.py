@@ -321,9 +321,10 @@ def test_an_exception_in_a_visit_is_the_last_one_of_its_replay(capsys, tmp_path)
     with pytest.raises(LookupError, match="their own mistake") as caught:
         main(shlex.split(command))
     assert caught.traceback[-1].name == "training_step"  # where a debugger stops
-    assert capsys.readouterr().err.splitlines()[-1] == failure
-    place = r"LookupError at theirs.py:\d+ \(training_step\)"
-    assert re.fullmatch(rf"error: client 0, round 0: {place}: their own mistake", failure)
+    place = r"LookupError at theirs.py:\d+ \(training_step\): their own mistake"
+    assert re.fullmatch(rf"error: client 0, round 0: {place}", failure)
+    # Python 3.10 has no notes
+    assert re.fullmatch(rf"error: {place}(; client 0, round 0)?", capsys.readouterr().err.splitlines()[-1])
 
 
 def test_a_mistake_in_the_first_step_is_one_line_with_its_place_before_anything_is_written(capsys, tmp_path):

@@ -76,6 +76,14 @@ def as_python():
     raise KeyboardInterrupt
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("meanwhile", [as_python, as_an_extension, lambda: None])
 @pytest.mark.parametrize("command", ["fit", "bench", "tune", "report"])
 def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys, command, meanwhile):

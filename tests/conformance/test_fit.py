@@ -323,7 +323,7 @@ def test_a_dictionary_without_a_loss_is_an_error():
         def training_step(self, batch, batch_idx):
             return {"log": 1.0}
 
-    with pytest.raises(ClientError, match="loss"):
+    with pytest.raises(UsageError, match="loss"):
         by_rounds(Model(), clients(Rows()))
 
 

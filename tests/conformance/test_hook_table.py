@@ -384,7 +384,7 @@ def test_what_is_refused_is_named_before_round_0(name, tmp_path):
 
 def test_manual_backward_is_refused_where_it_is_called():
     """Nothing tells of it before; Lightning too refuses it there."""
-    with pytest.raises((UsageError, ClientError), match=r"manual"):
+    with pytest.raises((UsageError, ClientError), match=r"automatic_optimization"):
         by_rounds(ManualBackward(), clients(Rows()))
 
 

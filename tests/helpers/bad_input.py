@@ -256,9 +256,9 @@ BAD: dict[str, tuple[str, str]] = {
         ),
         "given.yaml, line 6, column 4: there are more than 200000 values",
     ),
-    "a list": ("- trainer", "config='given.yaml': the file holds no mapping; give"),
-    "a text": ("trainer", "config='given.yaml': the file holds no mapping; give"),
-    "nothing": ("# nothing", "config='given.yaml': the file holds no mapping; give"),
+    "a list": ("- trainer", "given.yaml: the file holds no mapping; give"),
+    "a text": ("trainer", "given.yaml: the file holds no mapping; give"),
+    "nothing": ("# nothing", "given.yaml: the file holds no mapping; give"),
     "a number as a key": (trainer(**{"3": "4"}), "config: 3 is no key; give"),
     "a list as a key": ("? [a]\n: 3", "given.yaml, line 1, column 3: a list or a mapping stands as a key; give"),
     "a section twice": (
