@@ -13,7 +13,7 @@ from pathlib import Path
 # characters of a line, and of a value in it
 LONGEST, LONGEST_VALUE = 290, 80
 # libraries that may lie outside of the folders of installed packages
-LIBRARIES = ("torch", "lightning", "pytorch_lightning", "torchmetrics")
+LIBRARIES = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
 FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -125,11 +125,13 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of code is the user's own."""
-    folders = [os.path.dirname(os.__file__), os.path.dirname(__file__)]
+    """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
+    folders = [os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))]
     folders += [path for name in LIBRARIES for path in getattr(sys.modules.get(name), "__path__", ())]
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return not installed and not file.startswith(("<frozen", *(f"{folder}{os.sep}" for folder in folders)))
+    real = os.path.realpath(file)
+    installed = {"site-packages", "dist-packages"} & {*Path(file).parts, *Path(real).parts}
+    within = any(f"{real}{os.sep}".startswith(f"{os.path.realpath(folder)}{os.sep}") for folder in folders)
+    return not (installed or within or file.startswith("<frozen"))
 
 
 def require(condition: bool, key: str, value: object, hint: str) -> None:

@@ -11,20 +11,18 @@ import hashlib
 import importlib
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.errors import is_users
+
 Code = dict[str, str]
 # hexadecimal digits of a digest
 DIGITS = 16
 SCRIPT = "__main__"
-INSTALLED = tuple(
-    os.path.realpath(folder) for folder in (sysconfig.get_paths()["stdlib"], os.path.dirname(os.path.abspath(__file__)))
-)
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # of each module, its specification and its source, as they were when it was first asked for
 _READ: dict[str, tuple[object, bytes]] = {}
@@ -58,18 +56,11 @@ def digest_now(module: str) -> str | None:
     return None if text is None else digest_of_source(text, parsed_source(text))
 
 
-def is_own(path: str) -> bool:
-    """Whether a file or folder is the user's."""
-    real = os.path.realpath(path)
-    within = any(f"{real}{os.sep}".startswith(f"{folder}{os.sep}") for folder in INSTALLED)
-    return not within and {"site-packages", "dist-packages"}.isdisjoint([*Path(path).parts, *Path(real).parts])
-
-
 def is_own_module(name: str) -> bool:
     """Whether a module is the user's, as far as its first name shows; one that is nowhere was."""
     spec = specification(name.split(".")[0])
     places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-    return spec is None or any(is_own(place) for place in places)
+    return spec is None or any(map(is_users, places))
 
 
 def loaded_source(module: str) -> bytes | None:
@@ -91,7 +82,7 @@ def loaded_source(module: str) -> bytes | None:
 def read_source(module: str) -> bytes | None:
     """The source of a user's module as it is now; None of any other module, and where there is no such file."""
     path = file_of(module)
-    if path is None or not path.endswith(".py") or not is_own(path):
+    if path is None or not path.endswith(".py") or not is_users(path):
         return None
     try:
         return Path(path).read_bytes()

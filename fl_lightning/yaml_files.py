@@ -121,7 +121,7 @@ def check_nodes(
     if isinstance(node, yaml.ScalarNode):
         value_of(node, loader, name)
     elif isinstance(node, yaml.MappingNode):
-        check_keys(node, loader, name)
+        refuse_twins(node, loader, name)
         inner = [value for _, value in node.value]
     else:
         inner = node.value
@@ -133,7 +133,7 @@ def check_nodes(
     return values, levels
 
 
-def check_keys(node: yaml.MappingNode, loader: Loader, name: str) -> None:
+def refuse_twins(node: yaml.MappingNode, loader: Loader, name: str) -> None:
     """Refuse a key that stands twice: the last would discard the first one, with all that is in it."""
     first: dict[Any, yaml.Node] = {}
     for key, _ in node.value:

@@ -144,10 +144,10 @@ def result_of(line: Mapping[str, str]) -> Result:
     for name, known in (code or {}).items():
         require(isinstance(known, str), "code", {name: known}, "give the digest of each module, or nothing")
     mapping_of(line, "config")
-    scale, _ = number_of(line, "scale"), seed_of(line)
+    scale, _ = number_in(line, "scale"), seed_of(line)
     require(0 < scale <= 1, "scale", line["scale"], "give a share above 0, up to 1")
     if seconds:
-        require(0 <= number_of(line, "seconds") < 1e9, "seconds", seconds, "give the seconds of a round, or nothing")
+        require(0 <= number_in(line, "seconds") < 1e9, "seconds", seconds, "give the seconds of a round, or nothing")
     return Result(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
         state=state,  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def seed_of(line: Mapping[str, str]) -> int:
     return int(line["seed"])
 
 
-def number_of(line: Mapping[str, str], name: str) -> float:
+def number_in(line: Mapping[str, str], name: str) -> float:
     """The number in a column; nan, which is in no range, where there is none."""
     try:
         return float(line[name])

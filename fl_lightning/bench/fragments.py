@@ -129,15 +129,15 @@ def of_result(config: Fragment) -> Fragment:
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
         config = {**config, "trainer": {key: one for key, one in trainer.items() if key not in FREE_OF_TRAINER}}
-    return {str(key): of_data(value) if key == "data" else with_contents(value) for key, value in config.items()}
+    return {str(key): without_paths(value) if key == "data" else with_contents(value) for key, value in config.items()}
 
 
-def of_data(value: Any) -> Any:
+def without_paths(value: Any) -> Any:
     """The part of a config that describes the data, without paths; a number of such a name is none."""
     if isinstance(value, Mapping):
         kept = {key: one for key, one in value.items() if key not in FREE or type(one) not in (str, bool, type(None))}
-        return {str(key): of_data(one) for key, one in kept.items()}
-    return [of_data(one) for one in value] if isinstance(value, list) else value
+        return {str(key): without_paths(one) for key, one in kept.items()}
+    return [without_paths(one) for one in value] if isinstance(value, list) else value
 
 
 def with_contents(value: Any) -> Any:

@@ -136,10 +136,10 @@ class Runner:
         if status >= 0:
             return f"ended with status {status}"
         often = " (often for lack of memory)" if -status == signal.SIGKILL else ""
-        return f"was killed by {name_of(-status)}{often}"
+        return f"was killed by {signal_name(-status)}{often}"
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """The name of a signal; its number where it has none, as most real-time ones."""
     try:
         return signal.Signals(number).name

@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import lightning
-import numpy as np
-import torch
-import torchvision
 
-from fl_lightning.errors import UsageError, clipped, require, text_of
+from fl_lightning.errors import UsageError, clipped, is_users, require, text_of
 from fl_lightning.trainer import FederatedTrainer
 
-# folders of code that is not the user's
-LIBRARIES = tuple(str(Path(str(one.__file__)).parent) for one in (torch, torchvision, np, lightning, jsonargparse))
 OURS = str(Path(__file__).parents[1])
-STANDARD = str(Path(inspect.__file__).parent)
 LARGEST_SEED = 2**32 - 1
 
 
@@ -107,8 +100,9 @@ def building() -> Iterator[None]:
         errors = chain(error)
         # without the frames of this function and of the block
         frames = [frame for frame, _ in traceback.walk_tb(errors[-1].__traceback__)][2:]
+        files = [frame.f_code.co_filename for frame in frames]
         usage = any(isinstance(one, UsageError) for one in errors)
-        if usage or any(is_users(frame.f_code.co_filename) for frame in frames):
+        if usage or any(is_users(file) for file in files if file[0] != "<"):
             raise
         kind, given = constructor_of(frames)
         text = clipped(text_of(errors[-1]), 110)
@@ -119,11 +113,6 @@ def chain(error: BaseException) -> list[BaseException]:
     """An error, and those that caused it, the first one last."""
     cause = error.__cause__ or error.__context__
     return [error, *(chain(cause) if cause is not None else [])]
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is neither of this package nor of a library."""
-    return not filename.startswith((*LIBRARIES, OURS, STANDARD, "<"))
 
 
 def constructor_of(frames: list[types.FrameType]) -> tuple[str, str]:

@@ -56,9 +56,11 @@ def put_back(module: LightningModule) -> Iterator[list[Any]]:
     kept = kept if all(map(can_reset, kept)) else []
     known = {*tensors, *map(id, module.modules())}
     restores = [restore for part in kept for restore in contents(part, known)]
-    yield kept
-    for restore in restores:
-        restore()
+    try:
+        yield kept
+    finally:
+        for restore in restores:
+            restore()
 
 
 def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
