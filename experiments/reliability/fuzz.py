@@ -332,7 +332,7 @@ def judge(folder: Path, status: int | None, changes: list[str]) -> tuple[str, st
         return ("failed in a round" if re.match(r"client|round|trainer", line) else "other"), line
     if left:
         return "folder left", f"{left[:3]} {line}"
-    if not re.match(r"[\w.,\[\]' ()\"/-]+[=:]", line):
+    if not re.match(r"[\w.,\[\]' ()\"/@-]+[=:]", line):
         return "no key", line
     return ("refused" if REMEDY.search(line) else "no remedy"), line
 

@@ -52,9 +52,13 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path
 
     A restart by torchrun resumes from the last checkpoint, where there is one. None where there is no version with a
     checkpoint, and where none is asked for.
+
+    Raises:
+        UsageError: the path is empty, or that of a folder such as ``.``.
     """
     restarted = ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if ckpt_path is not None and str(ckpt_path) != "last":
+        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
         return Path(ckpt_path)
     if ckpt_path is None and not restarted:
         return None

@@ -162,6 +162,9 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
         fit(tmp_path, [], tmp_path / "nothing.ckpt")
     with pytest.raises(UsageError, match="no version of the run"):
         small_trainer(tmp_path).test(plain_sgd_model(), small_data(num_clients=7), "last")
+    for nameless in ("", "."):
+        with pytest.raises(UsageError, match="^ckpt_path='.?': .* last$"):
+            fit(tmp_path, [], nameless)
 
 
 def test_last_before_the_first_checkpoint_begins_with_round_0_and_says_so(tmp_path, said):
