@@ -163,7 +163,7 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no version of the run"):
         small_trainer(tmp_path).test(plain_sgd_model(), small_data(num_clients=7), "last")
     for nameless in ("", "."):
-        with pytest.raises(UsageError, match="^ckpt_path='.?': .* last$"):
+        with pytest.raises(UsageError, match=r"^ckpt_path='.?': .* last$"):
             fit(tmp_path, [], nameless)
 
 
