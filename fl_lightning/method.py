@@ -265,6 +265,7 @@ class MethodList:
         self.methods = list(methods)
         self.attributes: Any = None
         self._warned: set[str] = set()
+        self._having: dict[str, list[Method]] = {}
         for one in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(one, Method), "method", one, hint)
@@ -336,14 +337,20 @@ class MethodList:
             check_returned(known, method, "exchanges", answer, f"return True if {key!r} travels, or False")
         return all(answers)
 
-    def on_client_start(self, client: Client) -> None:
-        """Call the hook of each method, in list order."""
-        for method in self.methods:
-            call_hook(method, "on_client_start", client)
+    def having(self, hook: str) -> list[Method]:
+        """The methods that have a hook of their own, in list order."""
+        if hook not in self._having:
+            self._having[hook] = [method for method in self.methods if overrides(method, hook)]
+        return self._having[hook]
+
+    def call(self, hook: str, client: Client, *args: Any) -> None:
+        """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
+        for method in self.having(hook):
+            call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         """Apply each method's transform to what the one before it in the list returned."""
-        for method in self.methods:
+        for method in self.having("transform_logits"):
             new = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(new, Tensor) and new.shape == logits.shape
             check_returned(fits, method, "transform_logits", new, "return logits in the shape that they came in")
@@ -353,7 +360,7 @@ class MethodList:
     def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
         """The terms that are added to the loss, by the method's name."""
         terms = {}
-        for method in self.methods:
+        for method in self.having("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
@@ -367,21 +374,6 @@ class MethodList:
                 )
             terms[method.name] = term.reshape(()) if term.ndim else term
         return terms
-
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Call the hook of each method, in list order: corrections add."""
-        for method in self.methods:
-            call_hook(method, "on_before_optimizer_step", client, optimizer)
-
-    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
-        """Call the hook of each method, in list order."""
-        for method in self.methods:
-            call_hook(method, "on_after_clipping", client, optimizer)
-
-    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Call the hook of each method, in list order."""
-        for method in self.methods:
-            call_hook(method, "on_after_optimizer_step", client, optimizer)
 
     def on_client_end(self, client: Client) -> dict[str, Payload]:
         """What each method sends, by its name."""
@@ -397,7 +389,7 @@ class MethodList:
 
     def transform_client_update(self, client: Client, delta: State) -> State:
         """Apply each method's transform to what the one before it in the list returned."""
-        for method in self.methods:
+        for method in self.having("transform_client_update"):
             new = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", new, delta)
         return delta
@@ -405,7 +397,7 @@ class MethodList:
     def client_weight(self, client: Client) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
-        for method in self.methods:
+        for method in self.having("client_weight"):
             weight = call_hook(method, "client_weight", client)
             if weight is None:
                 continue
@@ -469,7 +461,7 @@ class MethodList:
 
     def _on_server(self) -> list[Method]:
         """The methods, for a server hook: visits begin with what it leaves."""
-        self.attributes = None
+        self.attributes, self._having = None, {}
         return self.methods
 
 
@@ -484,11 +476,8 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
     Raises:
         SharedStateError: the hook wrote to something that is the server's.
     """
-    call = getattr(method, hook)
-    if not overrides(method, hook):
-        return call(client, *args)  # it does nothing, and this is asked several times a step
     try:
-        return call(client, *args)
+        return getattr(method, hook)(client, *args)
     finally:
         written = client.written()
         if written is not None:

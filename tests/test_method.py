@@ -247,7 +247,7 @@ def test_a_list_passes_the_hooks_on_in_order():
 
     given = MethodList([One("a"), One("b")])
     client = SimpleNamespace(written=lambda: None)
-    given.on_after_clipping(client, "optimizer")
+    given.call("on_after_clipping", client, "optimizer")
     given.check_data("data")
     assert calls == [("a", client, "optimizer"), ("b", client, "optimizer"), ("a", "data"), ("b", "data")]
 

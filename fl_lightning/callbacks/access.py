@@ -186,7 +186,7 @@ class RunAccess:
         try:
             return evaluator.one_model(phase, whole, observed=False, data_of=client)
         finally:
-            self.client.load(before)
+            self.client.resident.load(before)
 
     def representations(
         self,

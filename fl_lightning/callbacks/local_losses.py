@@ -110,7 +110,6 @@ class LocalLosses(Periodic):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._rows: list[Row] = []
-        trainer.client.keeps_epochs = self.due(trainer.server.round)
 
     def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}

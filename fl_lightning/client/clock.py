@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass
@@ -60,10 +60,15 @@ class Clock:
         """Epochs done before this one: r * E and those of this visit."""
         return self.round * (self.local_epochs if self.local_steps is None else len(self.passes)) + self.epoch
 
-    def end_of_round(self, batches: int) -> None:
-        """Set the clock to the last epoch of this round, of a client with this many batches, for an evaluation."""
-        self.batches, self.step = batches, 0
-        self.epoch = (self.local_epochs if self.local_steps is None else max(len(self.passes), 1)) - 1
+    def at(self, round_: int, batches: int | None = None, work: int | None = None) -> Clock:
+        """The clock at the start of a visit in this round, of a client with this many batches; None is as here."""
+        batches = self.batches if batches is None else batches
+        return replace(self, round=round_, batches=batches, epoch=0, step=0, work=work)
+
+    def at_end_of_round(self) -> Clock:
+        """The clock in the last epoch of its round, for an evaluation."""
+        epochs = self.local_epochs if self.local_steps is None else max(len(self.passes), 1)
+        return replace(self, epoch=epochs - 1, step=0)
 
     @property
     def global_step(self) -> int:

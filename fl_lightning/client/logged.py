@@ -36,26 +36,31 @@ class Logged:
 
     Args:
         module: the user's module; None where only terms are collected.
+        evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
+        examples: of a visit, the number of the client's examples, which is the weight of what is logged once an epoch;
+            None is an evaluation.
 
     Attributes:
         dataloader_idx: which of several data loaders is evaluated; None for a single one.
-        examples: weight of what is logged once an epoch: the client's examples, 1 in an evaluation.
-        evaluated: values of the last evaluations of the global model, which visits see in :meth:`callback_metrics`.
     """
 
-    def __init__(self, module: LightningModule | None = None) -> None:
+    def __init__(
+        self,
+        module: LightningModule | None = None,
+        evaluated: Mapping[str, Tensor] | None = None,
+        examples: float | None = 1.0,
+    ) -> None:
         self.module = module
         self.dataloader_idx: int | None = None
-        self.examples = 1.0
-        self._training = True
+        self._training = examples is not None
+        self._examples = 1.0 if examples is None else examples
         self._batch: Any = None
         self._size: int | None = None
         self._counted: int | None = None
         self._entries: dict[Key, Entry] = {}
         self._terms: dict[str, Entry] = {}
         # values as they came: they become tensors when they are asked for
-        self._callback: dict[str, Any] = {}
-        self.evaluated: dict[str, Tensor] = {}
+        self._callback: dict[str, Any] = dict(evaluated or {})
         self._attributes: dict[int, str] | None = None
 
     # ------------------------------------------------------------------ what the module calls
@@ -119,14 +124,6 @@ class Logged:
         entry.add(value.reshape(()) if value.ndim else value, self.counted)
 
     # ------------------------------------------------------------------ what the engine calls
-    def clear(self, examples: float = 1.0) -> None:
-        """Begin a visit of a client that has so many examples."""
-        self._begin(True, examples)
-
-    def begin_evaluation(self) -> None:
-        """Begin an evaluation."""
-        self._begin(False, 1.0)
-
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         """Begin a batch; its size, counted when it is needed, is the weight of what is logged without one."""
         self._batch, self.dataloader_idx = batch, dataloader_idx
@@ -147,16 +144,19 @@ class Logged:
         bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad is not None}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
-    def terms_of_epoch(self) -> dict[str, float]:
-        """The terms of the loss in the present epoch, as means over its examples."""
-        return {name: term.so_far().value for name, term in self._terms.items() if term.count}
+    def end_epoch(self) -> dict[str, float]:
+        """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it.
 
-    def end_epoch(self) -> None:
-        """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it."""
+        Returns:
+            The terms of the loss, as means over the examples of the epoch.
+        """
+        terms = {}
         for name, term in self._terms.items():
+            counted = term.count
             term.end_epoch()
             if term.epoch is not None:
                 self._callback[name] = term.epoch
+                terms |= {name: term.epoch.value} if counted else {}
         for entry in self._entries.values():
             if entry.count:
                 self._callback |= self._of_step(entry)
@@ -164,6 +164,7 @@ class Logged:
                 if entry.form.on_epoch:
                     self._callback |= self._of_epoch(entry, entry.epoch)
         self._reset_metrics()
+        return terms
 
     def sums(self) -> dict[str, Reduced]:
         """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
@@ -223,16 +224,7 @@ class Logged:
         shown = [entry for entry in self._entries.values() if entry.form.logger]
         return {entry.form.epoch_name: entry.total.value for entry in shown if entry.total is not None}
 
-    def keep(self) -> None:
-        """Keep the values of this evaluation among :meth:`callback_metrics` of the visits that follow."""
-        self.evaluated = {**self.evaluated, **{name: as_tensor(value) for name, value in self._callback.items()}}
-
     # ------------------------------------------------------------------ inside
-    def _begin(self, training: bool, examples: float) -> None:
-        self._training, self.examples, self.dataloader_idx = training, examples, None
-        self._entries, self._terms, self._callback = {}, {}, dict(self.evaluated)
-        self._batch = self._size = self._counted = None
-
     def _log(self, hook: str, name: str, value: Any, given: tuple, weight: float | None) -> None:
         entry = self._entries.get((hook, name, self.dataloader_idx))
         if entry is None or entry.given != given:
@@ -248,7 +240,7 @@ class Logged:
     def _weight(self, entry: Entry, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
         if entry.once:
-            return self.examples
+            return self._examples
         size = self._known_size()
         if size is not None:
             return size

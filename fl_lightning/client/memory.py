@@ -84,6 +84,15 @@ class Memories(Mapping[int, Memory]):
         finally:
             self.drop(k)
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """What visits in this block would change is dropped; one that has begun before it goes on after it."""
+        begun, self._visited = self._visited, {}
+        try:
+            yield
+        finally:
+            self._visited = begun
+
     def visited(self, k: int) -> Memory:
         """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
         if k not in self._visited:

@@ -122,12 +122,12 @@ class StandIn:
     __slots__ = (
         "__weakref__",
         "_silent",
-        "_tried",
         "clock",
         "evaluated_batches",
         "logged",
         "lr_scheduler_configs",
         "optimizers",
+        "sanity_checking",
         "setting",
         "state",
         "strategy",
@@ -151,7 +151,7 @@ class StandIn:
         self.logged: Callable[[], dict[str, Any]] = dict
         self.evaluated_batches: list[int | float] = []
         self.train_dataloader: Any = None
-        self._tried = False
+        self.sanity_checking = False  # whether the module meets its first batch, before the run
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
@@ -197,14 +197,14 @@ class StandIn:
             self.strategy._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(optimizer, self.strategy)]
 
     @contextmanager
-    def trial(self) -> Iterator[None]:
-        """In this block the module meets its first batch; optimizer, schedulers and loader are put back at the end."""
+    def put_back(self) -> Iterator[None]:
+        """In this block the module may be trained: optimizer, schedulers and loader are at the end as before."""
         kept = {name: getattr(self, name) for name in ("optimizers", "lr_scheduler_configs", "train_dataloader")}
-        steppers, self._tried = self.strategy._lightning_optimizers, True
+        steppers, tried = self.strategy._lightning_optimizers, self.sanity_checking
         try:
             yield
         finally:
-            self._tried, self.strategy._lightning_optimizers = False, steppers
+            self.strategy._lightning_optimizers, self.sanity_checking = steppers, tried
             for name, value in kept.items():
                 setattr(self, name, value)
 
@@ -247,11 +247,6 @@ class StandIn:
         return self.clock.accumulate
 
     # ------------------------------------------------------------------ what is going on
-    @property
-    def sanity_checking(self) -> bool:
-        """Whether the module meets its first batch, before the run."""
-        return self._tried
-
     @property
     def training(self) -> bool:
         return self.state.stage == RunningStage.TRAINING
@@ -308,7 +303,7 @@ class StandIn:
     @property
     def loggers(self) -> list[Any]:
         """The loggers; in a visit, and on other workers than the first, they write nothing."""
-        if self._tried:
+        if self.sanity_checking:
             return [SilentLogger(warns=False)] if self.setting.logs else []
         return self._silent if self.training else self.setting.loggers() or self._silent
 

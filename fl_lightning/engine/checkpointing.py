@@ -62,7 +62,7 @@ def contents(run: Run) -> dict[str, Any]:
         "module": storable(entries_of_module(run)),
         "datamodule": state_of_data(run.data),
         "client_schedulers": run.local_training.monitored.state_dict(),
-        "evaluated": run.client.logged.evaluated,
+        "evaluated": run.resident.evaluated,
         "callbacks": states(run.callbacks),
         "changes": run.folder.changes,
         **identity(run),
@@ -136,7 +136,7 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
         for method in stay:
             method.load_state_dict(checkpoint["methods"][method.name])
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
-        run.client.logged.evaluated = checkpoint.get("evaluated", {})
+        run.resident.evaluated = checkpoint.get("evaluated", {})
         run.metrics.restore(checkpoint["history"] if found.history is None else found.history)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())

@@ -20,7 +20,6 @@ from fl_lightning.engine.checks import check_folder
 from fl_lightning.engine.description import FREE_OF_TRAINER
 from fl_lightning.engine.evaluation import step_name
 from fl_lightning.engine.first_batch import meet_first_batch
-from fl_lightning.engine.first_hooks import meet_methods
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
@@ -55,9 +54,11 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
             run.workers.signals.checkpoint = begun
             play_rounds(run, checkpoint["round"], folder)
             run.call("on_fit_end")
-            if "on_fit_end" in run.client.hooks:
-                run.client.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
-                run.client.end_fit(run.server.round + 1 if run.metrics.history else 0)
+            if "on_fit_end" in run.resident.hooks:
+                run.resident.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
+                # the clock stands where the round after the last one would begin
+                run.resident.begin_round(run.server.round + 1 if run.metrics.history else 0)
+                run.resident.call("on_fit_end")
             if folder is not None and run.client.sent:
                 save_model(run, folder / "checkpoints" / "model.ckpt")
             compare_hyperparams(run, params)
@@ -66,7 +67,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         finally:
             run.call("teardown")
             run.folder.close(status)
-            run.client.load(run.methods.evaluated_state(run.server))
+            run.resident.load(run.methods.evaluated_state(run.server))
 
 
 def prepare_fit(
@@ -85,7 +86,6 @@ def prepare_fit(
     check_storable(run)
     if found is None and not run.trainer.fast_dev_run:
         meet_first_batch(run)
-        meet_methods(run)
     warn_of_kept_entries(run)
     return found, checkpoint
 
@@ -93,10 +93,10 @@ def prepare_fit(
 def begin_fit(run: Run, fresh: bool) -> None:
     """Call the module's hook, and take the module as it leaves it; in a ``fresh`` run its weights, too."""
     with ambient(run.seed, "on_fit_start"):
-        run.client.call("on_fit_start")
-    if fresh and "on_fit_start" in run.client.hooks:
+        run.resident.call("on_fit_start")
+    if fresh and "on_fit_start" in run.resident.hooks:
         run.server.assign(run.client.state())
-    run.client.begin_run()
+    run.resident.begin_run()
     warn_of_modes(run)
 
 

@@ -157,7 +157,7 @@ def of_taps(run: Run) -> Plan:
 
 def batches_of_visits(run: Run) -> list[int]:
     """The batches of a visit of each client."""
-    clock = run.client.stand_in.clock
+    clock = run.resident.clock
     lengths = [run.local_training.batches(k) for k in range(run.data.num_clients)]
     of_length = {length: sum(replace(clock, batches=length).passes) for length in set(lengths)}
     return [of_length[length] for length in lengths]
@@ -203,7 +203,7 @@ def measure(run: Run, done: int, batches: list[int]) -> Plan:
         torch.cuda.reset_peak_memory_stats(run.fabric.device)
     _, k = trained[len(trained) // 2]
     run.server.begin_round(done, cohort(run, done))
-    run.client.begin_round(done)
+    run.resident.begin_round(done)
     run.methods.on_round_start(run.server)
     visit = visited(run, k, done)
     evaluation = {phase: seconds_of_evaluation(run, phase) for phase in PHASES}
@@ -231,7 +231,7 @@ def visited(run: Run, k: int, round_: int) -> Plan:
 
 def limited_visit(run: Run, k: int, round_: int, most: int) -> tuple[Update, int]:
     """A visit of at most so many batches: what the client sends, and the number of batches."""
-    clock = run.client.stand_in.clock
+    clock = run.resident.clock
     before = clock.limit
     clock.limit = most if before is None else min(most, before)
     try:

@@ -43,6 +43,7 @@ class Evaluator:
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
+        self.resident = client.resident
 
     def one_model(
         self, phase: str, state: State, observed: bool = True, data_of: int | None = None
@@ -55,7 +56,7 @@ class Evaluator:
             observed: whether callbacks see each batch.
             data_of: id of the client on whose own test data it is evaluated; None for the data of all.
         """
-        self.client.load(state)
+        self.resident.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of), observed)
 
     def own_models(
@@ -72,7 +73,7 @@ class Evaluator:
         sums = Sums()
         with self.workers.alone():
             for k, entries in own:
-                self.client.load({**state, **entries})
+                self.resident.load({**state, **entries})
                 metrics = self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
                 sums.add({tag: Weighted.of(value) for tag, value in metrics.items()})
         sums.all_reduce(self.workers)
@@ -107,21 +108,21 @@ class Evaluator:
             return {}
         observe = partial(self._observe, phase) if observed else None
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe)
-        self.client.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        self.resident.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
         if observed and phase == "val":
             # as within Lightning's fit; the other evaluations are no part of one
-            self.client.call("on_validation_model_zero_grad")
+            self.resident.call("on_validation_model_zero_grad")
         # where the batches are not dealt out, every worker runs all
-        with self.client.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
+        with self.resident.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
             values = loop.run(loaders)
             if observed and client is None:
-                self.client.logged.keep()
+                self.resident.evaluated = self.resident.logged.callback_metrics()
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
         return {tagged(phase, name): value for name, value in values.items()}
 
     def _observe(self, phase: str, batch: Any) -> None:
-        seen = {"batch": batch, "targets": targets_of(batch), "taps": self.client.taps.values}
+        seen = {"batch": batch, "targets": targets_of(batch), "taps": self.resident.taps.values}
         self.call("on_evaluation_batch_end", phase=phase, **seen)
 
 

@@ -39,7 +39,7 @@ def can_share(client: Client, stage: str) -> bool:
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
     kind: Any = type(client.module)
     writes = names_in_evaluation(kind) & {"logger", "loggers"}
-    return not hooks & client.hooks and not writes and can_deal_out(client.module)
+    return not hooks & client.resident.hooks and not writes and can_deal_out(client.module)
 
 
 class EvaluationLoop:
@@ -63,7 +63,7 @@ class EvaluationLoop:
         step: str,
         observe: Callable[[Any], None] | None = None,
     ) -> None:
-        self.client, self.loaders, self.workers = client, loaders, workers
+        self.resident, self.loaders, self.workers = client.resident, loaders, workers
         self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
         self.shared = can_share(client, self.stage)
         self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
@@ -72,8 +72,7 @@ class EvaluationLoop:
 
     def run(self, data: Sequence[ClientLoader]) -> dict[str, float]:
         """The values that the module logs, by name."""
-        logged = self.client.logged
-        logged.begin_evaluation()
+        logged = self.resident.begin_logging()
         with ExitStack() as stack:
             stack.enter_context(ambient(self.loaders.seed, self.phase))
             if self.shared:
@@ -96,34 +95,34 @@ class EvaluationLoop:
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
                 batch = self.loaders.to_device(given, index)
-                self.client.logged.begin_batch(batch, index if several else None)
+                self.resident.logged.begin_batch(batch, index if several else None)
                 self._batch(batch, batch_idx, (index,) if several else ())
             if self.shared:
                 self._take(index, batch_idx)
             if self.observe is not None:
                 self.observe(batch)
         if not self.shared:
-            self.client.logged.end_loader()
+            self.resident.logged.end_loader()
 
     def _batch(self, batch: Any, batch_idx: int, where: tuple[int, ...]) -> None:
         self._call("batch_start", batch, batch_idx, *where)
         place = (batch_idx, *where) if self._takes_index else where
         with self.loaders.fabric.autocast():
-            output = self.client.call(self.step, batch, *place)
+            output = self.resident.call(self.step, batch, *place)
         self._call("batch_end", output, batch, batch_idx, *where)
 
     def _call(self, hook: str, *args: Any) -> None:
-        self.client.call(f"on_{self.stage}_{hook}", *args)
+        self.resident.call(f"on_{self.stage}_{hook}", *args)
 
     def _take(self, index: int, batch_idx: int) -> None:
         """Add what this batch logged, and the states of torchmetrics objects, to the sums over all workers."""
-        values = {str(key): value for key, value in self.client.logged.take().items()}
+        values = {str(key): value for key, value in self.resident.logged.take().items()}
         self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
         self._extremes.add(values)
 
     def _merge(self) -> None:
         """Reduce what was logged over all workers, who all call this."""
-        logged = self.client.logged
+        logged = self.resident.logged
         note = (logged.forms(), self._extremes.values, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
         self._extremes.merge(extremes for _, extremes, _ in notes)

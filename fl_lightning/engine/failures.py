@@ -79,7 +79,7 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
 def contents_of_failure(run: Run, k: int, error: Exception) -> dict[str, Any]:
     """Everything that the visit of client ``k`` in the present round depends on, beside the config and the data."""
     server, client = run.server, run.client
-    term = client.logged.first_bad_term()
+    term = client.resident.logged.first_bad_term()
     what = {"error": str(error), "term": term[0] if term else None, "step": term[1] if term else client.num_steps}
     return {
         "failure": {"round": server.round, "client": k, **what},
@@ -90,7 +90,7 @@ def contents_of_failure(run: Run, k: int, error: Exception) -> dict[str, Any]:
         "module": storable(entries_of_module(run)),
         "datamodule": state_of_data(run.data),
         "client_schedulers": run.local_training.monitored.state_dict(),
-        "evaluated": client.logged.evaluated,
+        "evaluated": client.resident.evaluated,
         "threads": torch.get_num_threads(),
         **identity(run),
     }

@@ -31,7 +31,7 @@ from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
 from fl_lightning.engine.optimizers import configured
 from fl_lightning.errors import ClientError, UsageError, clipped, located
-from fl_lightning.method import Method
+from fl_lightning.method import Method, MethodList
 from fl_lightning.seeding import ambient
 
 if TYPE_CHECKING:
@@ -49,22 +49,27 @@ CURE = "correct it; with trainer.fast_dev_run=true it has its traceback"
 
 
 def meet_first_batch(run: Run) -> None:
-    """Run the module's steps on one batch of training, validation and test data, without any effect.
+    """Run the module's steps on one batch of training, validation and test data, and the hooks of the user's methods.
+
+    Nothing of it is left. A hook of a method that fails, and not by what it returns, is left to the run, which calls
+    all that this trial does not.
 
     Raises:
-        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
+        UsageError: a step fails, its batch cannot be read, a tap does not fit the model, or a hook of a method returns
+            what it must not, or writes to what it may only read.
     """
-    if not can_fork() or run.fabric.device.type != "cpu" or is_ours(run):
+    own_methods = any(not is_ours(method) for method in run.methods.methods)
+    own = own_methods or not (is_ours(run.client.module) and is_ours(own_module_of(run.data)))
+    if not (own and can_fork() and run.fabric.device.type == "cpu"):
         return try_batches(run)
-    text = said_by_fork(partial(try_batches, run, forked=True))
+    text = said_by_fork(partial(try_batches, run, forked=True, methods=own_methods))
     if text:
         raise UsageError(text)
 
 
-def is_ours(run: Run) -> bool:
-    """Whether model and data are classes of this package, whose steps change nothing that is not put back."""
-    kinds = (type(run.client.module), type(own_module_of(run.data)))
-    return all(kind.__module__.startswith("fl_lightning.") for kind in kinds)
+def is_ours(part: object) -> bool:
+    """Whether an object is of a class of this package, which changes nothing that is not put back."""
+    return type(part).__module__.startswith("fl_lightning.")
 
 
 def said_by_fork(work: Callable[[], None]) -> str:
@@ -105,43 +110,63 @@ def say_error(work: Callable[[], None], sender: Any) -> None:
         os._exit(0)
 
 
-def try_batches(run: Run, forked: bool = False) -> None:
-    """Run the steps, and undo what they did; in a ``forked`` process any loader may be tried.
+def try_batches(run: Run, forked: bool = False, methods: bool = False) -> None:
+    """Run the steps and, where asked, the hooks of ``methods``; in a ``forked`` process any loader may be tried.
 
     Raises:
-        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
+        UsageError: as :func:`meet_first_batch`.
     """
-    before = run.client.state()
-    try:
-        if not BEFORE_A_STEP & run.client.hooks:
-            with trial(run, "train"):
-                train_on_one(run, forked)
-        for phase in PHASES:
-            step = step_name(run.client.module, phase)
-            if step is not None and not hooks_around(step) & run.client.hooks:
-                with trial(run, phase), torch.no_grad():
-                    evaluate_one(run, phase, step, forked)
-    finally:
-        run.client.load(before)
+    trains = not BEFORE_A_STEP & run.resident.hooks
+    if trains:
+        with trial(run, "train"):
+            train_on_one(run, forked)
+    for phase in PHASES:
+        step = step_name(run.client.module, phase)
+        if step is not None and not hooks_around(step) & run.resident.hooks:
+            with trial(run, phase), torch.no_grad():
+                evaluate_one(run, phase, step, forked)
+    if trains and methods and run.trainer.on_client_error == "raise":
+        with trial(run, "methods", run.methods):
+            visit_without_steps(run)
 
 
 @contextmanager
-def trial(run: Run, purpose: str) -> Iterator[None]:
+def trial(run: Run, purpose: str, methods: MethodList | None = None) -> Iterator[None]:
     """In this block nothing that the module does lasts."""
-    with ambient(run.seed, f"first_batch/{purpose}"), run.client.apart(), run.client.stand_in.trial():
+    with ambient(run.seed, f"first_batch/{purpose}"), run.client.rehearsing(methods):
+        run.resident.stand_in.sanity_checking = True
         yield
+
+
+def first_with_batch(run: Run) -> int | None:
+    """The first client that has a batch; None without one."""
+    return next((k for k in range(run.data.num_clients) if run.local_training.batches(k)), None)
+
+
+def visit_without_steps(run: Run) -> None:
+    """A visit of the first client that has a batch, on this batch and without an optimizer's step."""
+    client, k = run.client, first_with_batch(run)
+    if k is None:
+        return
+    run.methods.on_round_start(run.server)
+    with run.loaders.train(k, 0) as loader:
+        clock = run.resident.clock.at(0, len(loader))
+        for rows, batch in itertools.islice(run.loaders.batches(loader), 1):
+            with client.visiting(run.data.info(k), run.server.state, clock) as visit, run.fabric.autocast():
+                visit.logged.begin_batch(batch)
+                client.training_step(batch, 0, rows)
+                client.finish()
 
 
 def train_on_one(run: Run, forked: bool) -> None:
     """The training step on the first batch of the first client that has any."""
-    sizes = ((k, run.local_training.batches(k)) for k in range(run.data.num_clients))
-    k = next((k for k, number in sizes if number), None)
+    k = first_with_batch(run)
     if k is None:
         return
     with run.loaders.train(k, 0, "first_batch") as loader:
         for given in first_of(run, loader, f"client {k}", forked):
-            run.client.stand_in.clock.batches = len(loader)
-            run.client.stand_in.begin_visit(*configured(run.client.module), loader)
+            run.resident.stand_in.clock.batches = len(loader)
+            run.resident.stand_in.begin_visit(*configured(run.client.module), loader)
             with attempt(run, OF_TRANSFER, f"client {k}", given):
                 step_on(run, run.loaders.to_device(given), k)
 
@@ -149,18 +174,18 @@ def train_on_one(run: Run, forked: bool) -> None:
 def step_on(run: Run, batch: Any, k: int) -> None:
     """The training step on a batch of client ``k``, and what taps record of it."""
     client = run.client
-    client.logged.begin_batch(batch)
-    with run.fabric.autocast(), client.taps.recorded(), attempt(run, "training_step", f"client {k}", batch):
+    client.visit.logged.begin_batch(batch)
+    with run.fabric.autocast(), run.resident.taps.recorded(), attempt(run, "training_step", f"client {k}", batch):
         loss = client.own_loss(batch, 0)
         if loss is None:
             return
         # the penalties of methods may have one, and so may what the module's own backward makes of it
-        ours = not run.methods.methods and "backward" not in client.hooks
+        ours = not run.methods.methods and "backward" not in run.resident.hooks
         if ours and (loss.is_complex() or not loss.requires_grad):
             hint = "compute a real number from the parameters that are trained, without detach() or item()"
             kind = "that is complex" if loss.is_complex() else "without a gradient"
             raise ClientError(f"training_step returned a loss {kind}; {hint}")
-        values = client.taps.values
+        values = run.resident.taps.values
         for method in run.methods.methods:
             # each raises where the forward does not call the submodule, and the first where it does so without gradient
             look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
@@ -171,14 +196,14 @@ def step_on(run: Run, batch: Any, k: int) -> None:
 def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
     """The validation or the test step on the first batch of each loader."""
     client, whose = run.client, f"the {phase} data"
-    with client.evaluating(STAGES[phase]):
-        client.logged.begin_evaluation()
+    with run.resident.evaluating(STAGES[phase]):
+        logged = run.resident.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
             for given in first_of(run, few(loader), whose, forked):
                 with attempt(run, OF_TRANSFER, whose, given):
                     batch = run.loaders.to_device(given, index)
-                    client.logged.begin_batch(batch, index if len(loaders) > 1 else None)
-                    client.begin_hook(step)
+                    logged.begin_batch(batch, index if len(loaders) > 1 else None)
+                    run.resident.begin_hook(step)
                     with run.fabric.autocast(), attempt(run, step, whose, batch):
                         bound_step(client.module, step, index)(batch, 0)
 
@@ -260,7 +285,7 @@ def attempt(run: Run, step: str, whose: str, batch: Any) -> Iterator[None]:
 
 def others_of_the_user(run: Run) -> bool:
     """Whether there are methods or callbacks that are not of this package."""
-    return any(not type(one).__module__.startswith("fl_lightning.") for one in (*run.methods.methods, *run.callbacks))
+    return not all(map(is_ours, (*run.methods.methods, *run.callbacks)))
 
 
 def is_misfit(error: BaseException) -> bool:

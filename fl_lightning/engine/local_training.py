@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,11 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
+from fl_lightning.client.clock import Clock
+from fl_lightning.client.visit import Visit
 from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure, scale_learning_rates
+from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
@@ -56,15 +59,14 @@ class LocalTraining:
         self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
         self.schedules = Schedules(client, client_schedulers)
         self.monitored = MonitoredSchedule(self.schedules)
-        self._clock = client.stand_in.clock
         self._optimizers = OptimizerSource(client.module)
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
-        self._own_step = "optimizer_step" in client.hooks
         self._batches: dict[int, int] = {}
         self._has_gradients = self._skips = False
-        client.stand_in.strategy.do_step, client.stand_in.strategy.do_backward = self._closure_step, fabric.backward
+        strategy = client.resident.stand_in.strategy
+        strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
     def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
         """Train client ``k`` in round ``round_`` from ``received``, and return what it sends.
@@ -82,15 +84,18 @@ class LocalTraining:
             UsageError: something does not fit together.
             LostWorkerError: a worker was lost.
         """
+        client, data, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
         try:
-            with ambient(self.loaders.seed, "train", round_, k), self.client.local_training():
-                with self.loaders.train(k, round_) as loader:
-                    self._set_clock(round_, len(loader), work)
-                    self.client.start(self.loaders.data.info(k), received)
-                    if self._clock.passes_now:  # without batches there is no fit, and no hook is called
-                        self._train(loader, self.lr_factors[round_])
-                return self.client.finish()
+            with (
+                ambient(seed, "train", round_, k),
+                client.resident.training(),
+                self.loaders.train(k, round_) as loader,
+                client.visiting(data.info(k), received, client.resident.clock.at(round_, len(loader), work)) as visit,
+            ):
+                if visit.clock.passes_now:  # without batches there is no fit, and no hook is called
+                    self._train(visit, loader, self.lr_factors[round_])
+                return client.finish()
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
@@ -106,29 +111,18 @@ class LocalTraining:
 
     def steps(self, k: int, work: int | None = None) -> int:
         """Expected local steps of client ``k``, which may do less ``work`` than a whole visit."""
-        if self._clock.local_steps is not None:
-            return work or self._clock.local_steps
-        return self.batches(k) * (work or self._clock.local_epochs)
+        clock = self.client.resident.clock
+        return work or clock.local_steps if clock.local_steps else self.batches(k) * (work or clock.local_epochs)
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.
 
         What the client remembers and what is loaded in the resident module stay as they are.
         """
-        client, before, watch = self.client, self.client.state(), self.stopwatch
-        self.stopwatch = Stopwatch()
-        try:
-            with ambient(self.loaders.seed, "fine_tune", round_, k), client.apart():
-                client.load(state)
-                with self.loaders.train(k, round_, "fine_tune") as loader:
-                    self._set_clock(round_, len(loader))
-                    optimizer, _ = self._optimizer(1.0, loader)
-                    self._clock.local_steps = steps
-                    self._take_steps(loader, optimizer)
-                return client.state()
-        finally:
-            self.stopwatch = watch
-            client.load(before)
+        with self._apart("fine_tune", k, round_) as loader:
+            self.client.resident.load(state)
+            self._take_steps(self.client.visit, loader, steps)
+            return self.client.state()
 
     def rehearse(self, k: int, round_: int, received: State, methods: MethodList) -> int:
         """Take the first local step of the visit of client ``k``, of which nothing is left.
@@ -136,75 +130,97 @@ class LocalTraining:
         Returns:
             How many times it runs a reference model.
         """
-        client, before, watch = self.client, self.client.state(), self.stopwatch
-        memories, runs = client.memories(), client.references.num_runs
+        client = self.client
+        with self._apart("rehearse", k, round_, methods) as loader:
+            runs = client.references.num_runs
+            with client.visiting(self.loaders.data.info(k), received, client.visit.clock) as visit:
+                self._take_steps(visit, loader, 1)
+            return client.references.num_runs - runs
+
+    @contextmanager
+    def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
+        """In this block clients rehearse, timed by nobody, with other random numbers than in visits; gives batches."""
+        client, watch, seed = self.client, self.stopwatch, self.loaders.seed
         self.stopwatch = Stopwatch()
         try:
-            apart = ambient(self.loaders.seed, "rehearse", round_, k), client.apart(methods)
-            with apart[0], apart[1], self.loaders.train(k, round_, "rehearse") as loader:
-                self._set_clock(round_, len(loader))
-                client.start(self.loaders.data.info(k), received)
-                optimizer, _ = self._optimizer(1.0, loader)
-                self._clock.local_steps = 1
-                self._take_steps(loader, optimizer)
-            return client.references.num_runs - runs
+            with (
+                ambient(seed, purpose, round_, k),
+                client.rehearsing(methods),
+                self.loaders.train(k, round_, purpose) as loader,
+            ):
+                clock = client.resident.clock.at(round_, len(loader))
+                client.visit.clock = client.resident.stand_in.clock = clock
+                yield loader
         finally:
-            client.references.num_runs = runs
-            client.references.end()
-            memories.drop(k)
             self.stopwatch = watch
-            client.load(before)
 
-    def _set_clock(self, round_: int, batches: int, work: int | None = None) -> None:
-        clock = self._clock
-        clock.round, clock.epoch, clock.step, clock.batches, clock.work = round_, 0, 0, batches, work
-
-    def _take_steps(self, loader: ClientLoader, optimizer: Optimizer) -> None:
-        """The steps that the clock has for a visit, without the module's hooks around epochs and batches."""
-        clock = self._clock
+    def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
+        """So many local steps, without the module's hooks around epochs and batches."""
+        clock = visit.clock
+        optimizer, _ = self._optimizer(clock, 1.0, loader)
+        clock.local_steps = steps
         for epoch, length in enumerate(clock.passes):
             clock.epoch = epoch
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
-                self.client.logged.begin_batch(batch)
-                steps = clock.is_step(index, length)
-                (self._step if steps else self._gradients)(batch, index, rows, optimizer)
-                clock.step += steps
+                visit.logged.begin_batch(batch)
+                steps_now = clock.is_step(index, length)
+                (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
+                clock.step += steps_now
 
-    def _optimizer(self, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
+    def _optimizer(self, clock: Clock, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
         optimizer, schedulers = self._optimizers.fresh()
-        scale_learning_rates(optimizer, factor)
+        for group in optimizer.param_groups if factor != 1.0 else ():
+            group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
         schedulers = self.monitored.apply(optimizer, schedulers)
         if self._scaler is not None:
             self._scaler.load_state_dict(self._scaler_state)
-        self._closes = self._own_step or needs_closure(optimizer)
-        self.client.stand_in.begin_visit(optimizer, schedulers, loader)
+        resident = self.client.resident
+        self._closes = "optimizer_step" in resident.hooks or needs_closure(optimizer)
+        resident.stand_in.begin_visit(optimizer, schedulers, loader)
         return optimizer, schedulers
 
-    def _train(self, loader: ClientLoader, lr_factor: float) -> None:
-        client, clock = self.client, self._clock
-        optimizer, schedulers = self._optimizer(lr_factor, loader)
-        client.call("on_train_start")
-        self.stopwatch.lap("load")
+    def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
+        """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
+        client, clock, logged, watch = self.client, visit.clock, visit.logged, self.stopwatch
+        call, schedules = client.resident.call, self.schedules
+        optimizer, schedulers = self._optimizer(clock, lr_factor, loader)
+        call("on_train_start")
+        watch.lap("load")
         for epoch, length in enumerate(clock.passes_now):
-            client.begin_epoch(epoch)
-            client.call("on_train_epoch_start")
+            clock.epoch = epoch
+            call("on_train_epoch_start")
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
-                if not self._batch(batch, index, rows, length, optimizer, schedulers):
+                self.workers.check()
+                watch.lap("data")
+                logged.begin_batch(batch)
+                goes_on = call("on_train_batch_start", batch, index) != -1
+                steps = clock.is_step(index, length) or not goes_on
+                if goes_on:
+                    (self._step if steps else self._gradients)(batch, index, rows, optimizer)
+                    visit.num_skipped += self._skips
+                    clock.step += steps
+                if schedulers:
+                    schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
+                if goes_on:
+                    call("on_train_batch_end", visit.outputs, batch, index)
+                watch.lap("step")
+                if not goes_on:
                     break
-            client.call("on_train_epoch_end")
-            client.end_epoch()
-            if self.schedules.mode == "restart":
-                self.schedules.after_epoch(schedulers)
+            call("on_train_epoch_end")
+            visit.epochs.append(logged.end_epoch())
+            if schedulers and schedules.mode == "restart":
+                schedules.after_epoch(schedulers)
         clock.epoch += 1  # Lightning counts the last epoch before this hook, too
-        client.call("on_train_end")
+        call("on_train_end")
         if clock.rounds > 1:
             self._optimizers.check(optimizer)
         if not client.module.automatic_optimization:
             raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
 
     def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
+        """A pass over the batches, of ``length`` at most."""
         left = length
         for batch in itertools.islice(self.loaders.batches(loader), length):
             left -= 1
@@ -212,27 +228,6 @@ class LocalTraining:
         if left:
             hint = "let its length be that of each pass; an iterator that is used up gives none in the next"
             raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
-
-    def _batch(
-        self, batch: Any, index: int, rows: Rows | None, length: int, optimizer: Optimizer, schedulers: Schedulers
-    ) -> bool:
-        """One batch; False where the module ends the epoch."""
-        client, clock = self.client, self._clock
-        self.workers.check()
-        self.stopwatch.lap("data")
-        client.logged.begin_batch(batch)
-        goes_on = client.call("on_train_batch_start", batch, index) != -1
-        steps = clock.is_step(index, length) or not goes_on
-        if goes_on:
-            step = self._step if steps else self._gradients
-            step(batch, index, rows, optimizer)
-            client.num_skipped += self._skips
-            clock.step += steps
-        self.schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
-        if goes_on:
-            client.call("on_train_batch_end", client.outputs, batch, index)
-        self.stopwatch.lap("step")
-        return goes_on
 
     def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
         """One local step, on this batch and those since the last one."""
@@ -251,10 +246,11 @@ class LocalTraining:
         Raises:
             ClientError: it never runs, or the module goes round the methods' corrections.
         """
-        client, wrapper = self.client, self.client.stand_in.strategy._lightning_optimizers[0]
+        client, resident = self.client, self.client.resident
+        wrapper = resident.stand_in.strategy._lightning_optimizers[0]
         done, versions = client.num_steps, self._versions()
-        if self._own_step:
-            client.call("optimizer_step", self._clock.current_epoch, index, wrapper, closure)
+        if "optimizer_step" in resident.hooks:
+            resident.call("optimizer_step", client.visit.clock.current_epoch, index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
         if not closure.ran:
@@ -289,53 +285,45 @@ class LocalTraining:
 
     def _gradients(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> torch.Tensor | None:
         """Loss and gradients of a batch; None where the module skips the batch."""
-        client, accumulate = self.client, self._clock.accumulate
+        client, resident, clock = self.client, self.client.resident, self.client.visit.clock
         with self.fabric.autocast():
             loss = client.training_step(batch, index, rows)
         self._skips = loss is None
-        if index % accumulate == 0:
-            self._zero_grad(optimizer, index)
+        if index % clock.accumulate == 0:
+            self._has_gradients = False
+            resident.call("on_before_zero_grad", optimizer)
+            if "optimizer_zero_grad" in resident.hooks:
+                resident.call("optimizer_zero_grad", clock.current_epoch, index, optimizer)
+            else:
+                optimizer.zero_grad()
         if loss is not None:
-            self._backward(loss if accumulate == 1 else loss / accumulate)
+            share = loss if clock.accumulate == 1 else loss / clock.accumulate
+            self._has_gradients = True
+            resident.call("on_before_backward", share)
+            if "backward" in resident.hooks:
+                resident.call("backward", share if self._scaler is None else self._scaler.scale(share))
+            else:
+                self.fabric.backward(share)
+            resident.call("on_after_backward")
         self.stopwatch.lap("forward_backward")
         return loss
 
-    def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
-        self._has_gradients = False
-        self.client.call("on_before_zero_grad", optimizer)
-        if "optimizer_zero_grad" in self.client.hooks:
-            self.client.call("optimizer_zero_grad", self._clock.current_epoch, index, optimizer)
-        else:
-            optimizer.zero_grad()
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        call, self._has_gradients = self.client.call, True
-        call("on_before_backward", loss)
-        if "backward" in self.client.hooks:
-            call("backward", loss if self._scaler is None else self._scaler.scale(loss))
-        else:
-            self.fabric.backward(loss)
-        call("on_after_backward")
-
     def _prepare(self, optimizer: Optimizer) -> None:
         """Unscale, correct and clip the gradients."""
-        client = self.client
+        client, resident = self.client, self.client.resident
         if self._has_gradients:
             self._precision.unscale_gradients(optimizer)
-        client.call("on_before_optimizer_step", optimizer)
-        client.begin_step(optimizer)
-        self._clip(optimizer)
-        client.methods.on_after_clipping(client, optimizer)
+        resident.call("on_before_optimizer_step", optimizer)
+        client.methods.call("on_before_optimizer_step", client, optimizer)
+        setting = resident.stand_in.setting
+        if "configure_gradient_clipping" in resident.hooks:
+            how = {name: getattr(resident.stand_in, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
+            resident.call("configure_gradient_clipping", optimizer, **how)
+        elif setting.gradient_clip_val is not None:
+            algorithm = resident.stand_in.gradient_clip_algorithm or GradClipAlgorithmType.NORM
+            resident.stand_in.precision_plugin.clip_gradients(optimizer, setting.gradient_clip_val, algorithm)
+        client.methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        stand_in = self.client.stand_in
-        value, algorithm = stand_in.gradient_clip_val, stand_in.gradient_clip_algorithm
-        if "configure_gradient_clipping" in self.client.hooks:
-            how = {"gradient_clip_val": value, "gradient_clip_algorithm": algorithm}
-            self.client.call("configure_gradient_clipping", optimizer, **how)
-        elif value is not None:
-            stand_in.precision_plugin.clip_gradients(optimizer, value, algorithm or GradClipAlgorithmType.NORM)
 
 
 class Closure:

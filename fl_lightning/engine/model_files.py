@@ -36,7 +36,7 @@ def save_model(run: Run, path: Path) -> None:
         return
     warn_of_arguments(run, path.name)
     checkpoint = lightning_checkpoint(run)
-    run.client.call("on_save_checkpoint", checkpoint)
+    run.resident.call("on_save_checkpoint", checkpoint)
     save(storable(checkpoint), path)
 
 
@@ -50,7 +50,7 @@ def warn_of_arguments(run: Run, name: str) -> None:
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
     """The global model in the form of Lightning's checkpoints; it is loaded into the resident module."""
     module, trainer = run.client.module, run.trainer
-    run.client.load_afresh(run.methods.evaluated_state(run.server))
+    run.resident.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
     hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
@@ -72,13 +72,13 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
 
 def entries_of_module(run: Run) -> dict[str, Any]:
     """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
-    return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.client.hooks else {}
+    return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.resident.hooks else {}
 
 
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """The keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
-    client.call("on_save_checkpoint", checkpoint)
+    client.resident.call("on_save_checkpoint", checkpoint)
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
@@ -88,7 +88,7 @@ def objects_of_module(client: Client) -> dict[str, Any]:
     Checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
     as it was at the start of the run, and a module that is built anew has it.
     """
-    if "on_save_checkpoint" not in client.hooks:
+    if "on_save_checkpoint" not in client.resident.hooks:
         return {}
     module = client.module
     try:
@@ -154,10 +154,10 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     """
     checkpoint = as_lightnings(contents)
     if "server" not in contents or "module" in contents:
-        if "server" in contents and "on_load_checkpoint" in client.hooks:
+        if "server" in contents and "on_load_checkpoint" in client.resident.hooks:
             checkpoint = {**objects_of_module(client), **checkpoint}
-        client.call("on_load_checkpoint", checkpoint)
-        client.begin_run()  # visits begin with the attributes that it set
+        client.resident.call("on_load_checkpoint", checkpoint)
+        client.resident.begin_run()  # visits begin with the attributes that it set
     return checkpoint
 
 

@@ -158,12 +158,6 @@ def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> No
         group.update(values)
 
 
-def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
-    """Multiply the learning rates of an optimizer by ``factor``."""
-    for group in optimizer.param_groups if factor != 1.0 else ():
-        group["lr"] = group["lr"] * factor
-
-
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
     kind: Any = type(optimizer)

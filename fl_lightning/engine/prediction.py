@@ -30,15 +30,15 @@ def predict(run: Run) -> list[Any]:
     """
     loaders = loaders_of(run)
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
-    with run.client.evaluating("predict"), run.workers.alone(not can_share(run.client, "predict")):
+    with run.resident.evaluating("predict"), run.workers.alone(not can_share(run.client, "predict")):
         with ambient(run.seed, "predict"):
-            run.client.call("on_predict_start")
-            run.client.call("on_predict_epoch_start")
+            run.resident.call("on_predict_start")
+            run.resident.call("on_predict_epoch_start")
         outputs = [_share(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
-        run.client.call("on_predict_epoch_end")
-        run.client.call("on_predict_end")
+        run.resident.call("on_predict_epoch_end")
+        run.resident.call("on_predict_end")
         ordered = [interleaved(run.workers.gather(one)) for one in outputs]
-    run.client.logged.clear()
+    run.resident.begin_logging(1.0)
     return ordered if len(ordered) > 1 else ordered[0]
 
 
@@ -67,10 +67,10 @@ def _share(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(run.seed, "predict", index, batch_idx):
                 batch = run.loaders.to_device(given, index)
-                run.client.call("on_predict_batch_start", batch, batch_idx, *which)
-                run.client.begin_hook("predict_step")
+                run.resident.call("on_predict_batch_start", batch, batch_idx, *which)
+                run.resident.begin_hook("predict_step")
                 with run.fabric.autocast():
                     output = step(batch, batch_idx)
-                run.client.call("on_predict_batch_end", output, batch, batch_idx, *which)
+                run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs

@@ -67,7 +67,7 @@ def replay(
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, found, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
-        run.client.begin_round(round_)
+        run.resident.begin_round(round_)
         # of a changed run the cohort may be another one
         fate = draw_fates(run, round_, cohort(run, round_)).get(client, Fate())
         with stopping_at_bad_terms(run.client):
@@ -119,7 +119,7 @@ def restore_failure(
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
-    run.client.logged.evaluated = record["evaluated"]
+    run.resident.evaluated = record["evaluated"]
     if record["memory"]:
         run.client.memories().visited(client).update(record["memory"])
         run.client.memories().settle(client)  # its visit takes it to the device

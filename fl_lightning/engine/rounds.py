@@ -52,7 +52,7 @@ def play_round(run: Run, round_: int) -> bool:
     run.metrics.begin(round_)
     fates = draw_fates(run, round_, cohort(run, round_))
     run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
-    run.client.begin_round(round_)
+    run.resident.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
@@ -148,7 +148,7 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
     outcome.sent += fate.lost is None
     outcome.stepped += client.num_steps > 0
     outcome.idle += run.local_training.batches(k) == 0
-    outcome.skipped += client.num_skipped
+    outcome.skipped += client.visit.num_skipped
     if client.num_steps and fate.lost is None:
         outcome.rates[k] = client.lr
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
 from fl_lightning.client.clock import Clock
+from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -92,6 +93,11 @@ class Run:
     metrics: Metrics
     stopwatch: Stopwatch
     folder: RunFolder
+
+    @property
+    def resident(self) -> Resident:
+        """The user's module in this process."""
+        return self.client.resident
 
     @property
     def callbacks(self) -> list[Callback]:

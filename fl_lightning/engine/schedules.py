@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
+from fl_lightning.client.clock import Clock
 from fl_lightning.client.transient import Transient
 from fl_lightning.engine.checks import can_train
 from fl_lightning.engine.optimizers import configure_optimizer, group_options, set_group_options
@@ -45,9 +46,13 @@ class Schedules:
     """
 
     def __init__(self, client: Client, mode: Mode = "continue") -> None:
-        self.client, self.mode, self._clock = client, mode, client.stand_in.clock
+        self.client, self.mode = client, mode
         # by the number of batches in a client's epoch, on which alone a schedule depends
         self._positions: OrderedDict[int, Position] = OrderedDict()
+
+    @property
+    def _clock(self) -> Clock:
+        return self.client.resident.stand_in.clock
 
     def begin_visit(self, optimizer: Optimizer, configs: Configs) -> None:
         """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
@@ -79,12 +84,12 @@ class Schedules:
         """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
         for config in configs:
             if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
-                self.step(config, watched(config, self.client.stand_in.callback_metrics, strict=True))
+                self.step(config, watched(config, self.client.resident.stand_in.callback_metrics, strict=True))
 
     def step(self, config: LRSchedulerConfig, metric: Any) -> None:
         """Step a scheduler by the module's own hook."""
-        if "lr_scheduler_step" in self.client.hooks:
-            self.client.call("lr_scheduler_step", config.scheduler, metric)
+        if "lr_scheduler_step" in self.client.resident.hooks:
+            self.client.resident.call("lr_scheduler_step", config.scheduler, metric)
         else:
             self.client.module.lr_scheduler_step(config.scheduler, metric)
 
@@ -94,7 +99,7 @@ class Schedules:
 
         But for those of what is ``stepped``, which the module may keep.
         """
-        if "lr_scheduler_step" not in self.client.hooks:
+        if "lr_scheduler_step" not in self.client.resident.hooks:
             yield
             return
         before = Transient(self.client.module, apart=stepped)
@@ -196,7 +201,7 @@ def check_length(client: Client, batches: Iterator[int]) -> None:
     """
     if not any(isinstance(config.scheduler, OneCycleLR) for config in configure_optimizer(client.module)[1]):
         return
-    clock = client.stand_in.clock
+    clock = client.resident.clock  # still that of the stand-in
     first = clock.batches
     for clock.batches in sorted({*batches} - {0}):  # a client without batches has no schedule
         for config in configure_optimizer(client.module)[1]:
@@ -210,7 +215,7 @@ def check_length(client: Client, batches: Iterator[int]) -> None:
 
 def steps_of(config: LRSchedulerConfig, client: Client) -> int:
     """How often a scheduler steps in the whole run."""
-    clock = client.stand_in.clock
+    clock = client.resident.clock
     if config.interval == "epoch":
         return clock.rounds * len(clock.passes) // config.frequency
     due = [

@@ -12,7 +12,7 @@ from torch import nn
 
 from fl_lightning import Method, Server, ServerValue, Weighted
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import SharedStateError
+from fl_lightning.errors import ClientError, SharedStateError
 from fl_lightning.methods import FedProx
 
 # what each leaky method had come to at the end of each visit: class, round, client, value
@@ -33,7 +33,7 @@ class Leaky(Method):
         return 0.01 * self.last * client.live[client.trainable[-1]].square().sum()
 
     def on_client_end(self, client):
-        _noted.append((self.name, client.stand_in.clock.round, client.info.id, self.last / client.num_steps))
+        _noted.append((self.name, client.visit.clock.round, client.info.id, self.last / client.num_steps))
 
 
 class InAnAttribute(Leaky):
@@ -140,10 +140,11 @@ class Draws(Leaky):
         return client.num_steps + torch.rand(1, generator=self.torch) + self.numpy.random() + self.python.random()
 
 
-class InTheClient(Leaky):
+class InTheVisit(Leaky):
     def count(self, client):
-        client.theirs = getattr(client, "theirs", 0) + 1
-        return client.theirs
+        visit = client.scratch(self)
+        visit.theirs = getattr(visit, "theirs", 0) + 1
+        return visit.theirs
 
 
 class InEveryHook(Leaky):
@@ -194,7 +195,7 @@ class OnTheServer(Leaky):
         self.number += 1
         self.rounds["number"] += 1
         self.buffer += 1
-        return self.number - 100 * client.stand_in.clock.round
+        return self.number - 100 * client.visit.clock.round
 
     def on_round_end(self, server, payload):
         assert self.number == 100 * server.round
@@ -213,7 +214,7 @@ LEAKY = [
     Wraps,
     Trains,
     Draws,
-    InTheClient,
+    InTheVisit,
     InEveryHook,
     OnTheServer,
 ]
@@ -372,3 +373,13 @@ def test_what_is_the_servers_is_not_written_to(tmp_path, hook, write, name, fail
         fit(tmp_path, [FedProx(0.1), Writes(hook, write, fails)], max_rounds=1, on_client_error="skip")
     text = str(caught.value)
     assert text.startswith(f"method=Writes: {hook} wrote to ") and name in text and "clone" in text
+
+
+class SetsAnAttribute(Method):
+    def on_client_start(self, client):
+        client.counter = 1
+
+
+def test_what_is_set_on_the_client_is_refused_with_the_place_for_it(run):
+    with pytest.raises(ClientError, match=r"client\.counter .*client\.scratch\(self\)"):
+        run([SetsAnAttribute()])

@@ -32,5 +32,5 @@ def test_the_clock_counts_from_the_first_round():
 
 def test_an_evaluation_is_at_the_end_of_a_round():
     clock = Clock(rounds=4, local_epochs=3, batches=5, round=2, epoch=0, step=4)
-    clock.end_of_round(2)
-    assert clock.current_epoch == 8 and clock.batches == 2
+    end = clock.at(2, 2).at_end_of_round()
+    assert end.current_epoch == 8 and end.batches == 2 and clock.epoch == 0

@@ -29,8 +29,7 @@ def logged(*values, batch_size=1):
 def in_hook(hook="training_step", examples=10):
     """A module, and what it logs in a hook, in batches of 4."""
     module = Module()
-    found = Logged(module)
-    found.clear(examples)
+    found = Logged(module, examples=None if hook.startswith("validation") else examples)
     found.begin_batch((torch.zeros(4, 2), torch.zeros(4)))
     module._current_fx_name = hook
     return module, found
@@ -212,7 +211,6 @@ def test_the_same_name_with_other_arguments_is_refused():
 
 def test_loaders_have_suffixes_or_names_of_their_own():
     _, found = in_hook("validation_step")
-    found.begin_evaluation()
     for index in (0, 1):
         found.begin_batch((torch.zeros(4),), index)
         found.log("a", float(index))

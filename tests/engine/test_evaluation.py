@@ -105,7 +105,7 @@ def evaluate(make, loaders, workers=1, phase="val"):
         loop = EvaluationLoop(client, Stub(), one, phase, "validation_step")
         if not loop.shared:
             one.rank, one.size = 0, 1
-        with torch.no_grad(), client.evaluating("validate"):
+        with torch.no_grad(), client.resident.evaluating("validate"):
             return loop.run([PlainLoader(part) for part in loaders])
 
     return together(workers, work)

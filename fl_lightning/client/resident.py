@@ -1,0 +1,240 @@
+"""The user's module in a worker process, with all that a run puts into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from fl_lightning import namespaces
+from fl_lightning.client.logged import Logged
+from fl_lightning.client.references import frozen_copy
+from fl_lightning.client.stand_in import StandIn
+from fl_lightning.client.taps import Taps
+from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone, settings_undone
+from fl_lightning.state import State, clone, copy_into, tensors
+
+# stages in which the logits are not transformed, though the module may be in training mode, with dropout for example
+EVALUATES = (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.PREDICTING)
+
+
+class Resident:
+    """The module in which the clients of a process are trained, one after another, and the global model is evaluated.
+
+    The module finds the stand-in as its trainer and logs into :attr:`logged`, and taps hook its submodules. What it has
+    outside of its state dict begins each visit and each evaluation as it was when the run began.
+
+    Args:
+        module: the user's LightningModule.
+        bindings: tap name to what it is bound to in ``module``: the path of a submodule, or ``path:field``.
+        stand_in: what ``self.trainer`` is in the module; None is one of a single epoch.
+        transform: changes the logits ``(B, C)`` that the module's own loss sees in training; None for none.
+
+    Raises:
+        UsageError: the module's state dict cannot be averaged.
+
+    Attributes:
+        live: the tensors of the state by name, which stay the same objects for the whole run.
+        trainable: names of the parameters that are trained.
+        others: names of the buffers and frozen parameters.
+        frozen: names of the frozen parameters.
+        hooks: names of Lightning's hooks and steps that the module overrides.
+        takes_index: whether ``training_step`` takes the index of the batch.
+        taps: the taps of the module.
+        clock: that of the round, with the batches of the first client that has any, whichever clients train here.
+        logged: what the module logs in the present visit or evaluation.
+        evaluated: values of the last evaluations of the global model, which visits see in ``callback_metrics``.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        bindings: Mapping[str, str],
+        stand_in: StandIn | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.module, self.stand_in = module, stand_in or StandIn()
+        self.clock = self.stand_in.clock
+        self.hooks = overridden_hooks(module)
+        self.live = tensors(module)
+        self.trainable = [name for name, value in self.live.items() if value.requires_grad]
+        self.others = [name for name, value in self.live.items() if not value.requires_grad]
+        self.frozen = [name for name in self.others if isinstance(self.live[name], nn.Parameter)]
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        check_state(module, self.live)
+        self.evaluated: dict[str, Tensor] = {}
+        self._bindings, self._transform = dict(bindings), transform
+        self._places, self._start = Places(module, self.live), Transient(module)
+        self._parameters = list(module.parameters())
+        self._released = False
+        self._hook_taps()
+        self._install()
+
+    def call(self, hook: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a hook of the module, where it overrides it."""
+        if hook not in self.hooks:
+            return None
+        attributes = vars(self.module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook
+        try:
+            return getattr(self.module, hook)(*args, **kwargs)
+        finally:
+            attributes["_current_fx_name"] = before
+
+    def begin_hook(self, name: str) -> None:
+        """Note which hook or step runs, on which depends what ``self.log`` does."""
+        vars(self.module)["_current_fx_name"] = name
+
+    def begin_run(self) -> None:
+        """Take the module as it is now for what each visit begins with: modes, attributes, non-persistent buffers."""
+        self._start = Transient(self.module)
+
+    def begin_round(self, round_: int) -> None:
+        """Set the clock, also where no client of the round trains in this process."""
+        self.stand_in.clock = self.clock = self.clock.at(round_)
+
+    def end_round(self) -> None:
+        """Set the clock to the end of the round, whichever client was the last to train in this process."""
+        self.stand_in.clock = self.clock.at_end_of_round()
+
+    def begin_logging(self, examples: float | None = None) -> Logged:
+        """Collect anew what is logged: in the visit of a client with so many examples; None is an evaluation."""
+        logged = Logged(self.module, self.evaluated, examples)
+        self.log_into(logged)
+        return logged
+
+    def log_into(self, logged: Logged) -> None:
+        """Let the module, and the LightningModules within it, log here."""
+        self.logged, self.stand_in.logged = logged, logged.callback_metrics
+        for attributes in self._lightning:
+            attributes["log"], attributes["log_dict"] = logged.log, logged.log_dict
+
+    def state(self) -> State:
+        """A copy of the state that the module has now."""
+        self._places.settle()
+        return clone(self.live)
+
+    def settle(self) -> None:
+        """Take the values of buffers that were rebound into the state.
+
+        Raises:
+            ClientError: an entry of the state is new, was removed, or has another shape or type.
+        """
+        self._places.settle()
+
+    def load(self, state: State) -> None:
+        """Load a state into the module."""
+        self._places.bind()
+        copy_into(self.live, state)
+
+    def load_afresh(self, state: State) -> None:
+        """Load a state, and bring back what is in no state as it was when the run began, without gradients."""
+        self.load(state)
+        self._start.restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """In this block the module trains; hooks that it registers, and settings of the process, are undone."""
+        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module), settings_undone():
+            yield
+
+    @contextmanager
+    def evaluating(self, stage: str) -> Iterator[None]:
+        """In this block the module evaluates: ``stage`` is ``validate``, ``test`` or ``predict``.
+
+        It begins with the attributes and buffers of the start of the run, and ends with the modes of then.
+        """
+        name = {"validate": "validation"}.get(stage, stage)
+        self._start.restore()
+        self.end_round()
+        if self._released:
+            self._install()
+        with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module), settings_undone():
+            getattr(self.module, f"on_{name}_model_eval")()
+            try:
+                yield
+            finally:
+                self.call(f"on_{name}_model_train")
+                self._start.restore_modes()
+                if self._released:
+                    self._uninstall()
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """In this block anything may be done to the module, which is at its end as it was at its beginning.
+
+        It begins with the attributes and buffers of the start of the run.
+        """
+        stand_in, logged = self.stand_in, self.logged
+        state, now, clock = self.state(), Transient(self.module), stand_in.clock
+        stand_in.clock = replace(clock)
+        self._start.restore()
+        self.begin_logging(1.0)
+        try:
+            with stand_in.put_back():
+                yield
+        finally:
+            self.load(state)
+            now.restore()
+            stand_in.clock = clock
+            self.log_into(logged)
+
+    def frozen_copy(self) -> LightningModule:
+        """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
+        self.taps.remove()
+        now = Transient(self.module)
+        self._start.restore()  # the copy is not that of a client in the middle of its visit
+        try:
+            frozen = frozen_copy(self.module, [self.stand_in])
+            self.stand_in.attach(frozen)
+            return frozen
+        finally:
+            now.restore()
+            self._hook_taps()
+
+    def release(self) -> None:
+        """Give the module back as it was: without hooks, with its own ``log`` and ``forward``."""
+        self.taps.remove()
+        self._places.bind()
+        self._start.restore()
+        self._uninstall()
+        self._released = True
+
+    def _hook_taps(self) -> None:
+        self.taps = Taps(self.module, self._bindings, None if self._transform is None else self._transformed)
+
+    def _transformed(self, logits: Tensor) -> Tensor:
+        trains = self.module.training and self.stand_in.state.stage not in EVALUATES
+        return self._transform(logits) if trains and self._transform is not None else logits
+
+    def _install(self) -> None:
+        parts = self.module.modules()
+        self._lightning = [vars(part) for part in parts if isinstance(part, namespaces.LightningModule)]
+        self.stand_in.attach(self.module)
+        self.stand_in.strategy._lightning_module = self.module
+        self.begin_logging()
+
+    def _uninstall(self) -> None:
+        self.stand_in.detach(self.module)
+        for attributes in self._lightning:
+            for name in ("log", "log_dict", "forward"):
+                attributes.pop(name, None)
+
+
+def overridden_hooks(module: LightningModule) -> frozenset[str]:
+    """Names of Lightning's public functions that a module overrides."""
+    members: dict[str, Any] = {}
+    for base in reversed(LightningModule.__mro__):
+        if base.__module__.startswith(("lightning", "pytorch_lightning")):
+            members |= vars(base)
+    # forward is no hook, and may be a compiled one here
+    names = [name for name, value in members.items() if name[0] != "_" and callable(value) and name != "forward"]
+    return frozenset(name for name in names if namespaces.is_overridden(name, module))

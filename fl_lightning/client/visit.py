@@ -1,0 +1,78 @@
+"""One client's stay in the resident module: all that it holds is made at its start, and dropped with it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fl_lightning.client.attributes import ReadOnly
+from fl_lightning.state import State, difference, select
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fl_lightning.client.clock import Clock
+    from fl_lightning.client.logged import Logged
+    from fl_lightning.data.datamodule import ClientInfo
+    from fl_lightning.sums import Reduced
+
+
+class Visit:
+    """What one client's visit holds beside the module's own state; several visits share nothing of it.
+
+    Args:
+        info: number of examples, label counts ``(C,)``, domain and id of the client.
+        received: the state that it begins with.
+        clock: where it lies in the one fit of which it is a part.
+        logged: collects what is logged in it.
+        server: tensors that its hooks may not write to, beside what was received, each with a name for errors.
+
+    Attributes:
+        scratch: what each method keeps for this visit, by the method's name.
+        num_steps: local steps taken so far.
+        num_skipped: batches without a loss, which the module skips.
+        lr: learning rate of the first parameter group in the last local step.
+        lr_total: the sum of these learning rates over the local steps so far.
+        epochs: the terms of the loss by name, as means over each local epoch.
+        outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
+        weight: p_k, before it is normalised over the cohort.
+        drift: Euclidean norm of the change.
+        values: what was logged, reduced over the visit, once it has ended.
+    """
+
+    __slots__ = (
+        *("_change", "_read_only", "clock", "drift", "epochs", "info", "logged", "lr", "lr_total", "num_skipped"),
+        *("num_steps", "outputs", "received", "scratch", "values", "weight"),
+    )
+
+    def __init__(
+        self,
+        info: ClientInfo,
+        received: State,
+        clock: Clock,
+        logged: Logged,
+        server: Sequence[tuple[str, Tensor]] = (),
+    ) -> None:
+        self.info, self.received, self.clock, self.logged = info, received, clock, logged
+        counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
+        self._read_only = ReadOnly(received, [*server, *counts])
+        self._change: Mapping[str, Tensor] | None = None
+        self.scratch: dict[str, SimpleNamespace] = {}
+        self.num_steps = self.num_skipped = 0
+        self.lr = self.lr_total = self.drift = 0.0
+        self.weight = 1.0
+        self.epochs: list[dict[str, float]] = []
+        self.outputs: dict[str, Any] = {}
+        self.values: dict[str, Reduced] = {}
+
+    def written(self) -> str | None:
+        """What was written to in this visit though it is the server's; None for nothing."""
+        return self._read_only.written()
+
+    def change(self, live: State, trainable: list[str]) -> Mapping[str, Tensor]:
+        """The change y - w^t of the trained parameters, computed once, after the last step."""
+        if self._change is None:
+            self._change = MappingProxyType(difference(select(live, trainable), self.received))
+        return self._change
