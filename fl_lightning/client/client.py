@@ -371,10 +371,13 @@ class Client(LightningModule):
 
     def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of the user's module."""
-        resident = self.resident
+        resident, module, taps = self.resident, self.resident.module, self.resident.taps
         resident.begin_hook("training_step")
-        with resident.taps.training():
-            output = resident.module.training_step(*((batch, batch_idx) if resident.takes_index else (batch,)))
+        taps.trains = True
+        try:
+            output = module.training_step(batch, batch_idx) if resident.takes_index else module.training_step(batch)
+        finally:
+            taps.trains = False
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")

@@ -120,8 +120,8 @@ class Logged:
         entry = self._terms.get(name)
         if entry is None:
             entry = self._terms[name] = Entry(Form(name))
-        value = value.detach()
-        entry.add(value.reshape(()) if value.ndim else value, self.counted)
+        value, weight = value.detach(), self._counted
+        entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
 
     # ------------------------------------------------------------------ what the engine calls
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
@@ -150,7 +150,7 @@ class Logged:
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms = {}
+        terms: dict[str, float] = {}
         for name, term in self._terms.items():
             counted = term.count
             term.end_epoch()
@@ -230,9 +230,11 @@ class Logged:
         if entry is None or entry.given != given:
             entry = self._entry(hook, name, value, given)
         if weight is None:
-            weight = self._weight(entry, value)
-        # the check for a Metric is slow
-        if type(value) is not Tensor and isinstance(value, Metric):
+            weight = self._weight(entry, value) if entry.once or self._size is None else self._size
+        if type(value) is Tensor and not value.ndim:
+            # a copy: the module may change it in place
+            entry.add(value.detach().clone() if value.requires_grad else value.clone(), weight)
+        elif isinstance(value, Metric):
             entry.add_metric(value, weight)
         else:
             entry.add(scalar(name, value), weight)

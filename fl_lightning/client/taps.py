@@ -79,6 +79,8 @@ class Taps:
 
     Attributes:
         values: tap name to the last recorded output, ``(B, ...)``.
+        recording: whether outputs are recorded and replaced.
+        trains: whether a call without gradient, which no penalty could act on, is not recorded.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Taps:
         self.paths = dict(paths)
         self.values = Values(self.paths)
         self.recording = True
-        self._trains = False
+        self.trains = False
         self._until: Mapping[str, int] = {}
         self._transform = transform
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
@@ -105,7 +107,7 @@ class Taps:
                 return None
             value, values = output_of.get(output), self.values
             call = values.calls[name] = values.calls.get(name, 0) + 1
-            if (torch.is_grad_enabled() or not self._trains) and call <= self._until.get(name, call):
+            if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name] = value, call
             if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
                 raise _Reached
@@ -141,15 +143,6 @@ class Taps:
         for name in places:
             self.values[name]  # raises if it is missing
         return self.values
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """In this block a call without gradient, which no penalty could act on, is not recorded."""
-        self._trains = True
-        try:
-            yield
-        finally:
-            self._trains = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -72,9 +72,13 @@ class Transient:
         self._modes = [(vars(part), part.training) for part in parts]
         self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
         saved = [(vars(part), OWN) for part in parts] + [(part._buffers, in_state(part, state)) for part in parts]
-        self._entries = [Entries(entries, ignored) for entries, ignored in saved]
+        # each dictionary of attributes or buffers, with what was in it, and the names that are left alone
+        self._entries = [
+            (entries, {name: value for name, value in entries.items() if name not in ignored}, {*entries, *ignored})
+            for entries, ignored in saved
+        ]
         known = {*state, *map(id, parts), *map(id, apart)}
-        values = [*parameters, *(value for entries in self._entries for value in entries.saved.values())]
+        values = [*parameters, *(value for _, before, _ in self._entries for value in before.values())]
         self._contents = [restore for value in values for restore in contents(value, known)]
 
     def restore(self) -> None:
@@ -83,8 +87,10 @@ class Transient:
         for parameter, trained in self._trained:
             if parameter.requires_grad is not trained:
                 parameter.requires_grad_(trained)
-        for entries in self._entries:
-            entries.restore()
+        for entries, before, names in self._entries:
+            for name in entries.keys() - names:
+                del entries[name]
+            entries.update(before)
         for restore in self._contents:
             restore()
 
@@ -92,20 +98,6 @@ class Transient:
         """Put every submodule in the mode, training or evaluation, in which it was."""
         for attributes, mode in self._modes:
             attributes["training"] = mode
-
-
-class Entries:
-    """The objects in a dictionary of attributes or buffers, but for the names that are ``ignored``."""
-
-    def __init__(self, live: dict[str, Any], ignored: set[str]) -> None:
-        self.saved = {name: value for name, value in live.items() if name not in ignored}
-        self._live, self._known = live, {*live, *ignored}
-
-    def restore(self) -> None:
-        """Put them back."""
-        for name in self._live.keys() - self._known:
-            del self._live[name]
-        self._live.update(self.saved)
 
 
 def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
@@ -299,7 +291,7 @@ class Places:
             if tensor.shape != shape or tensor.dtype != dtype:
                 tensor.data = torch.zeros(shape, dtype=dtype, device=tensor.device)
         for _, entries, saved in self._entries:
-            if changed(entries, saved):
+            if len(entries) != len(saved) or not all(map(is_, entries.values(), saved.values())):
                 entries.clear()
                 entries.update(saved)
         for _, part, named in self._named:

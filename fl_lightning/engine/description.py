@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.data.loaders import num_batches
-from fl_lightning.engine.optimizers import configure_optimizer, group_options
+from fl_lightning.engine.optimizers import Schedulers, group_options
 from fl_lightning.engine.origins import KEPT_BY_TORCH, contents_of, modules_of
 from fl_lightning.records.hyperparameters import PLAIN
 from fl_lightning.sources import Code, code_of, content_of
@@ -94,7 +94,7 @@ def description(run: Run) -> dict[str, Any]:
     """The description of a run, before its first round."""
     return {
         "trainer": of_trainer(run),
-        "model": of_module(run.client.module),
+        "model": of_module(run.client.module, *run.local_training.optimizers.first),
         "method": {name: canonical(one) for name, one in named(run.methods.methods).items()},
         "data": of_data(run.data),
         "callbacks": {name: canonical(one) for name, one in named(run.callbacks).items() if has_state(one)},
@@ -130,9 +130,8 @@ def of_evaluation(run: Run) -> dict[str, Any]:
     return {"eval_every_n_rounds": run.trainer.eval_every_n_rounds, "callbacks": [canonical(one) for one in asking]}
 
 
-def of_module(module: LightningModule) -> dict[str, Any]:
+def of_module(module: LightningModule, optimizer: Optimizer, schedulers: Schedulers) -> dict[str, Any]:
     """The user's module: its arguments, its parts, and what its ``configure_optimizers`` returns."""
-    optimizer, schedulers = configure_optimizer(module)
     trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
     return {
         **canonical(module),

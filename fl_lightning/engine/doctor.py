@@ -25,7 +25,6 @@ from fl_lightning.engine.commands import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation import PHASES, step_name
 from fl_lightning.engine.evaluation_loop import can_share
 from fl_lightning.engine.model_files import warn_of_arguments
-from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, text_of
 from fl_lightning.method import Method
@@ -122,7 +121,7 @@ def of_model(run: Run) -> Plan:
 
 def of_optimizers(run: Run) -> Plan:
     """The optimizers of client and server with their options, and the module's schedulers."""
-    optimizer, schedulers = configure_optimizer(run.client.module)
+    optimizer, schedulers = run.local_training.optimizers.first
     server = run.server.optimizer
     return {
         "client": described(optimizer),

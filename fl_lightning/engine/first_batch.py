@@ -29,7 +29,6 @@ from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
-from fl_lightning.engine.optimizers import configured
 from fl_lightning.errors import ClientError, UsageError, clipped, located
 from fl_lightning.method import Method, MethodList
 from fl_lightning.seeding import ambient
@@ -166,7 +165,7 @@ def train_on_one(run: Run, forked: bool) -> None:
     with run.loaders.train(k, 0, "first_batch") as loader:
         for given in first_of(run, loader, f"client {k}", forked):
             run.resident.stand_in.clock.batches = len(loader)
-            run.resident.stand_in.begin_visit(*configured(run.client.module), loader)
+            run.resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
             with attempt(run, OF_TRANSFER, f"client {k}", given):
                 step_on(run, run.loaders.to_device(given), k)
 

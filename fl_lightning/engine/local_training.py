@@ -41,6 +41,7 @@ class LocalTraining:
         loaders: the clients' batches.
         workers: the workers; local training ends where one of them is lost.
         stopwatch: takes the seconds of each phase.
+        optimizers: gives each visit its optimizer.
         client_schedulers: whether the module's schedulers ``continue`` from visit to visit or ``restart``.
         lr_factors: factor on the clients' learning rates, by round.
     """
@@ -52,14 +53,15 @@ class LocalTraining:
         loaders: Loaders,
         workers: Workers,
         stopwatch: Stopwatch,
+        optimizers: OptimizerSource,
         client_schedulers: Mode = "continue",
         lr_factors: list[float] | None = None,
     ) -> None:
         self.fabric, self.client, self.loaders, self.workers = fabric, client, loaders, workers
         self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
+        self.optimizers = optimizers
         self.schedules = Schedules(client, client_schedulers)
-        self.monitored = MonitoredSchedule(self.schedules)
-        self._optimizers = OptimizerSource(client.module)
+        self.monitored = MonitoredSchedule(self.schedules, optimizers)
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
@@ -169,7 +171,7 @@ class LocalTraining:
 
     def _optimizer(self, clock: Clock, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
-        optimizer, schedulers = self._optimizers.fresh()
+        optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
@@ -215,7 +217,7 @@ class LocalTraining:
         clock.epoch += 1  # Lightning counts the last epoch before this hook, too
         call("on_train_end")
         if clock.rounds > 1:
-            self._optimizers.check(optimizer)
+            self.optimizers.check(optimizer)
         if not client.module.automatic_optimization:
             raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
 

@@ -11,7 +11,7 @@ import copy
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from inspect import Parameter, signature
 from typing import Any
 
@@ -51,16 +51,21 @@ def put_back(module: LightningModule) -> Iterator[list[Any]]:
 
     They are in the block's list, unless there is one that cannot be brought back to its initial state.
     """
-    tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    kept = [part for part in objects_in(module, set(tensors)) if isinstance(part, (Optimizer, LRScheduler))]
+    kept = kept_parts(module)
     kept = kept if all(map(can_reset, kept)) else []
-    known = {*tensors, *map(id, module.modules())}
+    known = {*map(id, module.parameters()), *map(id, module.buffers()), *map(id, module.modules())}
     restores = [restore for part in kept for restore in contents(part, known)]
     try:
         yield kept
     finally:
         for restore in restores:
             restore()
+
+
+def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
+    """The optimizers and schedulers that a module keeps."""
+    tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    return [part for part in objects_in(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
 
 
 def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
@@ -114,6 +119,11 @@ class OptimizerSource:
         self.module = module
         self._optimizer: Optimizer | None = None
         self._options: list[dict[str, Any]] = []
+
+    @cached_property
+    def first(self) -> tuple[Optimizer, Schedulers]:
+        """An optimizer with its schedulers, for all that is asked of them before a visit."""
+        return configure_optimizer(self.module)
 
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""

@@ -39,7 +39,7 @@ from fl_lightning.engine.launch import (
 )
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import configure_optimizer, configured, needs_closure, put_back
+from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, Stopped, add_note, located, require
@@ -236,15 +236,16 @@ def build(
     cleanup.callback(client.release)
     cleanup.callback(data.teardown, stage)
     cleanup.callback(model.teardown, stage)
+    optimizers = OptimizerSource(model)
     if stage == "fit" or checks.can_train(model):
-        check_optimizer(trainer, client, data)
+        check_optimizer(trainer, client, data, optimizers)
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
     checks.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches)
     how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
-    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, *how)
+    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
@@ -322,13 +323,13 @@ def set_up_module(model: LightningModule, stand_in: StandIn, fabric: Fabric, see
     stand_in.attach(model)  # what has been built, too
 
 
-def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> None:
+def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any, optimizers: OptimizerSource) -> None:
     """Refuse an optimizer or a scheduler that does not fit the run.
 
     Raises:
         UsageError: something does not fit together.
     """
-    optimizer, schedulers = configure_optimizer(client.module)
+    optimizer, schedulers = optimizers.first
     checks.check_options(optimizer, f"model={type(client.module).__name__}: configure_optimizers")
     kind = f"model={type(client.module).__name__}: configure_optimizers"
     both = bool(schedulers) and trainer.client_lr_scheduler is not None
@@ -337,7 +338,8 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
-    check_kept(trainer, client.module)
+    if schedulers or optimizer.state or not can_reset(optimizer) or kept_parts(client.module):
+        check_kept(trainer, client.module)
     known = {id(client.live[name]) for name in client.live}
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
@@ -354,7 +356,7 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any) -> Non
         mixed = str(trainer.precision) in ("16-mixed", "16")
         require(not mixed, "trainer.precision", trainer.precision, hint)
     client.methods.setup(client, optimizer)
-    check_length(client, (num_batches(data, k) for k in range(data.num_clients)))
+    check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
 
 
 def check_kept(trainer: FederatedTrainer, module: LightningModule) -> None:

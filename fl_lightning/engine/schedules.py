@@ -16,7 +16,7 @@ from fl_lightning.client import Client
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.transient import Transient
 from fl_lightning.engine.checks import can_train
-from fl_lightning.engine.optimizers import configure_optimizer, group_options, set_group_options
+from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, group_options, set_group_options
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import ambient
 
@@ -130,12 +130,13 @@ class MonitoredSchedule:
 
     Args:
         schedules: steps it.
+        optimizers: where it comes from.
     """
 
-    def __init__(self, schedules: Schedules) -> None:
+    def __init__(self, schedules: Schedules, optimizers: OptimizerSource) -> None:
         self._schedules, module = schedules, schedules.client.module
         # a module that is only evaluated may have no optimizer
-        built: tuple[Any, Configs] = configure_optimizer(module) if can_train(module) else (None, [])
+        built: tuple[Any, Configs] = optimizers.first if can_train(module) else (None, [])
         self._optimizer, configs = built
         monitored = [config for config in configs if config.reduce_on_plateau]
         together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
@@ -189,17 +190,18 @@ def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool)
     return metrics[tags[0]] if tags else None
 
 
-def check_length(client: Client, batches: Iterator[int]) -> None:
+def check_length(client: Client, configs: Configs, batches: Iterator[int]) -> None:
     """Refuse a schedule that ends before the run.
 
     Args:
         client: the resident module.
+        configs: the schedulers of one client.
         batches: number of batches of each client.
 
     Raises:
         UsageError: OneCycleLR of fewer steps than the run takes.
     """
-    if not any(isinstance(config.scheduler, OneCycleLR) for config in configure_optimizer(client.module)[1]):
+    if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
         return
     clock = client.resident.clock  # still that of the stand-in
     first = clock.batches

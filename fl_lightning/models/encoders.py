@@ -70,20 +70,23 @@ class Encoder(nn.Module):
         # a compiler would trace the messages as well; the check has run before anything is compiled
         if torch.compiler.is_compiling():
             return
-        if self.in_features is not None:
-            numbers = x.shape[1:].numel()
-            self._agree("in_features", numbers == self.in_features, x, str(numbers))
-        if self.in_channels is not None:
-            self._agree("in_channels", x.ndim == 4, x, "images of channels x height x width")
-            channels, *size = x.shape[1:]
-            self._agree("in_channels", channels == self.in_channels, x, str(channels))
-            fits = self.image_size is None or set(size) == {self.image_size}
-            self._agree("image_size", fits, x, "their height and width, which must be equal")
-            self._agree("smallest", min(size) >= self.smallest, x, "larger ones")
-
-    def _agree(self, key: str, agrees: bool, x: Tensor, fitting: str) -> None:
-        name = f"{type(self).__name__}.{key}"
-        require(agrees, name, getattr(self, key), f"inputs are {' x '.join(map(str, x.shape[1:]))}, give {fitting}")
+        channels, *size = shape = x.shape[1:]
+        wrong: tuple[str, object] | None = None
+        if self.in_features is not None and shape.numel() != self.in_features:
+            wrong = ("in_features", shape.numel())
+        elif self.in_channels is not None:
+            if x.ndim != 4:
+                wrong = ("in_channels", "images of channels x height x width")
+            elif channels != self.in_channels:
+                wrong = ("in_channels", channels)
+            elif self.image_size is not None and set(size) != {self.image_size}:
+                wrong = ("image_size", "their height and width, which must be equal")
+            elif min(size) < self.smallest:
+                wrong = ("smallest", "larger ones")
+        if wrong is not None:
+            key, fitting = wrong
+            hint = f"inputs are {' x '.join(map(str, shape))}, give {fitting}"
+            require(False, f"{type(self).__name__}.{key}", getattr(self, key), hint)
 
 
 class FedUVCNN(Encoder):

@@ -22,6 +22,7 @@ from fl_lightning.callbacks import Callback, EarlyStopping, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
 from fl_lightning.engine.changes import differing, message
 from fl_lightning.engine.description import IN_DATA, canonical, description, of_module
+from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.engine.origins import modules_of
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx
@@ -727,7 +728,8 @@ NOW_REFUSED = {
 @pytest.mark.parametrize("name", NOW_REFUSED)
 def test_what_a_model_keeps_beside_its_modules_counts(name):
     before, now, expected = NOW_REFUSED[name]
-    described, again, changed = (of_module(DeepNet(**one)) for one in (before, before, now))
+    models = [DeepNet(**arguments) for arguments in (before, before, now)]
+    described, again, changed = (of_module(model, *configure_optimizer(model)) for model in models)
     assert not differing(described, again, "model")
     assert expected in message("", differing(described, changed, "model"), "")
 
