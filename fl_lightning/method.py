@@ -91,8 +91,9 @@ class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
     Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
-    ``client.memory(self)``, what it keeps on the server in attributes that are declared as :class:`ServerValue`. What a
-    client hook changes of the method's attributes, or of its class's, lasts until the end of the visit.
+    ``client.memory(self)``, what it keeps for a visit alone in ``client.scratch(self)``, and what it keeps on the server
+    in attributes that are declared as :class:`ServerValue`. What a client hook changes of the method's attributes, or
+    of its class's, lasts until the end of the visit.
 
     Attributes:
         name: the name under which it logs, sends and remembers: that of its class in lower case; a subclass keeps that

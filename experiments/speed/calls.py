@@ -1,4 +1,4 @@
-"""How far a reader has to walk: the calls of one steady batch and of one client's visit, and how they jump between files.
+"""How far a reader has to walk: the calls of a steady batch and of a visit, and how they jump between files.
 
 python experiments/speed/calls.py [--config experiments/smoke/feduv.yaml] [--list]
 

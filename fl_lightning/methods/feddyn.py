@@ -64,17 +64,19 @@ class FedDyn(Method):
 
     def on_client_start(self, client: Client) -> None:
         share = client.info.num_examples / self._mean_examples if self.scaled else 1.0
-        self._alpha_k = self.alpha / share if share else 0.0
-        self._own = client.memory(self).get("g") or {n: torch.zeros_like(client.live[n].data) for n in client.sent}
+        visit, zeros = client.scratch(self), {name: torch.zeros_like(client.live[name].data) for name in client.sent}
+        visit.alpha = self.alpha / share if share else 0.0
+        visit.own = client.memory(self).get("g") or zeros
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        client.add_to_gradients(self._own, self._alpha_k)
-        client.add_to_gradients(client.drift_so_far(client.sent), self._alpha_k)
+        visit = client.scratch(self)
+        client.add_to_gradients(visit.own, visit.alpha)
+        client.add_to_gradients(client.drift_so_far(client.sent), visit.alpha)
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         memory = client.memory(self)
         sent = {name: Weighted.of(client.change[name]) for name in client.sent}
-        memory["g"] = {name: g + client.change[name].to(g) for name, g in self._own.items()}
+        memory["g"] = {name: g + client.change[name].to(g) for name, g in client.scratch(self).own.items()}
         if self.reported == "all":
             before, now = memory.get("latest", self.initial), clone(select(client.live, client.sent))
             sent |= {f"latest/{name}": Weighted.of(now[name].double() - before[name]) for name in now}

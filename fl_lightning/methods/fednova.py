@@ -41,20 +41,23 @@ class FedNova(Method):
         require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; use that")
 
     def on_client_start(self, client: Client) -> None:
-        self._counter = self._norm = self._first_rate = 0.0
+        visit = client.scratch(self)
+        visit.counter = visit.norm = visit.first_rate = 0.0
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         rate, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
-        self._first_rate = self._first_rate or rate
-        self._counter = momentum * self._counter + 1
-        weight = rate / self._first_rate if rate else 0.0
-        self._norm = self._norm * (1 - rate * self.mu) + weight * self._counter
+        visit = client.scratch(self)
+        visit.first_rate = visit.first_rate or rate
+        visit.counter = momentum * visit.counter + 1
+        weight = rate / visit.first_rate if rate else 0.0
+        visit.norm = visit.norm * (1 - rate * self.mu) + weight * visit.counter
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
-        return {"steps": Weighted.of(client.num_steps if self.mu else self._norm, client.weight)}
+        return {"steps": Weighted.of(client.num_steps if self.mu else client.scratch(self).norm, client.weight)}
 
     def transform_client_update(self, client: Client, delta: State) -> State:
-        return {name: value / self._norm for name, value in delta.items()} if self._norm else delta
+        norm = client.scratch(self).norm
+        return {name: value / norm for name, value in delta.items()} if norm else delta
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
         steps = payload["steps"].mean()

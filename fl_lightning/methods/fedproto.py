@@ -50,26 +50,27 @@ class FedProto(Method):
         return self.aggregate_weights
 
     def on_client_start(self, client: Client) -> None:
-        self._sums: tuple[Tensor, Tensor] | None = None
-        self._epoch = 0
+        visit = client.scratch(self)
+        visit.sums, visit.epoch = None, 0
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z, targets = step.taps["representation"], step.targets
         if targets is None:
             return None
         fresh = class_sums(z, targets, len(client.info.label_counts))  # type: ignore[arg-type]
-        if self._sums is not None and self._epoch == client.epoch:
-            fresh = (self._sums[0] + fresh[0], self._sums[1] + fresh[1])
-        self._sums, self._epoch = fresh, client.epoch
+        visit = client.scratch(self)
+        if visit.sums is not None and visit.epoch == client.epoch:
+            fresh = (visit.sums[0] + fresh[0], visit.sums[1] + fresh[1])
+        visit.sums, visit.epoch = fresh, client.epoch
         if self.prototypes is None or self.known is None:
             return None
         where = z.device
         return self.lambda_ * prototype_distance(z, targets, self.prototypes.to(where), self.known.to(where))
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
-        if self._sums is None:
+        if client.scratch(self).sums is None:
             return None
-        sums, counts = self._sums
+        sums, counts = client.scratch(self).sums
         return {"prototypes": Weighted.of(sums / counts.clamp_min(1), counts > 0)}
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:

@@ -56,16 +56,18 @@ class MOON(Method):
     def on_client_start(self, client: Client) -> None:
         pool = client.memory(self).get("pool") or self._first_pool(client)
         # FedCKA uses the same name for the newest, so that both methods share one reference model
-        self._names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
-        for name, state in zip(self._names, reversed(pool), strict=True):
+        names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
+        client.scratch(self).names = names
+        for name, state in zip(names, reversed(pool), strict=True):
             client.load_reference(name, state, self.requires)
         if pool:
             client.load_reference("global", client.received, self.requires)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        if not self._names:
+        names = client.scratch(self).names
+        if not names:
             return None
-        to_global, *to_previous = (client.observe(name)["representation"] for name in ("global", *self._names))
+        to_global, *to_previous = (client.observe(name)["representation"] for name in ("global", *names))
         z = step.taps["representation"]
         return self.mu * model_contrastive_loss(z, to_global, to_previous, self.temperature)
 

@@ -73,43 +73,45 @@ class SCAFFOLD(Method):
         self._mean_examples = server.num_examples / server.num_clients
 
     def on_client_start(self, client: Client) -> None:
+        visit = client.scratch(self)
         # a client without examples takes no step, and its share does not count
-        self._share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
-        self._global = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
-        zeros = {name: torch.zeros_like(value) for name, value in self._global.items()}
-        self._own = client.memory(self).get("variate", zeros)
-        self._gradients, self._clipping = clone(zeros), clone(zeros)
-        self._gap = {name: value / self._share - self._own[name] for name, value in self._global.items()}
-        self._rates = 0.0
+        visit.share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
+        visit.of_server = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
+        zeros = {name: torch.zeros_like(value) for name, value in visit.of_server.items()}
+        visit.own = client.memory(self).get("variate", zeros)
+        visit.gap = {name: value / visit.share - visit.own[name] for name, value in visit.of_server.items()}
+        visit.gradients, visit.clipping, visit.rates = clone(zeros), clone(zeros), 0.0
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        self._rates += optimizer.param_groups[0]["lr"]
+        visit = client.scratch(self)
+        visit.rates += optimizer.param_groups[0]["lr"]
         if self.variate == "gradients":
-            client.add_gradients_to(self._gradients)
+            client.add_gradients_to(visit.gradients)
         if self.correction == "gradient":
-            client.add_to_gradients(self._gap)
+            client.add_to_gradients(visit.gap)
         if self.variate == "gradients":
-            client.add_gradients_to(self._clipping, -1.0)
+            client.add_gradients_to(visit.clipping, -1.0)
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
         # what clipping takes off is added up by itself, exactly 0 without it: there the correction cancels no digits
         if self.variate == "gradients":
-            client.add_gradients_to(self._clipping)
+            client.add_gradients_to(client.scratch(self).clipping)
 
     def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         if self.correction == "post_step":
-            client.add_to_parameters(self._gap, -optimizer.param_groups[0]["lr"])
+            client.add_to_parameters(client.scratch(self).gap, -optimizer.param_groups[0]["lr"])
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        visit = client.scratch(self)
         # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
-        if client.num_steps == 0 or (self.variate == "displacement" and not self._rates):
+        if client.num_steps == 0 or (self.variate == "displacement" and not visit.rates):
             return None
         if self.variate == "gradients":
-            new = {n: (total + self._clipping[n]) / client.num_steps for n, total in self._gradients.items()}
+            new = {n: (total + visit.clipping[n]) / client.num_steps for n, total in visit.gradients.items()}
         else:
-            new = {n: self._own[n] - self._global[n] - client.change[n] / self._rates for n in client.sent}
-        kept = client.memory(self)["variate"] = {name: value.to(self._own[name]) for name, value in new.items()}
-        return {name: Weighted.of((value - self._own[name]) * self._share) for name, value in kept.items()}
+            new = {n: visit.own[n] - visit.of_server[n] - client.change[n] / visit.rates for n in client.sent}
+        kept = client.memory(self)["variate"] = {name: value.to(visit.own[name]) for name, value in new.items()}
+        return {name: Weighted.of((value - visit.own[name]) * visit.share) for name, value in kept.items()}
 
     def client_weight(self, client: Client) -> float | None:
         return 1.0 if self.weighting == "uniform" else None

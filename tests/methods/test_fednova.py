@@ -39,7 +39,7 @@ def test_fednova_counts_a_step_by_its_weight_under_momentum(run, rho):
 
     class Spy(FedNova):
         def on_client_end(self, client):
-            norms.append((self._norm, client.num_steps))
+            norms.append((client.scratch(self).norm, client.num_steps))
             return super().on_client_end(client)
 
     data = curved_data(A, B, sizes=[2, 5, 1], batch_size=1)

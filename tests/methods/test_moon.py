@@ -26,8 +26,8 @@ def test_moon_contrasts_with_the_clients_own_last_models_newest_first(run):
 
         def penalty(self, client, step):
             own = seen.get(client.info.id, [])
-            assert len(self._names) == min(len(own), 2)
-            for reference, state in zip(self._names, reversed(own), strict=False):
+            assert len(client.scratch(self).names) == min(len(own), 2)
+            for reference, state in zip(client.scratch(self).names, reversed(own), strict=False):
                 model = client.references.models[reference]
                 assert_same_bits(dict(model.state_dict()), state)
                 assert differs(dict(model.state_dict()), client.received)
