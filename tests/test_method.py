@@ -174,7 +174,7 @@ def test_a_subclass_gives_each_client_a_first_pool(run, workers):
         def on_client_start(self, client):
             visit = client.memory(self).get("visit", 0)
             super().on_client_start(client)
-            oldest = client.references.models[self._names[-1]].state_dict()
+            oldest = client.references.models[client.scratch(self).names[-1]].state_dict()
             given = all(torch.equal(oldest[name], value) for name, value in pools[client.info.id].items())
             assert given == (visit < 2)
             client.memory(self)["visit"] = visit + 1

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_lightning import foreach
+from fl_lightning.collectives import Collectives
 from fl_lightning.errors import UsageError
 from fl_lightning.sums.exact import ExactSum
 
-if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
 
 # where a value lies in nested dictionaries
 Path = tuple[str, ...]
@@ -93,7 +92,7 @@ class Sums:
             self._extend(merged(self._layout, layout))
         self._exact.add(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
 
-    def all_reduce(self, workers: Workers, note: Any = None) -> list[Any]:
+    def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
         """Add up the sums of all workers, who all call this; returns the small ``note`` of each, by rank."""
         if workers.size == 1:
             return [note]

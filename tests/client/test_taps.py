@@ -283,11 +283,12 @@ def test_of_many_submodules_an_error_names_the_nearest():
 def test_in_training_the_last_output_that_has_a_gradient_is_recorded_and_another_forward_ends_there():
     net = Net()
     taps = Taps(net, PATHS)
-    with taps.training():
-        net(X)
-        net(2 * X)
-        with torch.no_grad():
-            net(3 * X)
+    taps.trains = True
+    net(X)
+    net(2 * X)
+    with torch.no_grad():
+        net(3 * X)
+    taps.trains = False
     places = {"representation": taps.values.places["representation"]}
     assert places == {"representation": 2}
     recorded = taps.values["representation"]
@@ -301,7 +302,8 @@ def test_in_training_the_last_output_that_has_a_gradient_is_recorded_and_another
 def test_a_submodule_that_is_only_called_without_gradient_is_named():
     net = Net()
     taps = Taps(net, {"z": "body"})
-    with taps.training(), torch.no_grad():
+    taps.trains = True
+    with torch.no_grad():
         net(X)
     taps.values.check_called("z")
     with pytest.raises(UsageError, match=r"^trainer.taps: z='body': .* without gradient.*use_reentrant=False"):

@@ -104,4 +104,4 @@ def test_a_run_caches_by_default_where_examples_are_seen_again_as_they_were(run,
     monkeypatch.setattr(References, "end", lambda self: (held.append(len(self._caches)), inner(self)))
     run([MOON()], data=small_data(partitioner=None, augment=augment), **{"local_epochs": 2, **options})
     # the global and the previous model, from the second visit on
-    assert held == [0] * 4 + [2 * cached] * 4
+    assert held[-8:] == [0] * 4 + [2 * cached] * 4 and not any(held[:-8])

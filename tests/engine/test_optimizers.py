@@ -220,11 +220,20 @@ REFUSED = {
     OfOwnClass: "'OwnSGD': it returns the same optimizer again",
     OwnScheduler: "'SGD': it returns the same optimizer again",
     Hooked: "'SGD': it returns the same optimizer again",
-    InAClosure: "'SGD': it returns the same optimizer again",
     Replaced: "'2 tensors': they are not in the state_dict",
     OfAnother: "lr_scheduler='StepLR': it is no scheduler of the optimizer that is returned",
     WithoutOptimizer: "KeyError: 'optimizer'",
 }
+
+
+def test_one_that_a_closure_holds_is_brought_back_like_any_other():
+    kept, _ = trained(InAClosure, "SGD")
+    InAClosure.configure_optimizers, before = lambda self: sgd(self.parameters()), InAClosure.configure_optimizers
+    try:
+        anew, _ = trained(InAClosure, "SGD")
+    finally:
+        InAClosure.configure_optimizers = before
+    assert_same_bits(kept.state_dict(), anew.state_dict())
 
 
 def test_a_state_from_before_the_module_was_converted_is_refused(tmp_path):
