@@ -91,8 +91,8 @@ class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
     Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
-    ``client.memory(self)``, what it keeps for a visit alone in ``client.scratch(self)``, and what it keeps on the server
-    in attributes that are declared as :class:`ServerValue`. What a client hook changes of the method's attributes, or
+    ``client.memory(self)``, what it keeps for a visit alone in ``client.scratch(self)``, what it keeps on the server in
+    attributes that are declared as :class:`ServerValue`. What a client hook changes of the method's attributes, or
     of its class's, lasts until the end of the visit.
 
     Attributes:

@@ -16,10 +16,11 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
-from fl_lightning.engine import checks, commands
-from fl_lightning.engine import doctor as examination
-from fl_lightning.engine import replay as replaying
-from fl_lightning.engine.launch import build_fabric
+from fl_lightning.engine import checks
+from fl_lightning.engine.commands import doctor as examination
+from fl_lightning.engine.commands import fit as commands
+from fl_lightning.engine.commands import replay as replaying
+from fl_lightning.engine.processes.launch import build_fabric
 from fl_lightning.engine.run import Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList

@@ -31,7 +31,7 @@ from torch.optim import SGD, Adam
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import BestCheckpoint, Callback, SpectrumMonitor
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.engine.launch import begin_forked_process, without_collections
+from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector

@@ -16,7 +16,7 @@ from fl_lightning.sums import Sums
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
-    from fl_lightning.engine.evaluation import Observed
+    from fl_lightning.engine.evaluation.evaluator import Observed
     from fl_lightning.engine.run import Run
     from fl_lightning.server import Server
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fl_lightning.client import Client
-    from fl_lightning.engine.evaluation import Observed
+    from fl_lightning.engine.evaluation.evaluator import Observed
     from fl_lightning.trainer import FederatedTrainer
 
 

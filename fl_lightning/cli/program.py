@@ -31,7 +31,7 @@ from fl_lightning.cli.messages import key_in, shorten
 from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
-from fl_lightning.engine.doctor import as_text, count
+from fl_lightning.engine.commands.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import ClientError, Stopped, UsageError, add_note, clipped, located, require
 from fl_lightning.method import MethodList

@@ -7,19 +7,17 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
+from fl_lightning.collectives import Collectives
 from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
 from fl_lightning.records.plain import packed, unpacked
 from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
 
 Memory = dict[str, dict[str, Any]]
 
@@ -122,7 +120,7 @@ class Memories(Mapping[int, Memory]):
         """Record the owners: ``owned`` holds the clients that each worker owns, by rank."""
         self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
 
-    def follow(self, placed: list[list[int]], workers: Workers) -> None:
+    def follow(self, placed: list[list[int]], workers: Collectives) -> None:
         """Send memories to the workers on which their clients are placed; all workers call this.
 
         Args:
@@ -140,7 +138,7 @@ class Memories(Mapping[int, Memory]):
             self.owners[k] = there[k]
 
     # ------------------------------------------------------------------ checkpoints
-    def write(self, folder: Path, done: int, workers: Workers) -> None:
+    def write(self, folder: Path, done: int, workers: Collectives) -> None:
         """Write the memories of the clients that have trained since the last checkpoint; all workers call this.
 
         Each is a file, whose name holds the number of rounds ``done``, and is on the disk when this returns. The files
@@ -157,7 +155,7 @@ class Memories(Mapping[int, Memory]):
         """The name of each client's file, of the clients that remember something."""
         return dict(self.files)
 
-    def restore(self, paths: Mapping[int, Path], workers: Workers, stamps: Mapping[str, Stamp] | None) -> None:
+    def restore(self, paths: Mapping[int, Path], workers: Collectives, stamps: Mapping[str, Stamp] | None) -> None:
         """Deal the clients of a checkpoint out over the workers.
 
         Args:

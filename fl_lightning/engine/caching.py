@@ -14,7 +14,7 @@ from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-    from fl_lightning.engine.workers import Workers
+    from fl_lightning.engine.processes.workers import Workers
     from fl_lightning.trainer import FederatedTrainer
 
 # of the memory that is available when a run begins, for all workers that share it

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
-from fl_lightning.engine.changes import (
+from fl_lightning.engine.identity.changes import (
     changes_of,
     differing,
     forget_the_rest,

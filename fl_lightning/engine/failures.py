@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from fl_lightning.engine.changes import identity
+from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.errors import ClientError, UsageError, text_of
 from fl_lightning.records.files import save

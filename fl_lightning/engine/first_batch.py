@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.evaluation import PHASES, STAGES, bound_step, step_name
-from fl_lightning.engine.evaluation_loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
-from fl_lightning.engine.launch import begin_forked_process, can_fork, without_collections
+from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
+from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
+from fl_lightning.engine.processes.launch import begin_forked_process, can_fork, without_collections
 from fl_lightning.errors import ClientError, UsageError, clipped, located
 from fl_lightning.method import Method, MethodList
 from fl_lightning.seeding import ambient

@@ -21,8 +21,8 @@ from fl_lightning.client.visit import Visit
 from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure
+from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
-from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
 from fl_lightning.method import MethodList
 from fl_lightning.seeding import ambient

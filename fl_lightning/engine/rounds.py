@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fl_lightning.client.logged import tagged
-from fl_lightning.engine.evaluation import PHASES
+from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.failures import Failures, record_failure
-from fl_lightning.engine.workers import place
+from fl_lightning.engine.processes.workers import place
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select

@@ -27,9 +27,12 @@ from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
 from fl_lightning.engine.caching import cache_limit
 from fl_lightning.engine.compiled import replace_forward
-from fl_lightning.engine.description import code_of_run, description
-from fl_lightning.engine.evaluation import Evaluator, Representations
-from fl_lightning.engine.launch import (
+from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
+from fl_lightning.engine.identity.description import code_of_run, description
+from fl_lightning.engine.loaders import Loaders
+from fl_lightning.engine.local_training import LocalTraining, Stopwatch
+from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
+from fl_lightning.engine.processes.launch import (
     build_fabric,
     devices_and_nodes,
     forks,
@@ -37,11 +40,8 @@ from fl_lightning.engine.launch import (
     refuse_default_group,
     threads,
 )
-from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
+from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.schedules import check_length
-from fl_lightning.engine.workers import Workers
 from fl_lightning.errors import ClientError, Stopped, add_note, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.records.folder import RunFolder

@@ -17,13 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
+from fl_lightning.collectives import Collectives
 
 STEP = 40
 LOWEST, USUAL, HIGHEST = -44, 36, 156
@@ -80,7 +78,7 @@ class ExactSum:
         for exponent, values in narrow.items():
             self._open(exponent)[places] = values
 
-    def all_reduce(self, workers: Workers, exponents: Iterable[int]) -> None:
+    def all_reduce(self, workers: Collectives, exponents: Iterable[int]) -> None:
         """Add up the sums of all workers, in one collective.
 
         Args:

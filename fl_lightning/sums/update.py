@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.collectives import Collectives
 from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
 from fl_lightning.sums.weighted import Sums, Weighted, means, weigh
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
 
 
 @dataclass
@@ -69,7 +67,7 @@ class Totals:
         self._sums.add(update.weighted())
         self._extremes.add(update.logged)
 
-    def all_reduce(self, workers: Workers) -> None:
+    def all_reduce(self, workers: Collectives) -> None:
         """Add up the totals of all workers, in one collective over one flat vector."""
         self._extremes.merge(self._sums.all_reduce(workers, self._extremes.values))
 

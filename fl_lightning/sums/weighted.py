@@ -17,7 +17,6 @@ from fl_lightning.collectives import Collectives
 from fl_lightning.errors import UsageError
 from fl_lightning.sums.exact import ExactSum
 
-
 # where a value lies in nested dictionaries
 Path = tuple[str, ...]
 # of a total and of its weight

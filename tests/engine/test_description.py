@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, EarlyStopping, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
-from fl_lightning.engine.changes import differing, message
-from fl_lightning.engine.description import IN_DATA, canonical, description, of_module
+from fl_lightning.engine.identity.changes import differing, message
+from fl_lightning.engine.identity.description import IN_DATA, canonical, description, of_module
+from fl_lightning.engine.identity.origins import modules_of
 from fl_lightning.engine.optimizers import configure_optimizer
-from fl_lightning.engine.origins import modules_of
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx
 from fl_lightning.optim import FedAdam, FedAvgM

@@ -13,7 +13,7 @@ from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_mo
 from fl_lightning import Method
 from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.data import IID
-from fl_lightning.engine.doctor import as_text
+from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBABU, FedBN, FedDecorr, Local
 from fl_lightning.state import num_bytes

@@ -19,7 +19,7 @@ from torchmetrics.wrappers import BootStrapper, MinMaxMetric
 
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import PlainLoader
-from fl_lightning.engine.evaluation_loop import EvaluationLoop, can_share, check_signatures
+from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share, check_signatures
 from fl_lightning.engine.loaders import Loaders, flattened
 from fl_lightning.errors import UsageError
 from fl_lightning.method import MethodList

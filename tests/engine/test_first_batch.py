@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import commands, first_batch
+from fl_lightning.engine import first_batch
+from fl_lightning.engine.commands import fit as commands
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, FedProto
 from fl_lightning.models import MLP, ImageClassifier

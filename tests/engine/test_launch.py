@@ -14,7 +14,7 @@ from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessS
 from torch.utils.data import DataLoader
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import launch
+from fl_lightning.engine.processes import launch
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.models import MLP
 

@@ -15,7 +15,7 @@ from helpers.workers import listening
 from torch import distributed
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import meeting
+from fl_lightning.engine.processes import meeting
 from fl_lightning.errors import UsageError
 
 needs_proc = pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="the system does not list its sockets")

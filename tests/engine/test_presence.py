@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import meeting, presence, workers
+from fl_lightning.engine.processes import meeting, presence, workers
 from fl_lightning.errors import LostWorkerError, UsageError
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.launch import begin_forked_process, without_collections
+from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
 

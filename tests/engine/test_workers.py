@@ -25,8 +25,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
 from fl_lightning.cli import main
-from fl_lightning.engine.launch import ClientStrategy, build_fabric
-from fl_lightning.engine.workers import MESSAGES, ROOM, Workers, place, within_bounds
+from fl_lightning.engine.processes.launch import ClientStrategy, build_fabric
+from fl_lightning.engine.processes.workers import MESSAGES, ROOM, Workers, place, within_bounds
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP
@@ -604,7 +604,7 @@ FITS_TWICE = """
 import os
 import sys
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import launch
+from fl_lightning.engine.processes import launch
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.workers import listening
 

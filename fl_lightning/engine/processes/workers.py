@@ -19,11 +19,11 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.client.entry import Form
-from fl_lightning.engine.evaluation import BatchIndex
-from fl_lightning.engine.launch import ForkedWorkers, refuse_default_group
-from fl_lightning.engine.metric_states import Note
-from fl_lightning.engine.presence import LOOK, SILENCE
-from fl_lightning.engine.signals import Signals
+from fl_lightning.engine.evaluation.evaluator import BatchIndex
+from fl_lightning.engine.evaluation.metric_states import Note
+from fl_lightning.engine.processes.launch import ForkedWorkers, refuse_default_group
+from fl_lightning.engine.processes.presence import LOOK, SILENCE
+from fl_lightning.engine.processes.signals import Signals
 from fl_lightning.errors import LostWorkerError, UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import UNSAFE, Stamp

@@ -25,8 +25,8 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.data.loaders import num_batches
+from fl_lightning.engine.identity.origins import KEPT_BY_TORCH, contents_of, modules_of
 from fl_lightning.engine.optimizers import Schedulers, group_options
-from fl_lightning.engine.origins import KEPT_BY_TORCH, contents_of, modules_of
 from fl_lightning.records.hyperparameters import PLAIN
 from fl_lightning.sources import Code, code_of, content_of
 

@@ -38,8 +38,17 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.engine.checks import cores
-from fl_lightning.engine.meeting import FOLDER, LOOPBACK, connect, meet, meet_in, meet_once, of_group, open_folder
-from fl_lightning.engine.presence import Presence, SignsInFile, SignsInStore
+from fl_lightning.engine.processes.meeting import (
+    FOLDER,
+    LOOPBACK,
+    connect,
+    meet,
+    meet_in,
+    meet_once,
+    of_group,
+    open_folder,
+)
+from fl_lightning.engine.processes.presence import Presence, SignsInFile, SignsInStore
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
 

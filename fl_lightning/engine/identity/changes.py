@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
-from fl_lightning.engine.description import HOLDS, canonical, was_free
+from fl_lightning.engine.identity.description import HOLDS, canonical, was_free
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.files import load
 

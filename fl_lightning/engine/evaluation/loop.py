@@ -14,15 +14,15 @@ from fl_lightning.client import Client
 from fl_lightning.client.entry import computed
 from fl_lightning.client.logged import Key
 from fl_lightning.data.loaders import ClientLoader
+from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.errors import require
 from fl_lightning.seeding import ambient
 from fl_lightning.sums import Sums
 from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
 
 if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
+    from fl_lightning.engine.processes.workers import Workers
 
 # those around a whole evaluation, and around a batch; on_<stage>_model_eval and _model_train set the mode only
 EPOCH_HOOKS = ("start", "epoch_start", "epoch_end", "end")

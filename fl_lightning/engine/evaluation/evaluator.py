@@ -16,7 +16,7 @@ from fl_lightning.client.logged import tagged
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.evaluation_loop import EvaluationLoop, check_signatures
+from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
@@ -25,7 +25,7 @@ from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from fl_lightning.engine.workers import Workers
+    from fl_lightning.engine.processes.workers import Workers
 
 PHASES = ("val", "test")
 STAGES = {"val": "validate", "test": "test"}

@@ -26,7 +26,7 @@ import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import distributed
 
-from fl_lightning.engine.presence import JOIN, PATIENCE
+from fl_lightning.engine.processes.presence import JOIN, PATIENCE
 from fl_lightning.records.temporary import TemporaryFolder
 
 # the variable that tells a worker the folder in which those of its machine meet

@@ -9,8 +9,8 @@ import torch
 
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.evaluation import bound_step
-from fl_lightning.engine.evaluation_loop import can_share
+from fl_lightning.engine.evaluation.evaluator import bound_step
+from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden

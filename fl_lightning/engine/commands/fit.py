@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.client.logged import tagged
-from fl_lightning.engine import prediction
 from fl_lightning.engine.checkpointing import (
     begin_in_folder,
     checkpoint_to_resume,
@@ -17,9 +16,10 @@ from fl_lightning.engine.checkpointing import (
     verified_checkpoint,
 )
 from fl_lightning.engine.checks import check_folder
-from fl_lightning.engine.description import FREE_OF_TRAINER
-from fl_lightning.engine.evaluation import step_name
+from fl_lightning.engine.commands import predict as prediction
+from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.first_batch import meet_first_batch
+from fl_lightning.engine.identity.description import FREE_OF_TRAINER
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require

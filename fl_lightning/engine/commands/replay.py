@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.engine.changes import differences, identity, message, shown_path
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
-from fl_lightning.engine.commands import begin_fit
-from fl_lightning.engine.launch import threads
+from fl_lightning.engine.commands.fit import begin_fit
+from fl_lightning.engine.identity.changes import differences, identity, message, shown_path
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
+from fl_lightning.engine.processes.launch import threads
 from fl_lightning.engine.rounds import cohort, draw_fates
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read

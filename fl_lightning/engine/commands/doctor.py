@@ -21,9 +21,9 @@ from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
 from fl_lightning.client.taps import submodule
-from fl_lightning.engine.commands import begin_fit, prepare_fit
-from fl_lightning.engine.evaluation import PHASES, step_name
-from fl_lightning.engine.evaluation_loop import can_share
+from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
+from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
+from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, text_of

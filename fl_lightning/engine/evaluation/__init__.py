@@ -1,0 +1,1 @@
+"""The module's own evaluation steps and activations, with batches dealt out over the workers."""
