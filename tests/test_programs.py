@@ -33,6 +33,7 @@ TINY = {
     "experiments/speed/callbacks.py": [
         "--clients 2 --images 128 --test 64 --width 1 --callbacks CostLedger LocalLosses"
     ],
+    "experiments/speed/calls.py": ["--list"],
     "experiments/speed/data.py": ["--batches 2 --rounds 1"],
     "experiments/speed/gpu.py": ["--turns 1 --models FedUVCNN --workers 1"],
     "experiments/speed/limit.py": [f"--pairs 1 {SMALL}"],
