@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, load_suite  # noqa: E402, found through the path above
-from fl_lightning.callbacks.per_class import draw_clients  # noqa: E402
 from fl_lightning.cli import main  # noqa: E402
 from fl_lightning.functional import effective_rank  # noqa: E402
+from fl_lightning.pictures.drawing import CurveLine, Draw, bars, curves, numbered_line  # noqa: E402
+from fl_lightning.pictures.figure import drawings_of, figure_of, laid_out  # noqa: E402
+from fl_lightning.pictures.shipped import PER_CLASS, SIMILARITY  # noqa: E402
 
 PAPERS, DOCS = ROOT / "experiments" / "papers", ROOT / "docs"
 STORE, PAGE, PICTURES = PAPERS / "results" / "figures.npz", "paper_figures.md", "figures"
@@ -42,7 +45,6 @@ FINISHED = "version_*/checkpoints/model.ckpt"
 GROUPS = ("majority", "minority", "missing", "all classes")
 THRESHOLD = 0.01
 LAST_ROUND = 19
-STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 
 # ------------------------------------------------------------------ from the runs
@@ -110,47 +112,44 @@ def train_round(cell: Cell, run: Path, folder: Path, tau: float | None) -> None:
 # ------------------------------------------------------------------ the pictures
 def spectra(data: Data) -> Figure:
     """FedUV, Figure 1, and FedDecorr, Figures 2 and 3: mean over the seeds, and the band between them."""
-    figure = Figure(figsize=(14, 4.4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for number, (label, run) in enumerate(RUNS.items()):
-        style = {"linestyle": STYLES[number], "color": f"C{number}", "label": label}
-        band(left, data[f"{run}/classifier"], **style)
-        band(middle, data[f"{run}/representation"], **style)
-        band(right, data[f"{run}/local_representation"].mean(1), **style)
-    left.set(title="classifier weight", xlabel="index", ylabel="singular value", ylim=(0, None))
-    for axes, whose in ((middle, "global model"), (right, "local models, mean")):
-        axes.set(
-            title=f"covariance of the representations\n{whose}",
-            xlabel="index",
-            yscale="log",
-            ylim=(1e-6, None),
-            xlim=(0, 100),
-        )
-        axes.axhline(THRESHOLD, color="0.5", linewidth=0.8)
-    left.legend(fontsize="small")
-    return figure
+    shown = {
+        "classifier weight": (lambda run: data[f"{run}/classifier"], ""),
+        "representations, global model": (lambda run: data[f"{run}/representation"], "y"),
+        "representations, local models": (lambda run: data[f"{run}/local_representation"].mean(1), "y"),
+    }
+    drawings = []
+    for title, (values_of, log) in shown.items():
+        lines = [band(number, values_of(run)[:, :100], label) for number, (label, run) in enumerate(RUNS.items())]
+        drawings.append(with_level(curves(lines, log, xlabel="index", ylabel="singular value", title=title), bool(log)))
+    return laid_out(drawings)
 
 
-def band(axes: Axes, values: np.ndarray, **style: object) -> None:
+def band(number: int, values: np.ndarray, label: str) -> CurveLine:
     """The mean over the seeds of values ``(S, n)``, and the band between the lowest and the highest."""
-    axes.plot(values.mean(0), **style)
-    axes.fill_between(
-        range(values.shape[1]), values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0
-    )
+    return replace(numbered_line(number, values.mean(0), label), band=(values.min(0), values.max(0)))
+
+
+def with_level(draw: Draw, logarithmic: bool) -> Draw:
+    """On a logarithmic scale from 1e-6 on, and with the threshold."""
+
+    def both(axes: Axes) -> None:
+        draw(axes)
+        axes.set_ylim(1e-6 if logarithmic else 0, None)
+        if logarithmic:
+            axes.axhline(THRESHOLD, color="0.5", linewidth=0.8)
+
+    return both
 
 
 def similarity(data: Data) -> Figure:
     """FedCKA, Figure 2: CKA of each layer between the clients and the global model."""
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    for axes, (label, run) in zip(figure.subplots(1, len(FEDAVG), sharey=True), FEDAVG.items(), strict=True):
-        layers, values = names_of_layers(data, run), data[f"{run}/to_global"]
-        for of_clients in values:
-            axes.plot(of_clients, color="C0", alpha=0.25, linewidth=0.8)
-        axes.plot(values.mean((0, 2)), "o-", color="black")
-        axes.set_xticks(range(len(layers)), layers, rotation=60, ha="right")
-        axes.set(title=label, ylim=(0, 1.02))
-    figure.axes[0].set_ylabel("CKA with the new global model")
-    return figure
+    panel = SIMILARITY.pictures[0].panels[0]
+    drawings = []
+    for label, run in FEDAVG.items():
+        values = np.concatenate(data[f"{run}/to_global"], 1)
+        arrays = {"rounds": np.array([LAST_ROUND]), "layers": data[f"{run}/layers"][:1], "to_global": values[None]}
+        drawings += drawings_of(replace(panel, title=label, limits=(0, 1.02)), arrays)
+    return laid_out(drawings)
 
 
 def names_of_layers(data: Data, run: str) -> list[str]:
@@ -159,28 +158,22 @@ def names_of_layers(data: Data, run: str) -> list[str]:
 
 def clients(data: Data) -> Figure:
     """FedLC, Figure 2: label counts and accuracy of each class, of four clients of the first seed."""
-    series = {name: data[f"0.1/FedAvg/{name}"][:1] for name in ("label_counts", "before", "after")}
-    ids = np.arange(series["before"].shape[1])
-    return draw_clients({**series, "clients": ids[None], "rounds": np.array([LAST_ROUND])})
+    arrays = {name: data[f"0.1/FedAvg/{name}"][:1] for name in ("label_counts", "before", "after")}
+    titles = np.array([[f"client {k}" for k in range(arrays["before"].shape[1])]])
+    picture = next(one for one in PER_CLASS.pictures if one.name == "per_class/clients")
+    return figure_of(picture, {**arrays, "client_titles": titles, "rounds": np.array([LAST_ROUND])})
 
 
 def aggregation(data: Data) -> Figure:
     """FedLC, Figure 6: accuracy on a client's classes before and after aggregation, from the same model."""
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    for axes, alpha in zip(figure.subplots(1, 2, sharey=True), SKEWED, strict=True):
-        for number, method in enumerate(CONTINUED):
-            for half, when in enumerate(("before", "after")):
-                values = by_group(data, f"continued/{alpha}/{method}", when)
-                place = np.arange(len(GROUPS)) + 0.28 * (number - 1) + 0.13 * (half - 0.5)
-                style = {"color": f"C{number}", "alpha": (0.45, 1.0)[half], "hatch": ("", "//")[half]}
-                axes.bar(
-                    place, values.mean(0), 0.13, label=f"{method}, {when}", edgecolor="black", linewidth=0.5, **style
-                )
-        axes.set_xticks(range(len(GROUPS)), GROUPS)
-        axes.set(title=f"alpha {alpha}", xlabel="classes of the client")
-    figure.axes[0].set_ylabel("test accuracy in %")
-    figure.axes[0].legend(fontsize="small")
-    return figure
+    drawings = []
+    for alpha in SKEWED:
+        runs = {f"{method}, {when}": (method, when) for method in CONTINUED for when in ("before", "after")}
+        values = {label: by_group(data, f"continued/{alpha}/{method}", when) for label, (method, when) in runs.items()}
+        heights = [(number, values[label].mean(0), label) for number, label in enumerate(values)]
+        labels = {"xlabel": "classes of the client", "ylabel": "test accuracy in %"}
+        drawings.append(bars(heights, GROUPS, title=f"alpha {alpha}", **labels))
+    return laid_out(drawings)
 
 
 def by_group(data: Data, run: str, when: str) -> np.ndarray:

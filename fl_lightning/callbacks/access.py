@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.method import MethodList
+from fl_lightning.server import Server
 from fl_lightning.state import State
 from fl_lightning.sums import Sums
 
 if TYPE_CHECKING:
-    from fl_lightning.client import Client
     from fl_lightning.engine.evaluation.evaluator import Observed
     from fl_lightning.engine.run import Run
-    from fl_lightning.server import Server
 
-Value = TypeVar("Value")
+Gathered = TypeVar("Gathered")
 
 
 class RunAccess:
@@ -29,12 +29,18 @@ class RunAccess:
     Attributes:
         max_rounds: rounds of the run.
         eval_every_n_rounds: rounds from one evaluation to the next.
+        callbacks: those of the run.
+        taps: what the argument ``taps`` binds: paths of submodules by name.
+        weights: the file of the weights that the run began with; None where it began with those of the module.
         should_stop: set it to True, on any worker, and the run ends after the present round.
         keep_as_best: set it to True, on all workers, and the present round has a checkpoint, kept as ``best.ckpt``.
     """
 
     max_rounds: int
     eval_every_n_rounds: int
+    callbacks: list[Any]
+    taps: dict[str, str]
+    weights: Path | None
 
     def __init__(self) -> None:
         self.should_stop = self.keep_as_best = False
@@ -136,7 +142,7 @@ class RunAccess:
         """Give a warning of one line, on the first worker only."""
         rank_zero_warn(message, stacklevel=5)
 
-    def gather(self, value: Value) -> list[Value]:
+    def gather(self, value: Gathered) -> list[Gathered]:
         """The value of each worker, by rank; all workers call this, with small values."""
         return self.run.workers.gather(value)
 

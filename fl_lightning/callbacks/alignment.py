@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.heatmap import draw_matrix, grid
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import singular_alignment
+from fl_lightning.pictures import diagonal
+from fl_lightning.pictures.shipped import ALIGNMENT
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
 
 
 class LayerAlignment(Measurement):
@@ -54,7 +50,7 @@ class LayerAlignment(Measurement):
         UsageError: an argument out of its range, a layer that is not linear, or no two layers that fit.
     """
 
-    file = "layer_alignment.npz"
+    file, pictures = ALIGNMENT.file, ALIGNMENT.pictures
 
     def __init__(self, every_n_rounds: int = 10, layers: list[str] | None = None, number: int = 10) -> None:
         super().__init__(every_n_rounds)
@@ -62,7 +58,7 @@ class LayerAlignment(Measurement):
         require(layers is None or len(layers) >= 2, "LayerAlignment.layers", layers, "name 2 layers, or give null")
         self.layers, self.number = layers, number
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         module, known = trainer.client.module, trainer.client.live
         linear = {
             path: part
@@ -71,7 +67,7 @@ class LayerAlignment(Measurement):
         }
         for path in self.layers or ():
             require_linear(module, path, linear)
-        self._pairs = [pair for pair in pairwise(self.layers or linear) if fits(linear, *pair)]
+        self._pairs = [pair for pair in pairwise(self.layers or linear) if can_follow(linear, *pair)]
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
             first, second = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
             numbers = f"{linear[first].out_features} outputs, {linear[second].in_features} inputs"
@@ -82,15 +78,15 @@ class LayerAlignment(Measurement):
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
         self._kept = set(trainer.client.kept)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._local = Sums()
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self.due(trainer.server.round):
             found = self._of(client.live)
             self._local.add({str(place): Weighted.of(found[place]) for place in found})
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
             return
         trainer.all_reduce(self._local)
@@ -102,20 +98,20 @@ class LayerAlignment(Measurement):
         self._append(trainer, "local", local)
         self.keep(trainer)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self.series:
-            return
-        last = {name: values[-1] for name, values in self.series.values.items()}
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
         for what in ("global", "local"):
-            if np.isfinite(last[what]).any():
-                trainer.log_figure(f"alignment/{what}", draw(what, last))
+            pairs = zip(arrays["pairs"][-1], diagonal(arrays[what][-1]), strict=True)
+            titles = [f"{first} to {second}\nmean of the diagonal {mean:.2f}" for (first, second), mean in pairs]
+            arrays[f"{what}_titles"] = np.array([titles])
+        return arrays
 
     def _of(self, state: State) -> dict[int, Tensor]:
         """The alignment of each pair, by its place."""
         matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
         return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
 
-    def _append(self, trainer: FederatedTrainer, what: str, found: Mapping[int, Tensor]) -> None:
+    def _append(self, trainer: RunAccess, what: str, found: Mapping[int, Tensor]) -> None:
         table = np.full((len(self._pairs), self.number, self.number), np.nan)
         for place, matrix in found.items():
             table[place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
@@ -128,7 +124,7 @@ def weights(pair: tuple[str, str]) -> tuple[str, str]:
     return f"{pair[0]}.weight", f"{pair[1]}.weight"
 
 
-def fits(linear: Mapping[str, nn.Linear], first: str, second: str) -> bool:
+def can_follow(linear: Mapping[str, nn.Linear], first: str, second: str) -> bool:
     """Whether one layer can read the outputs of the other."""
     return linear[first].out_features == linear[second].in_features
 
@@ -143,20 +139,3 @@ def require_linear(module: nn.Module, path: str, linear: Mapping[str, nn.Linear]
     what = f"no submodule of {type(module).__name__} has this path" if kind == "NoneType" else f"a {kind} is not linear"
     hint = f"{what}; name some of its linear layers: {', '.join(linear) or 'it has none'}"
     require(path in linear, "LayerAlignment.layers", path, hint)
-
-
-def draw(what: str, last: Mapping[str, np.ndarray]) -> Figure:
-    """A heat map for each pair of layers: bright on the diagonal alone where they are aligned."""
-    figure, panels = grid(len(last["pairs"]), 3.2)
-    for axes, (first, second), matrix in zip(panels, last["pairs"], last[what], strict=True):
-        rows, columns = np.isfinite(matrix).any(1).sum(), np.isfinite(matrix).any(0).sum()
-        image = draw_matrix(axes, matrix[:rows, :columns], range(rows), range(columns))
-        axes.set_xlabel(f"left singular vector of\n{first}", fontsize=8)
-        axes.set_ylabel(f"right singular vector of\n{second}", fontsize=8)
-        diagonal = np.diagonal(matrix)
-        mean = f"{np.mean(diagonal[np.isfinite(diagonal)]):.2f}" if rows else "none"
-        axes.set_title(f"mean of the diagonal: {mean}", fontsize=9)
-    models = {"global": "global model", "local": "mean over the local models"}[what]
-    figure.suptitle(f"alignment of consecutive layers, {models}, round {last['rounds']}")
-    figure.colorbar(image, ax=panels, label="absolute cosine")
-    return figure

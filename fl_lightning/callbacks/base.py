@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.client import Client
 
-T = TypeVar("T")
+AnyObject = TypeVar("AnyObject")
 
 
 class Callback:
@@ -37,23 +36,23 @@ class Callback:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
         return False
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         """Before anything is written: look at the run, and refuse with a UsageError what does not fit."""
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         """Everything is checked and the run's folder exists; no client has trained in this run."""
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         """The cohort of ``trainer.server.round`` is drawn."""
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         """A client has trained, on this worker; its local model is still in ``client.module``.
 
         Here a worker is on its own: ``trainer.gather`` and ``trainer.all_reduce`` leave out the others.
         """
 
     def on_evaluation_batch_end(
-        self, trainer: FederatedTrainer, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+        self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
         """A batch of the ``val`` or ``test`` data has been evaluated, on this worker.
 
@@ -65,23 +64,23 @@ class Callback:
             taps: the activations named in :attr:`requires`, ``(B, ...)`` each.
         """
 
-    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
+    def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
         """A model has been evaluated on ``phase``.
 
         It is the global one, with ``client`` None; or, where entries of the state do not travel, the own model of
         ``client``. There a worker is on its own, as in :meth:`on_client_end`.
         """
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         """The server has stepped, and the model was evaluated if that was due; ``trainer.log`` still counts."""
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         """The present round is the last, by ``max_rounds`` or ``should_stop``; ``trainer.log`` still counts.
 
         All callbacks have had :meth:`on_round_end`, and the final model is evaluated.
         """
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: RunAccess) -> None:
         """The last round is done."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +90,7 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, after :meth:`on_fit_start`; ``state`` is empty for a new callback."""
 
-    def teardown(self, trainer: FederatedTrainer) -> None:
+    def teardown(self, trainer: RunAccess) -> None:
         """The run is over, or has failed."""
 
 
@@ -106,9 +105,9 @@ def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> 
         callback.load_state_dict(state.get(name, {}))
 
 
-def named(objects: Sequence[T]) -> dict[str, T]:
+def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
     """Each object by class name, with a number from the second of a class on."""
-    by_name: dict[str, T] = {}
+    by_name: dict[str, AnyObject] = {}
     for one in objects:
         kind = type(one).__name__
         number = sum(name.split(".")[0] == kind for name in by_name)
@@ -116,7 +115,7 @@ def named(objects: Sequence[T]) -> dict[str, T]:
     return by_name
 
 
-def logged_instead(trainer: FederatedTrainer) -> str | None:
+def logged_instead(trainer: RunAccess) -> str | None:
     """What a round logs, as a hint about a metric that it lacks; None after a round that need not be evaluated."""
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.errors import require
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 
 class BestCheckpoint(Callback):
@@ -31,17 +29,17 @@ class BestCheckpoint(Callback):
         require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "give min or max")
         self.monitor, self.mode = monitor, mode
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         self._best: float | None = None
         self._round = -1
         self._seen = False
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         self._compare(trainer)
         hint = logged_instead(trainer)
         require(self._seen or hint is None, "BestCheckpoint.monitor", self.monitor, hint or "")
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         self._compare(trainer)  # the final model may have been evaluated since
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,7 +50,7 @@ class BestCheckpoint(Callback):
         if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode):
             self._best, self._round = state["best"], state["round"]
 
-    def _compare(self, trainer: FederatedTrainer) -> None:
+    def _compare(self, trainer: RunAccess) -> None:
         """Ask for a checkpoint of this round where the metric has improved; all workers do."""
         value = trainer.gather(trainer.metrics.get(self.monitor))[0]
         self._seen = self._seen or value is not None

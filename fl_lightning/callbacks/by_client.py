@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
-if TYPE_CHECKING:
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
-
-Values = dict[str, Any]
+ClientValues = dict[str, Any]
 
 
 class ClientMeasurement(Measurement):
@@ -36,25 +34,25 @@ class ClientMeasurement(Measurement):
         require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "give 1 or more")
         self.max_clients = max_clients
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         server, name = trainer.server, type(self).__name__
-        self.chosen = drawn(server.cohort, self.max_clients, trainer.seed, name, server.round)
-        self.mine: dict[int, Values] = {}
+        self.chosen = drawn_clients(server.cohort, self.max_clients, trainer.seed, name, server.round)
+        self.mine: dict[int, ClientValues] = {}
 
-    def measures(self, trainer: FederatedTrainer, client: Client) -> bool:
+    def measures(self, trainer: RunAccess, client: Client) -> bool:
         """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
         return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
             return
-        clients = merged(trainer.gather(self.mine))
+        clients = in_client_order(trainer.gather(self.mine))
         if clients:
             self.append_clients(trainer, list(clients))
             self.record(trainer, clients)
             self.keep(trainer)
 
-    def record(self, trainer: FederatedTrainer, clients: dict[int, Values]) -> None:
+    def record(self, trainer: RunAccess, clients: dict[int, ClientValues]) -> None:
         """Append and log the numbers of a round; all workers call this.
 
         Args:
@@ -63,30 +61,30 @@ class ClientMeasurement(Measurement):
         """
         raise NotImplementedError
 
-    def rows(self, trainer: FederatedTrainer) -> int:
+    def rows(self, trainer: RunAccess) -> int:
         """The number m of rows of a table."""
         return min(self.max_clients, trainer.data.num_clients)
 
-    def append(self, trainer: FederatedTrainer, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
+    def append(self, trainer: RunAccess, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
         """Append a table to the series: a row for each client of ``values``, in its order, then rows of ``fill``."""
         rows = [np.asarray(one) for one in values.values()]
         table = np.full((self.rows(trainer), *rows[0].shape), fill)
         table[: len(rows)] = rows
         self.series.append(name, table)
 
-    def append_clients(self, trainer: FederatedTrainer, clients: Sequence[int]) -> None:
+    def append_clients(self, trainer: RunAccess, clients: Sequence[int]) -> None:
         """Append the ids of the rows."""
         self.append(trainer, "clients", {k: np.array(k) for k in clients}, fill=-1)
 
 
-def drawn(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
+def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
     """At most ``number`` of ``clients``, drawn at random at an address, in ascending order."""
     if len(clients) <= number:
         return sorted(clients)
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
-def merged(parts: Sequence[dict[int, Values]]) -> dict[int, Values]:
+def in_client_order(parts: Sequence[dict[int, ClientValues]]) -> dict[int, ClientValues]:
     """What several workers have noted, in ascending order of the clients."""
     return dict(sorted((k, values) for part in parts for k, values in part.items()))
 
@@ -97,7 +95,7 @@ def finite_mean(values: Any) -> float:
     return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
 
 
-def log_finite(trainer: FederatedTrainer, values: dict[str, float]) -> None:
+def log_finite(trainer: RunAccess, values: dict[str, float]) -> None:
     """Log those values that are numbers: what is undefined in a round, as for classes that nobody lacks, has none."""
     for name, value in values.items():
         if np.isfinite(value):
@@ -105,7 +103,7 @@ def log_finite(trainer: FederatedTrainer, values: dict[str, float]) -> None:
 
 
 # ---------------------------------------------------------------------- what a callback may lack
-def need_label_counts(who: str, trainer: FederatedTrainer, remedy: str = "take the callback out") -> None:
+def need_label_counts(who: str, trainer: RunAccess, remedy: str = "take the callback out") -> None:
     """Refuse clients whose label counts are not known.
 
     Raises:
@@ -116,7 +114,7 @@ def need_label_counts(who: str, trainer: FederatedTrainer, remedy: str = "take t
     require(known, f"{who} with the data", kind, f"its clients have no label counts; {remedy}")
 
 
-def classifier_of(who: str, trainer: FederatedTrainer, remedy: str = "bind it to the last linear layer") -> nn.Module:
+def classifier_of(who: str, trainer: RunAccess, remedy: str = "bind it to the last linear layer") -> nn.Module:
     """The layer that the tap ``logits`` is bound to, whose weight ``(C, d)`` has a row for each class.
 
     Raises:
@@ -134,7 +132,6 @@ def classifier_of(who: str, trainer: FederatedTrainer, remedy: str = "bind it to
 
 
 # ---------------------------------------------------------------------- majority, minority and missing classes
-GROUPS = ("majority", "minority", "missing")
 
 
 def groups_of(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:

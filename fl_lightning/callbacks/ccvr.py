@@ -13,7 +13,6 @@ With client k's count :math:`n_{kc}`, mean :math:`\mu_{kc}` and unbiased covaria
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +20,13 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import require
 from fl_lightning.records.files import save
 from fl_lightning.seeding import torch_rng
 from fl_lightning.state import State, clone
 from fl_lightning.sums import Sums, Weighted
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 
 class ClassStatistics:
@@ -104,7 +101,7 @@ class CCVR(Callback):
         require(batch_size >= 1, "CCVR.batch_size", batch_size, "give 1 or more")
         self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(path), nn.Linear)
         require(linear, "CCVR with the tap logits", path, "bind it to the last linear layer")
@@ -112,7 +109,7 @@ class CCVR(Callback):
         hint = "the state does not travel as a whole, so there is no global model; take CCVR out"
         require(not kept, "CCVR with entries that stay with the clients", len(kept), hint)
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         began = time.perf_counter()
         state = clone(trainer.methods.evaluated_state(trainer.server))
         state |= self._calibrated(trainer, state, self._collect(trainer, state))
@@ -122,7 +119,7 @@ class CCVR(Callback):
         if trainer.run_dir is not None:
             save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
-    def _collect(self, trainer: FederatedTrainer, state: State) -> ClassStatistics:
+    def _collect(self, trainer: RunAccess, state: State) -> ClassStatistics:
         """The statistics of all clients' representations; the clients are dealt out over the workers."""
         head: nn.Linear = trainer.client.module.get_submodule(trainer.client.tap_paths["logits"])  # type: ignore[assignment]
         statistics = ClassStatistics(head.out_features)
@@ -133,7 +130,7 @@ class CCVR(Callback):
             trainer.all_reduce(sums)
         return statistics
 
-    def _calibrated(self, trainer: FederatedTrainer, state: State, statistics: ClassStatistics) -> State:
+    def _calibrated(self, trainer: RunAccess, state: State, statistics: ClassStatistics) -> State:
         """The entries of the calibrated classifier, by their names in the state."""
         path = trainer.client.tap_paths["logits"]
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}

@@ -6,25 +6,22 @@ import csv
 import io
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.client import Client
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.records.files import write_atomically
 from fl_lightning.state import num_bytes
 from fl_lightning.sums import Sums, Weighted
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
-
 # column of the file: tag of the round's metric
-COLUMNS = {
+METRIC_OF_COLUMN = {
     "clients": "clients",
     "steps": "cost/steps",
     "flops": "cost/flops",
@@ -78,11 +75,11 @@ class CostLedger(Periodic):
     def __init__(self, every_n_rounds: int = 10) -> None:
         super().__init__(every_n_rounds)
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self._step: dict[str, Any] = {}
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._began, self._sums = time.perf_counter(), Sums()
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
@@ -92,25 +89,25 @@ class CostLedger(Periodic):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         memory = trainer.client.memories().get(client.info.id, {})
         sizes = {name: Weighted.of(num_bytes(part)) for name, part in memory.items()}
         counted = {"steps": Weighted.summed(client.num_steps, 1), "clients": Weighted.of(1)}
         self._sums.add({**counted, "kept": sizes} if sizes else counted)
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         runs = sum(trainer.gather(trainer.client.references.num_runs - self._runs))
         trainer.all_reduce(self._sums)
         totals = self._sums.totals
         steps = int(totals["steps"].total) if totals else 0
-        for name, value in {**self._operations(steps, runs), **kept(totals)}.items():
+        for name, value in {**self._operations(steps, runs), **state_sizes(totals)}.items():
             trainer.log(f"cost/{name}", value)
-        trainer.log("memory/peak", max(trainer.gather(peak_memory())))
+        trainer.log("memory/peak", max(trainer.gather(worker_peak_memory())))
         trainer.log("time/counted", max(trainer.gather(time.perf_counter() - self._began)))
         if (trainer.server.round + 1) % self.every_n_rounds == 0:
             self._write(trainer)
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,13 +129,13 @@ class CostLedger(Periodic):
         found |= {"flops": step["own"] * steps + every, "flops_extra": every}
         return found | {f"flops_extra/{name}": value for name, value in extra.items()}
 
-    def _write(self, trainer: FederatedTrainer) -> None:
+    def _write(self, trainer: RunAccess) -> None:
         if trainer.run_dir is not None:
             rows = [*trainer.history, trainer.metrics]
             write_table(trainer.run_dir / self.file, rows, "+".join(trainer.methods.names) or "fedavg")
 
 
-def count_step(trainer: FederatedTrainer) -> dict[str, Any]:
+def count_step(trainer: RunAccess) -> dict[str, Any]:
     """Operations of one local step of the cohort's first client; all workers call this, and its owner counts.
 
     Returns:
@@ -153,7 +150,7 @@ def count_step(trainer: FederatedTrainer) -> dict[str, Any]:
     return next(one for one in trainer.gather(mine) if one)
 
 
-def counted_here(trainer: FederatedTrainer, k: int) -> dict[str, Any]:
+def counted_here(trainer: RunAccess, k: int) -> dict[str, Any]:
     """What :func:`count_step` returns, on the worker that counts."""
     names = trainer.methods.names
     own, _ = operations(trainer, k, [])
@@ -163,21 +160,21 @@ def counted_here(trainer: FederatedTrainer, k: int) -> dict[str, Any]:
     return {"own": own, "extra": extra, "runs": runs}
 
 
-def operations(trainer: FederatedTrainer, k: int, methods: list[str]) -> tuple[int, int]:
+def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int]:
     """Operations of a local step of client ``k`` with some of the methods, and runs of reference models."""
     with FlopCounterMode(display=False) as counter:
         runs = trainer.rehearse(k, methods)
     return counter.get_total_flops(), runs
 
 
-def kept(totals: dict[str, Any]) -> dict[str, float]:
+def state_sizes(totals: dict[str, Any]) -> dict[str, float]:
     """Mean bytes that a client keeps, in all and by method."""
     number = float(totals["clients"].total) if totals else 0.0
     parts = {name: float(one.total) / number for name, one in totals.get("kept", {}).items()} if number else {}
     return {"client_state": sum(parts.values()), **{f"client_state/{name}": size for name, size in parts.items()}}
 
 
-def peak_memory() -> float:
+def worker_peak_memory() -> float:
     """Largest memory of this process in bytes: allocated on the GPU, if there is one, or else resident."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated())
@@ -192,7 +189,7 @@ def peak_memory() -> float:
 def write_table(path: Path, rows: list[dict[str, float]], methods: str) -> None:
     """Write the file: a row for each round, of its metrics and of the sums so far."""
     parts = sorted({tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))})
-    columns = COLUMNS | {tag.removeprefix("cost/"): tag for tag in parts}
+    columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in parts}
     text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])

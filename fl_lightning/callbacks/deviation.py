@@ -29,12 +29,13 @@ As printed, the factor is :math:`\Delta_{(r, y)}` without the exponential. The b
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     classifier_of,
@@ -43,16 +44,10 @@ from fl_lightning.callbacks.by_client import (
     log_finite,
     need_label_counts,
 )
+from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
-
-TITLES = {"ratio": "standard softmax (Definition 3)", "ratio_calibrated": "calibrated softmax (Theorem 3)"}
+from fl_lightning.pictures.shipped import BOUNDS, DEVIATION
 
 
 class DeviationBound(ClientMeasurement):
@@ -90,7 +85,7 @@ class DeviationBound(ClientMeasurement):
             layer which reads ``representation`` and has a row of weights for each class.
     """
 
-    file = "deviation.npz"
+    file, pictures = DEVIATION.file, DEVIATION.pictures
     requires = ("representation", "logits")
 
     def __init__(
@@ -107,7 +102,7 @@ class DeviationBound(ClientMeasurement):
         require(majority > 0, "DeviationBound.majority", majority, "give a number above 0")
         self.examples, self.tau, self.majority = examples, tau, majority
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         need_label_counts("DeviationBound", trainer)
         classifier_of("DeviationBound", trainer)
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
@@ -116,7 +111,7 @@ class DeviationBound(ClientMeasurement):
         used = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
         self._tau = float(used[0] if self.tau is None and used else 1.0 if self.tau is None else self.tau)
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.measures(trainer, client):
             return
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
@@ -127,17 +122,24 @@ class DeviationBound(ClientMeasurement):
         deviation = deviations(means, counts.double().numpy(), groups, change)
         self.mine[client.info.id] = {"label_counts": counts.double().numpy(), **deviation}
 
-    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         for name in next(iter(clients.values())):
             self.append(trainer, name, {k: one[name] for k, one in clients.items()})
         every = {name: np.stack([one[name] for one in clients.values()]) for name in next(iter(clients.values()))}
-        log_finite(trainer, {f"deviation/{name}": value for name, value in scalars(every).items()})
+        log_finite(trainer, {f"deviation/{name}": value for name, value in logged_shares(every).items()})
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is not None and self.series:
-            trainer.log_figure("deviation/signs", draw(self.series.arrays()))
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
+        for name in BOUNDS:
+            ratio, own = arrays[name].ravel(), arrays["own"].ravel()
+            known = (ratio > 0) & np.isfinite(own)
+            predicted, down = ratio[known] > 1, own[known] < 0
+            arrays[f"{name}_signs"] = np.stack([ratio[known], own[known]], 1)[None]
+            arrays[f"{name}_kinds"] = np.where(predicted & ~down, "against the theorem", "as the theorem allows")[None]
+            arrays[f"{name}_note"] = np.array([f"of {predicted.sum()} above 1, {down[predicted].sum()} deviate"])
+        return arrays
 
-    def _means(self, trainer: FederatedTrainer, client: Client, counts: Tensor) -> Means | None:
+    def _means(self, trainer: RunAccess, client: Client, counts: Tensor) -> Means | None:
         """The means over the training examples of each class, under the state that the client has received."""
         taps, k, total = ("representation", "logits"), client.info.id, 0
         sums: dict[str, Any] = {}
@@ -223,7 +225,7 @@ def cosines_of(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.divide(rows @ columns.T, np.where(norms > 0, norms, np.nan))
 
 
-def scalars(values: dict[str, np.ndarray]) -> dict[str, float]:
+def logged_shares(values: dict[str, np.ndarray]) -> dict[str, float]:
     """Medians of the bounds and shares of the minority classes, over all clients."""
     known = np.isfinite(values["own"]) & np.isfinite(values["ratio"])
     observed, found = values["own"][known] < 0, {"observed": finite_mean(values["own"][known] < 0)}
@@ -233,29 +235,3 @@ def scalars(values: dict[str, np.ndarray]) -> dict[str, float]:
         found[f"confirmed{suffix}"] = finite_mean(observed[predicted])
         found[f"bound{suffix}"] = float(np.nanmedian(bounds)) if np.isfinite(bounds).any() else float("nan")
     return found
-
-
-def draw(series: dict[str, np.ndarray]) -> Figure:
-    """The direction of each minority class's row over the ratio of Theorem 1, of all rounds, for both bounds."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), TITLES.items(), strict=True):
-        ratio, own = series[name].ravel(), series["own"].ravel()
-        shown = (ratio > 0) & np.isfinite(own)
-        predicted, down = ratio[shown] > 1, own[shown] < 0
-        against = predicted & ~down
-        axes.scatter(ratio[shown][~against], own[shown][~against], s=14, alpha=0.6, label="as the theorem allows")
-        axes.scatter(ratio[shown][against], own[shown][against], s=20, marker="x", color="tab:red", label="against it")
-        axes.axvline(1, color="black", linewidth=0.8, linestyle="--")
-        axes.axhline(0, color="black", linewidth=0.8)
-        share = f"of {predicted.sum()} above 1, {down[predicted].sum()} deviate"
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set(xlabel=r"$(n_j / n_r) / D_{jr}$", title=f"{title}\n{share}")
-    figure.axes[0].set_ylabel(r"cosine of $\Delta w_r$ and $\bar h^{(r)}$")
-    figure.axes[0].legend()
-    return figure

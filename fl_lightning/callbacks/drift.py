@@ -18,12 +18,13 @@ changes of ``max_clients`` clients are held.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     classifier_of,
@@ -31,13 +32,9 @@ from fl_lightning.callbacks.by_client import (
     log_finite,
     need_label_counts,
 )
-from fl_lightning.callbacks.heatmap import heat_map, integer_ticks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.client import Client
+from fl_lightning.pictures.declared import row_shares
+from fl_lightning.pictures.shipped import DRIFT
 
 
 class Drift(ClientMeasurement):
@@ -73,25 +70,25 @@ class Drift(ClientMeasurement):
             ``logits`` that is no layer with a row of weights for each class.
     """
 
-    file = "drift.npz"
+    file, pictures = DRIFT.file, DRIFT.pictures
 
     def __init__(self, every_n_rounds: int = 10, max_clients: int = 20, classifier: bool = True) -> None:
         super().__init__(every_n_rounds, max_clients)
         self.classifier = classifier
         self.requires = ("logits",) if classifier else ()
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         if self.classifier:
             need_label_counts("Drift", trainer, "give Drift.classifier=false")
             self._classifier = classifier_of(
                 "Drift", trainer, "bind it to the last linear layer, or give classifier=false"
             )
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         super().on_round_start(trainer)
         self._changes: dict[int, dict[str, np.ndarray]] = {}
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.measures(trainer, client):
             return
         k = client.info.id
@@ -102,22 +99,23 @@ class Drift(ClientMeasurement):
             counts: Tensor = client.info.label_counts  # type: ignore[assignment]
             self.mine[k] |= against_counts(self._classifier, counts.double().numpy())
 
-    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         layers = layers_of(trainer.client.trainable)
         grams = {layer: self._gram(trainer, names) for layer, names in layers.items()}
         self._changes = {}
         self._append(trainer, clients, grams)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self.series:
-            return
-        series = self.series.arrays()
-        trainer.log_figure("drift/pairwise", draw_pairwise(series))
-        trainer.log_figure("drift/layers", draw_layers(series))
-        if self.classifier:
-            trainer.log_figure("drift/classifier", draw_classifier(series))
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
+        for what, values in {"row_norm": "row_norms", "bias": "biases"}.items() if self.classifier else ():
+            mean = finite_mean(arrays[f"{what}_correlation"][-1])
+            shares = 100 * row_shares(arrays["label_counts"][-1])
+            arrays[f"{what}_by_share"] = np.stack([shares.ravel(), arrays[values][-1].ravel()], 1)[None]
+            note = f"mean correlation {mean:.2f}" if np.isfinite(mean) else "no correlation is defined"
+            arrays[f"{what}_note"] = np.array([note])
+        return arrays
 
-    def _gram(self, trainer: FederatedTrainer, names: list[str]) -> np.ndarray:
+    def _gram(self, trainer: RunAccess, names: list[str]) -> np.ndarray:
         """The inner products (m, m) of all clients' changes of some parameters; all workers call this.
 
         Each worker gets the changes of one parameter at a time, and computes the same bits from them.
@@ -132,25 +130,23 @@ class Drift(ClientMeasurement):
             gram = gram + (rows @ rows.T).numpy()
         return gram
 
-    def _append(
-        self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]
-    ) -> None:
+    def _append(self, trainer: RunAccess, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]) -> None:
         given = {name: np.array([one[name] for one in clients.values()]) for name in ("weights", "lr_totals")}
-        every = Summary(sum(grams.values(), start=np.zeros(())), **given)
-        by_layer = {layer: Summary(gram, **given) for layer, gram in grams.items()}
+        every = ChangeSummary(sum(grams.values(), start=np.zeros(())), **given)
+        by_layer = {layer: ChangeSummary(gram, **given) for layer, gram in grams.items()}
         self.series.append("layers", np.array(list(grams)))
         for name in next(iter(clients.values())):
             self.append(trainer, name, {k: one[name] for k, one in clients.items()})
         for name in ("norms", "to_mean", "pairwise"):
-            self.series.append(name, padded(getattr(every, name), self.rows(trainer)))
+            self.series.append(name, padded_with_nan(getattr(every, name), self.rows(trainer)))
         for name, own in (("layer_norms", "norms"), ("layer_to_mean", "to_mean"), ("gram", "gram")):
-            tables = [padded(getattr(one, own), self.rows(trainer)) for one in by_layer.values()]
+            tables = [padded_with_nan(getattr(one, own), self.rows(trainer)) for one in by_layer.values()]
             self.series.append(name, np.stack(tables))
         self.series.append("dissimilarity", every.dissimilarity)
         self.series.append("layer_dissimilarity", np.array([one.dissimilarity for one in by_layer.values()]))
         self._log(trainer, every, clients)
 
-    def _log(self, trainer: FederatedTrainer, every: Summary, clients: dict[int, dict[str, Any]]) -> None:
+    def _log(self, trainer: RunAccess, every: ChangeSummary, clients: dict[int, dict[str, Any]]) -> None:
         off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]
         values = {
             "drift/cosine/pairwise": finite_mean(off_diagonal),
@@ -163,7 +159,7 @@ class Drift(ClientMeasurement):
         log_finite(trainer, values)
 
 
-class Summary:
+class ChangeSummary:
     r"""What follows from the inner products of the clients' changes.
 
     Args:
@@ -210,7 +206,7 @@ def layers_of(names: list[str]) -> dict[str, list[str]]:
     return layers
 
 
-def padded(table: np.ndarray, rows: int) -> np.ndarray:
+def padded_with_nan(table: np.ndarray, rows: int) -> np.ndarray:
     """A table ``(n,)`` or ``(n, n)`` with nan up to ``rows`` in each axis."""
     return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan)
 
@@ -232,62 +228,3 @@ def correlation(values: np.ndarray, counts: np.ndarray) -> float:
     """Pearson's correlation over the classes; nan where either does not vary."""
     x, y = values - values.mean(), counts - counts.mean()
     return float(np.clip(quotient(x @ y, np.sqrt((x @ x) * (y @ y))), -1, 1))
-
-
-# ---------------------------------------------------------------------- figures
-def draw_pairwise(series: dict[str, np.ndarray]) -> Figure:
-    """The cosines of the last round's changes, client by client."""
-    from matplotlib.figure import Figure
-
-    clients = series["clients"][-1]
-    clients = clients[clients >= 0]
-    table = series["pairwise"][-1][: len(clients), : len(clients)]
-    figure = Figure(figsize=(5.5, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    heat_map(axes, table, "cosine", -1, 1, ".2f")
-    integer_ticks(axes.set_xticks, clients.tolist())
-    integer_ticks(axes.set_yticks, clients.tolist())
-    axes.set(xlabel="client", ylabel="client", title=f"cosines of the clients' changes, round {series['rounds'][-1]}")
-    return figure
-
-
-def draw_layers(series: dict[str, np.ndarray]) -> Figure:
-    """The mean cosine to the mean change and the gradient dissimilarity of each layer, in some of the rounds."""
-    from matplotlib.figure import Figure
-
-    layers, rounds = series["layers"][-1].tolist(), series["rounds"]
-    shown = sorted({0, (len(rounds) - 1) // 2, len(rounds) - 1})
-    figure = Figure(figsize=(max(6.0, 0.35 * min(len(layers), 40) + 3), 6.5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for style, index in zip(("o:", "s--", "^-"), shown, strict=False):
-        cosines = [finite_mean(row) for row in series["layer_to_mean"][index]]
-        upper.plot(cosines, style, label=f"round {rounds[index]}", markersize=4)
-        lower.plot(series["layer_dissimilarity"][index], style, markersize=4)
-    upper.set(ylabel="cosine to the mean change", title="drift by layer")
-    upper.legend()
-    lower.set(yscale="log", ylabel="gradient dissimilarity $B^2$", xlabel="layer, from the input on")
-    for ticks in (lower.yaxis.set_major_formatter, lower.yaxis.set_minor_formatter):
-        ticks("{x:g}")
-    integer_ticks(lower.set_xticks, layers, most=40)
-    lower.tick_params(axis="x", labelrotation=60)
-    for label in lower.get_xticklabels():
-        label.set(ha="right", rotation_mode="anchor", fontsize=8)
-    return figure
-
-
-def draw_classifier(series: dict[str, np.ndarray]) -> Figure:
-    """Row norms and biases of the last round's local classifiers over the clients' shares of each class."""
-    from matplotlib.figure import Figure
-
-    counts = series["label_counts"][-1]
-    shares = 100 * counts / np.nansum(counts, axis=1, keepdims=True).clip(1)
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, what in zip(figure.subplots(1, 2), ("row_norm", "bias"), strict=True):
-        label = "norm of the class's row" if what == "row_norm" else "bias of the class"
-        values = series["row_norms" if what == "row_norm" else "biases"][-1]
-        axes.scatter(shares, values, s=12, alpha=0.6)
-        mean = finite_mean(series[f"{what}_correlation"][-1])
-        axes.set(xlabel="share of the class in the client's data in %", ylabel=label)
-        axes.set_title(f"mean correlation {mean:.2f}" if np.isfinite(mean) else "no correlation is defined")
-    figure.suptitle(f"local classifiers and label counts, round {series['rounds'][-1]}")
-    return figure

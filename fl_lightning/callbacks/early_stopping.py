@@ -6,18 +6,16 @@ Lightning's private name that this needs is used here alone, as of lightning 2.6
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.errors import UsageError, require
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 
 class EarlyStopping(Callback):
@@ -65,11 +63,11 @@ class EarlyStopping(Callback):
             raise UsageError(f"EarlyStopping.mode={mode!r}: give min or max") from error
         self._initial = self._rule.state_dict()
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         self._rule.load_state_dict(self._initial)
         self._seen = False
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.monitor)
         if value is None:
             self._refuse_unknown(trainer)
@@ -88,7 +86,7 @@ class EarlyStopping(Callback):
         if state:
             self._rule.load_state_dict({**state, "patience": self._rule.patience})
 
-    def _refuse_unknown(self, trainer: FederatedTrainer) -> None:
+    def _refuse_unknown(self, trainer: RunAccess) -> None:
         """Refuse or warn, once, after the first round that is evaluated."""
         hint = logged_instead(trainer)
         if self._seen or hint is None:

@@ -7,22 +7,18 @@ https://arxiv.org/abs/2209.00189. t-SNE: van der Maaten and Hinton, JMLR 2008.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fl_lightning.callbacks.heatmap import grid
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
+from fl_lightning.pictures.shipped import EMBEDDING
 from fl_lightning.seeding import address
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.state import State
-    from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.state import State
 
 # labels (n,) and representations (n, d) of each batch, by (loader, batch)
 Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
@@ -67,7 +63,7 @@ class Embedding(Measurement):
         UsageError: an argument out of its range, a tap that is not there, no test data, or data without labels.
     """
 
-    file = "embedding.npz"
+    file, pictures = EMBEDDING.file, EMBEDDING.pictures
 
     def __init__(
         self,
@@ -90,7 +86,7 @@ class Embedding(Measurement):
     def due(self, round_: int) -> bool:
         return round_ == self._last_round if self.last_only else super().due(round_)
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         module, number = trainer.client.module, trainer.data.num_clients
         extra = with_paths(module, trainer.taps, [self.tap])
         resolve_taps(module, extra, {self.tap: type(self).__name__})
@@ -101,7 +97,7 @@ class Embedding(Measurement):
         require_test_data(trainer, self)
         self._has_global = not trainer.client.kept
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         # finds a submodule that the forward does not call, and data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
@@ -112,24 +108,24 @@ class Embedding(Measurement):
         hint = f"the probe has {', '.join(map(str, sorted(known)))}; give some of these"
         require_among("classes", self.classes, known, hint)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._local: dict[int, Probe] = {}
         cohort = sorted(trainer.server.cohort)
         self._embedded = cohort[:CLIENTS] if self.clients is None else [k for k in self.clients if k in cohort]
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self.due(trainer.server.round) and client.info.id in self._embedded:
             self._local[client.info.id] = self._probe(trainer, client.state())
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if self.due(trainer.server.round):
             self._measure(trainer)
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
             self._measure(trainer)
 
-    def _measure(self, trainer: FederatedTrainer) -> None:
+    def _measure(self, trainer: RunAccess) -> None:
         mine = self._probe(trainer, None) if self._has_global else {}
         parts = trainer.gather((mine, self._local))
         whole = {index: batch for part, _ in parts for index, batch in part.items()}
@@ -139,11 +135,11 @@ class Embedding(Measurement):
         if trainer.run_dir is not None and (whole or local):
             models = {"global": whole} if whole else {}
             models |= {f"client {k}": local[k] for k in sorted(local)}
-            self._embed(trainer, {name: joined(probe, self.classes) for name, probe in models.items()}, sorted(local))
+            self._embed(
+                trainer, {name: whole_probe(probe, self.classes) for name, probe in models.items()}, sorted(local)
+            )
 
-    def _embed(
-        self, trainer: FederatedTrainer, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]
-    ) -> None:
+    def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)
         width = size if self.clients is None else len(self.clients)
         seed = address(trainer.seed, "embedding") % 2**32
@@ -161,13 +157,27 @@ class Embedding(Measurement):
         self.series.append("clients", np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64))
         self.keep(trainer)
         counts = {f"client {k}": trainer.data.info(k).label_counts for k in ids}
-        round_ = trainer.server.round
-        trainer.log_figure("embedding/classes", draw_classes(apart, labels, counts, round_))
+        held = [
+            [f"{c} ({int(counts[name][c])})" if counts.get(name) is not None else str(c) for c in labels]
+            for name in models
+        ]
+        self._drawn = {
+            **{"models": np.array([list(models)]), "apart": np.stack(list(apart.values()))[None]},
+            "classes": np.array([held]),
+        }
         if len(models) > 1:
-            trainer.log_figure("embedding/clients", draw_models(joint, round_))
-        project(trainer.summary_writers, models, round_)
+            of_model = np.repeat(list(models), len(labels))
+            self._drawn |= {"together": np.concatenate(list(joint.values()))[None], "of_model": of_model[None]}
+        self.draw(trainer)
+        project(trainer.summary_writers, models, trainer.server.round)
 
-    def _probe(self, trainer: FederatedTrainer, state: State | None) -> Probe:
+    def shown(self) -> dict[str, np.ndarray]:
+        return super().shown() | self._drawn
+
+    def on_fit_end(self, trainer: RunAccess) -> None:
+        """Its figures are drawn with each measurement."""
+
+    def _probe(self, trainer: RunAccess, state: State | None) -> Probe:
         batches = trainer.representations(state, (self.tap,), examples=self.examples)
         return {
             (index.loader, index.batch): (targets.cpu().numpy(), taps[self.tap].flatten(1).float().cpu().numpy())
@@ -176,7 +186,7 @@ class Embedding(Measurement):
         }
 
 
-def joined(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
+def whole_probe(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
     """Labels ``(n,)`` and representations ``(n, d)`` of all batches in their order, of some classes."""
     labels, z = (np.concatenate([probe[index][place] for index in sorted(probe)]) for place in (0, 1))
     chosen = np.isin(labels, classes) if classes is not None else np.full(len(labels), True)
@@ -204,49 +214,3 @@ def project(writers: Sequence[Any], models: Mapping[str, tuple[np.ndarray, np.nd
     z = np.concatenate([z for _, z in models.values()])
     for writer in writers:
         writer.add_embedding(z, rows, global_step=round_, tag="embedding", metadata_header=["class", "model"])
-
-
-def draw_classes(
-    points: Mapping[str, np.ndarray], labels: np.ndarray, counts: Mapping[str, Any], round_: int
-) -> Figure:
-    """A panel for each model, coloured and marked by class."""
-    figure, panels = grid(len(points), 3.6)
-    for axes, (name, one) in zip(panels, points.items(), strict=True):
-        numbers = counts.get(name)
-        for place, c in enumerate(np.unique(labels)):
-            held = "" if numbers is None else f" ({int(numbers[c])})"
-            scatter(axes, one[labels == c], place, f"{c}{held}")
-        plain(axes, name if numbers is None else f"{name}: class (examples it trains on)")
-        if len(np.unique(labels)) <= MOST_CLASSES:
-            axes.legend(fontsize=6, loc="best", markerscale=1.3, handletextpad=0.1, framealpha=0.6)
-    figure.suptitle(f"t-SNE of the representations by class, each model alone, round {round_}")
-    return figure
-
-
-def draw_models(points: Mapping[str, np.ndarray], round_: int) -> Figure:
-    """The embedding of all models together, coloured and marked by model."""
-    figure, (axes,) = grid(1, 5.5)
-    for place, (name, one) in enumerate(points.items()):
-        scatter(axes, one, place, name)
-    plain(axes, f"t-SNE of all models' representations, round {round_}")
-    axes.legend(fontsize=8, markerscale=1.5)
-    return figure
-
-
-def scatter(axes: Any, points: np.ndarray, place: int, label: str) -> None:
-    """Points with the colour and the mark of a group."""
-    from matplotlib import colormaps
-
-    colour = colormaps["tab10"](place % 10)
-    axes.scatter(*points.T, s=9, marker=MARKS[place % len(MARKS)], color=colour, label=label, linewidths=0.7)
-
-
-def plain(axes: Any, title: str) -> None:
-    """No ticks: the coordinates of an embedding have no meaning."""
-    axes.set(xticks=[], yticks=[])
-    axes.set_title(title, fontsize=9)
-
-
-MARKS = "osxD^+v*<>P"
-# beyond which a legend would hide the points
-MOST_CLASSES = 12

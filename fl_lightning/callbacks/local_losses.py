@@ -10,28 +10,22 @@ import csv
 import hashlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.callbacks.measurement import Periodic, keep_other
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.measurement import Periodic, keep_other, log_pictures
+from fl_lightning.client import Client
+from fl_lightning.pictures import Panel, Picture, Shown
 from fl_lightning.records.files import DamagedFileError, Stamp, write_atomically
 from fl_lightning.records.history import Row, line_of, read_table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
-
 KEYS = ("round", "client", "epoch")
-# of the lines of a figure, so that 20 clients can be told apart without colour
-STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
-# clients up to which a figure has a legend
-NAMED = 20
 
 
-class Table:
+class EpochTable:
     """Rows in a CSV file that grows, also by columns; a row has empty cells for the columns that it lacks.
 
     Args:
@@ -102,29 +96,28 @@ class LocalLosses(Periodic):
     def __init__(self, every_n_rounds: int = 1) -> None:
         super().__init__(every_n_rounds)
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self._source = trainer.resumed_from
-        self._table = Table(None if trainer.run_dir is None else trainer.run_dir / self.file)
+        self._table = EpochTable(None if trainer.run_dir is None else trainer.run_dir / self.file)
         self._latest: list[Row] = []
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._rows: list[Row] = []
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
         self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if self.due(trainer.server.round):
             rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
             self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        for term in self._table.columns if trainer.run_dir is not None else ():
-            rows = [row for row in self._latest if term in row]
-            if rows and term not in KEYS:
-                trainer.log_figure(f"local_losses/{term}", draw(term, rows))
+    def on_fit_end(self, trainer: RunAccess) -> None:
+        terms = [term for term in self._table.columns if term not in KEYS]
+        for term in terms if self._latest else ():
+            log_pictures(trainer, [picture_of(term, self._latest)], partial(arrays_of, term, self._latest))
 
     def state_dict(self) -> dict[str, Any]:
         # a checkpoint must not grow with the rounds: the rows are in their file, and this tells whether it is theirs
@@ -147,21 +140,18 @@ class LocalLosses(Periodic):
         self._latest = [row for row in rows if row["round"] == last] or self._latest
 
 
-def draw(term: str, rows: list[Row]) -> Figure:
-    """One term of a round over the local epochs, a line for each client."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def picture_of(term: str, rows: list[Row]) -> Picture:
+    """What a figure shows of a term in the visits of one round: a line for each client, over the local epochs."""
+    lines = tuple(Shown(f"client {k}", f"client {k}") for k in sorted({int(row["client"]) for row in rows}))
+    panel = Panel("curves", lines, axis="local epoch", names=("epochs",), values=f"{term}, mean over the epoch")
+    return Picture(f"local_losses/{term}", f"{term} within the visits", (panel,))
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    clients = sorted({int(row["client"]) for row in rows})
-    for number, k in enumerate(clients):
-        points = [(row["epoch"] + 1, row[term]) for row in rows if row["client"] == k]
-        style, marker = STYLES[number % len(STYLES)], MARKERS[number % len(MARKERS)]
-        axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=4, linewidth=1.2, label=f"client {k}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="local epoch", ylabel=f"{term}, mean over the epoch")
-    axes.set_title(f"{term} within the visits of round {int(rows[0]['round'])}")
-    if len(clients) <= NAMED:
-        figure.legend(loc="outside right upper", fontsize="small")
-    return figure
+
+def arrays_of(term: str, rows: list[Row]) -> dict[str, np.ndarray]:
+    """The arrays of :func:`picture_of`: the rows as values ``(1, E)`` of each client, nan where there is none."""
+    number = 1 + max(int(row["epoch"]) for row in rows)
+    arrays = {"rounds": np.array([int(rows[0]["round"])]), "epochs": np.arange(1, number + 1)[None]}
+    for row in rows:
+        values = arrays.setdefault(f"client {int(row['client'])}", np.full((1, number), np.nan))
+        values[0, int(row["epoch"])] = row.get(term, np.nan)
+    return arrays

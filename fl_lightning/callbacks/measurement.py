@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import require
+from fl_lightning.pictures import Picture
+from fl_lightning.pictures.figure import figure_of
 from fl_lightning.records.files import set_aside, write_atomically
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 # what reading a file that was altered, cut or removed may raise
 UNREADABLE = (
@@ -89,7 +90,7 @@ class Periodic(Callback):
         require(every_n_rounds >= 1, f"{name}.every_n_rounds", every_n_rounds, "give 1 or more")
         self.every_n_rounds = every_n_rounds
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         self._last_round = trainer.max_rounds - 1
 
     def due(self, round_: int) -> bool:
@@ -108,24 +109,38 @@ class Measurement(Periodic):
 
     Attributes:
         file: name of the ``.npz`` file in the run's folder.
+        pictures: what the figures of a run show of the arrays, drawn at its end.
         series: what has been measured so far: ``rounds`` (R,), and arrays of the subclass whose first axis is R.
     """
 
     file: ClassVar[str]
+    pictures: ClassVar[Sequence[Picture]] = ()
 
     def __init__(self, every_n_rounds: int = 10) -> None:
         super().__init__(every_n_rounds)
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self.series, self._source, self._continues = Series(), trainer.resumed_from, False
 
-    def keep(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: RunAccess) -> None:
+        if self.series:
+            self.draw(trainer)
+
+    def shown(self) -> dict[str, np.ndarray]:
+        """The arrays that the pictures may name: those of the series, and what a subclass derives from them."""
+        return self.series.arrays()
+
+    def draw(self, trainer: RunAccess) -> None:
+        """Log the figures of the last measurement, on the worker that writes."""
+        log_pictures(trainer, self.pictures, self.shown)
+
+    def keep(self, trainer: RunAccess) -> None:
         """Note the round of what was appended, and write the file."""
         self.series.append("rounds", np.array(trainer.server.round))
         self.save(trainer)
 
-    def save(self, trainer: FederatedTrainer) -> None:
+    def save(self, trainer: RunAccess) -> None:
         """Write the file, on the worker that writes."""
         if trainer.run_dir is None:
             return
@@ -143,6 +158,19 @@ class Measurement(Periodic):
             self._continues = bool(self.series)
 
 
+def log_pictures(
+    trainer: RunAccess, pictures: Sequence[Picture], shown: Callable[[], Mapping[str, np.ndarray]]
+) -> None:
+    """Log the figures of what pictures declare, on the worker that writes; those of which there is nothing are none."""
+    if trainer.run_dir is None:
+        return
+    arrays = shown()
+    for picture in pictures:
+        figure = figure_of(picture, arrays) if picture.name else None
+        if figure is not None:
+            trainer.log_figure(picture.name, figure)
+
+
 def keep_other(path: Path) -> None:
     """Rename a file that another callback, or an earlier part of the run, has written under the name of a new one."""
     kept = set_aside(path)
@@ -150,7 +178,7 @@ def keep_other(path: Path) -> None:
         rank_zero_warn(f"{path} has numbers that this callback does not continue: it is now {kept.name}")
 
 
-def require_test_data(trainer: FederatedTrainer, callback: Callback) -> None:
+def require_test_data(trainer: RunAccess, callback: Callback) -> None:
     """Refuse a callback that measures on test data, where there are none.
 
     Raises:

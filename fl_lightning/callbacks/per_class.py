@@ -14,24 +14,21 @@ import numpy as np
 import torch
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import (
-    GROUPS,
     ClientMeasurement,
     finite_mean,
     groups_of,
     log_finite,
     need_label_counts,
 )
-from fl_lightning.callbacks.heatmap import heat_map, integer_ticks
 from fl_lightning.callbacks.measurement import require_test_data
+from fl_lightning.client import Client
 from fl_lightning.errors import require
+from fl_lightning.pictures.shipped import CLASS_GROUPS, PER_CLASS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.engine.evaluation.evaluator import Observed
-    from fl_lightning.trainer import FederatedTrainer
+    from fl_lightning.callbacks.access import Observed
 
 
 class PerClassAccuracy(ClientMeasurement):
@@ -67,7 +64,7 @@ class PerClassAccuracy(ClientMeasurement):
         UsageError: an argument out of its range, clients without label counts, or no test data.
     """
 
-    file = "per_class.npz"
+    file, pictures = PER_CLASS.file, PER_CLASS.pictures
     requires = ("logits",)
 
     def __init__(
@@ -78,11 +75,11 @@ class PerClassAccuracy(ClientMeasurement):
         require(majority > 0, "PerClassAccuracy.majority", majority, "give a number above 0")
         self.examples, self.majority = examples, majority
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         need_label_counts("PerClassAccuracy", trainer)
         require_test_data(trainer, self)
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self.measures(trainer, client):
             counts: Any = client.info.label_counts
             self.mine[client.info.id] = {
@@ -90,20 +87,17 @@ class PerClassAccuracy(ClientMeasurement):
                 "before": self._confusion(trainer, client.state()),
             }
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self.series:
-            return
-        series = self.series.arrays()
-        trainer.log_figure("per_class/clients", draw_clients(series))
-        trainer.log_figure("per_class/aggregation", draw_aggregation(series))
-        trainer.log_figure("per_class/confusion", draw_confusion(series))
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
+        titles = [f"client {k}" for k in arrays["clients"][-1] if k >= 0]
+        return {**arrays, "client_titles": np.array([titles])}
 
-    def _confusion(self, trainer: FederatedTrainer, state: Any) -> np.ndarray:
+    def _confusion(self, trainer: RunAccess, state: Any) -> np.ndarray:
         """The confusion matrix (C, C) of a state, of this worker's share of the test examples."""
         classes = len(trainer.data.info(0).label_counts)
         return confusion(trainer.representations(state, ("logits",), examples=self.examples), classes)
 
-    def _after(self, trainer: FederatedTrainer, clients: list[int]) -> dict[int, np.ndarray]:
+    def _after(self, trainer: RunAccess, clients: list[int]) -> dict[int, np.ndarray]:
         """The confusion matrix of each client's model after aggregation, which is one for all unless entries stay."""
         if not trainer.client.kept:
             parts = trainer.gather(self._confusion(trainer, None))
@@ -114,7 +108,7 @@ class PerClassAccuracy(ClientMeasurement):
             found = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
         return {k: one for part in trainer.gather(found) for k, one in part.items()}
 
-    def record(self, trainer: FederatedTrainer, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         for k, after in self._after(trainer, list(clients)).items():
             clients[k]["after"] = after
         self.append(trainer, "label_counts", {k: one["label_counts"].astype(float) for k, one in clients.items()})
@@ -123,7 +117,7 @@ class PerClassAccuracy(ClientMeasurement):
             groups = {k: by_group(one, clients[k]["label_counts"], self.majority) for k, one in accuracies.items()}
             self.append(trainer, when, accuracies)
             self.append(trainer, f"groups_{when}", groups)
-            means = dict(zip(GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
+            means = dict(zip(CLASS_GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
             means["all"] = finite_mean([finite_mean(one) for one in accuracies.values()])
             log_finite(trainer, {f"per_class/{when}/{name}": value for name, value in means.items()})
         together = (
@@ -161,71 +155,4 @@ def accuracy(matrix: np.ndarray) -> np.ndarray:
 def by_group(accuracies: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
     """The mean accuracy of a client's majority, minority and missing classes ``(3,)``; nan for a group without any."""
     groups = groups_of(counts, threshold)
-    return np.array([finite_mean(accuracies[groups[name]]) for name in GROUPS])
-
-
-# ---------------------------------------------------------------------- figures
-def draw_clients(series: dict[str, np.ndarray], most: int = 4) -> Figure:
-    """Label counts of some clients as bars, and the accuracy of each class before and after as lines."""
-    from matplotlib.figure import Figure
-
-    clients = series["clients"][-1]
-    shown = np.flatnonzero(clients >= 0)[:most]
-    rows = -(-len(shown) // 2)
-    figure = Figure(figsize=(10 if len(shown) > 1 else 5.5, 3.2 * rows + 0.6), layout="constrained")
-    for place, index in enumerate(shown):
-        axes = figure.add_subplot(rows, min(2, len(shown)), place + 1)
-        counts = series["label_counts"][-1, index]
-        axes.bar(range(len(counts)), counts, color="0.8", label="training examples")
-        axes.set(title=f"client {clients[index]}", xlabel="class", ylabel="training examples")
-        integer_ticks(axes.set_xticks, range(len(counts)))
-        right = axes.twinx()
-        right.plot(100 * series["before"][-1, index], "o-", color="tab:red", label="accuracy of the local model")
-        right.plot(100 * series["after"][-1, index], "s--", color="tab:blue", label="accuracy after aggregation")
-        right.set(ylim=(-4, 104), ylabel="test accuracy in %")
-    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    figure.suptitle(f"accuracy of each class, round {series['rounds'][-1]}")
-    return figure
-
-
-def draw_aggregation(series: dict[str, np.ndarray]) -> Figure:
-    """Accuracy before and after aggregation, on average over the clients: by class, and by group."""
-    from matplotlib.figure import Figure
-
-    classes = series["before"].shape[-1]
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(2, 1), sharey=True)
-    for place, (when, hatch) in enumerate((("before", ""), ("after", "//"))):
-        by_class = [100 * finite_mean(one) for one in series[when][-1].T]
-        groups = [100 * finite_mean(one) for one in series[f"groups_{when}"][-1].T]
-        style = {"width": 0.4, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
-        left.bar(np.arange(classes) + 0.4 * (place - 0.5), by_class, label=f"{when} aggregation", **style)
-        right.bar(np.arange(3) + 0.4 * (place - 0.5), groups, **style)
-    integer_ticks(left.set_xticks, range(classes))
-    right.set_xticks(range(3), GROUPS)
-    left.set(xlabel="class", ylabel="test accuracy in %", title=f"mean over the clients, round {series['rounds'][-1]}")
-    right.set(xlabel="classes of the client")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
-def draw_confusion(series: dict[str, np.ndarray]) -> Figure:
-    """The shares of each class's test examples that are classified as each class, before and after aggregation."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    for axes, when in zip(figure.subplots(1, 2), ("before", "after"), strict=True):
-        matrix = series[f"confusion_{when}"][-1]
-        heat_map(
-            axes,
-            100 * matrix / np.where(matrix.sum(1) > 0, matrix.sum(1), np.nan)[:, None],
-            "share in %",
-            0,
-            100,
-            ".0f",
-        )
-        integer_ticks(axes.set_xticks, range(len(matrix)))
-        integer_ticks(axes.set_yticks, range(len(matrix)))
-        axes.set(xlabel="classified as", ylabel="class", title=f"{when} aggregation, round {series['rounds'][-1]}")
-    return figure
+    return np.array([finite_mean(accuracies[groups[name]]) for name in CLASS_GROUPS])

@@ -10,24 +10,19 @@ classifies a representation by the nearest global prototype among those of the c
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.by_client import drawn, finite_mean, log_finite, merged
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.by_client import drawn_clients, finite_mean, in_client_order, log_finite
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.errors import require
 from fl_lightning.functional import as_rows
+from fl_lightning.pictures.shipped import MODELS, PERSONAL
 from fl_lightning.state import State
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.trainer import FederatedTrainer
-
-WHAT = {"own": "as it is", "tuned": "fine-tuned", "prototype": "nearest prototype"}
 
 
 class PersonalAccuracy(Measurement):
@@ -62,7 +57,7 @@ class PersonalAccuracy(Measurement):
         UsageError: an argument out of its range, no test data, or none for a client.
     """
 
-    file = "personal.npz"
+    file, pictures = PERSONAL.file, PERSONAL.pictures
     requires = ("logits",)
 
     def __init__(
@@ -81,49 +76,56 @@ class PersonalAccuracy(Measurement):
         self.max_clients, self.examples = max_clients, examples
         self.fine_tune_steps, self.fine_tune = fine_tune_steps, fine_tune
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
-        self.clients = drawn(range(trainer.data.num_clients), self.max_clients, trainer.seed, "PersonalAccuracy")
+        self.clients = drawn_clients(
+            range(trainer.data.num_clients), self.max_clients, trainer.seed, "PersonalAccuracy"
+        )
         for k in self.clients:
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
             require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
         # the class declares them as server values, which have no value before the first round
         self._with_prototypes = [one for one in trainer.methods.methods if hasattr(type(one), "prototypes")]
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
             self._measure(trainer, self.fine_tune == "always")
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         # where a callback ends the run after a round that was measured, this measures it again, with fine-tuning
         measured = self.series.values.get("rounds", [])
         again = bool(measured) and int(measured[-1]) == trainer.server.round
         if not again or (self.fine_tune_steps and self.fine_tune == "last"):
             self._measure(trainer, True)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is not None and self.series:
-            trainer.log_figure("personal/clients", draw(self.series.arrays()))
+    def shown(self) -> dict[str, np.ndarray]:
+        # sorted, so that the worst clients are on the left
+        arrays = super().shown()
+        order = np.argsort(arrays["own"][-1], kind="stable")
+        known = [what for what in ("clients", *MODELS) if what in arrays]
+        means = [f"{MODELS[what]} {100 * finite_mean(arrays[what][-1]):.1f} %" for what in known[1:]]
+        ordered = {f"{what}_ordered": arrays[what][-1:, order] for what in known}
+        return {**arrays, **ordered, "means": np.array([f"mean: {', '.join(means)}"])}
 
-    def _measure(self, trainer: FederatedTrainer, tune: bool) -> None:
+    def _measure(self, trainer: RunAccess, tune: bool) -> None:
         with trainer.alone():
             mine = {k: self._client(trainer, k, tune) for k in self._mine(trainer)}
-        values = merged(trainer.gather(mine))
+        values = in_client_order(trainer.gather(mine))
         self.series.append("clients", np.array(self.clients))
         for what in next(iter(values.values())):
             found = np.array([one[what] for one in values.values()])
             self.series.append(what, found)
-            log_finite(trainer, summary(found, "personal" if what == "own" else f"personal/{what}"))
+            log_finite(trainer, spread_over_clients(found, "personal" if what == "own" else f"personal/{what}"))
         self._domains(trainer, {k: one["own"] for k, one in values.items()})
         self.keep(trainer)
 
-    def _mine(self, trainer: FederatedTrainer) -> list[int]:
+    def _mine(self, trainer: RunAccess) -> list[int]:
         """The clients that this worker measures: those that it owns, and its share of those that nobody owns."""
         owners, size = trainer.client.memories().owners, trainer.world_size
         turn = {k: place % size for place, k in enumerate(self.clients)}
         return [k for k in self.clients if owners.get(k, turn[k]) == trainer.global_rank]
 
-    def _client(self, trainer: FederatedTrainer, k: int, tune: bool) -> dict[str, float]:
+    def _client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
         values = {"own": self._accuracy(trainer, None, k)}
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
@@ -132,24 +134,20 @@ class PersonalAccuracy(Measurement):
             values["prototype"] = self._by_prototype(trainer, k)
         return values
 
-    def _accuracy(
-        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None = None
-    ) -> float:
+    def _accuracy(self, trainer: RunAccess, state: State | None, k: int | None, domain: str | None = None) -> float:
         hits, total = self._hits(trainer, state, k, domain)
         return hits / total if total else math.nan
 
-    def _hits(
-        self, trainer: FederatedTrainer, state: State | None, k: int | None, domain: str | None
-    ) -> tuple[int, int]:
+    def _hits(self, trainer: RunAccess, state: State | None, k: int | None, domain: str | None) -> tuple[int, int]:
         """How many test examples of a client or a domain are classified correctly, and how many there are."""
         hits = total = 0
         asked = {"client": k, "examples": self.examples, "domain": domain}
         for _, _, targets, taps in trainer.representations(state, ("logits",), **asked):  # type: ignore[arg-type]
-            hits += int((taps["logits"].argmax(1) == labels_of(targets)).sum())
-            total += len(labels_of(targets))
+            hits += int((taps["logits"].argmax(1) == required_labels(targets)).sum())
+            total += len(required_labels(targets))
         return hits, total
 
-    def _by_prototype(self, trainer: FederatedTrainer, k: int) -> float:
+    def _by_prototype(self, trainer: RunAccess, k: int) -> float:
         method: Any = self._with_prototypes[0]
         if method.prototypes is None:
             return math.nan
@@ -161,11 +159,11 @@ class PersonalAccuracy(Measurement):
         hits = total = 0
         for _, _, targets, taps in trainer.representations(None, ("representation",), client=k, examples=self.examples):
             predicted = nearest(taps["representation"], method.prototypes, usable)
-            hits += int((predicted == labels_of(targets)).sum())
+            hits += int((predicted == required_labels(targets)).sum())
             total += len(predicted)
         return hits / total if total else math.nan
 
-    def _domains(self, trainer: FederatedTrainer, own: dict[int, float]) -> None:
+    def _domains(self, trainer: RunAccess, own: dict[int, float]) -> None:
         names = trainer.domains
         if not names:
             return
@@ -181,7 +179,7 @@ class PersonalAccuracy(Measurement):
         log_finite(trainer, {f"personal/domain/{name}": value for name, value in found.items()})
 
 
-def labels_of(targets: Tensor | None) -> Tensor:
+def required_labels(targets: Tensor | None) -> Tensor:
     """The labels of a batch.
 
     Raises:
@@ -204,7 +202,7 @@ def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
     return distances.masked_fill(~usable.to(rows.device), math.inf).argmin(1)
 
 
-def summary(values: np.ndarray, name: str) -> dict[str, float]:
+def spread_over_clients(values: np.ndarray, name: str) -> dict[str, float]:
     """Mean, mean over the worst tenth (of at least one client) and standard deviation, by tag."""
     known = np.sort(values[np.isfinite(values)])
     worst = known[: math.ceil(len(known) / 10)]
@@ -214,23 +212,3 @@ def summary(values: np.ndarray, name: str) -> dict[str, float]:
         f"{name}/worst_tenth": finite_mean(worst),
         f"{name}/spread": spread,
     }
-
-
-def draw(series: dict[str, np.ndarray]) -> Figure:
-    """The clients' accuracies of the last round, sorted, so that the worst clients are on the left."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.add_subplot()
-    order = np.argsort(series["own"][-1], kind="stable")
-    for style, (what, label) in zip(("o-", "s--", "^:"), WHAT.items(), strict=True):
-        if what in series and np.isfinite(series[what][-1]).any():
-            values = 100 * series[what][-1][order]
-            axes.plot(values, style, markersize=4, label=f"{label}, mean {finite_mean(values):.1f} %")
-    ids = series["clients"][-1][order]
-    step = -(-len(ids) // 20)
-    axes.set_xticks(range(0, len(ids), step), [str(one) for one in ids[::step]])
-    axes.set(xlabel="client, from the worst to the best", ylabel="accuracy on its own test data in %")
-    axes.set_title(f"personal accuracy, round {series['rounds'][-1]}")
-    axes.legend()
-    return figure

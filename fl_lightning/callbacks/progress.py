@@ -7,16 +7,14 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.client import Client
 from fl_lightning.client.logged import tagged
-
-if TYPE_CHECKING:
-    from fl_lightning.client import Client
-    from fl_lightning.trainer import FederatedTrainer
 
 # seconds after which a round has a bar of its own, and from one look at it to the next
 LONG, LOOK = 2.0, 0.5
@@ -34,21 +32,21 @@ class ProgressBar(Callback):
     _rounds: Any = None
     _visits: Visits | None = None
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         if self._rounds is not None:
             self._visits = Visits(trainer)
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self._visits is not None:
             self._visits.end_client(client.num_steps)
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if self._visits is not None:
             self._visits.close()
         if self._rounds is not None:
@@ -57,23 +55,23 @@ class ProgressBar(Callback):
         if self._speaks and (due or evaluated(trainer.metrics)):
             self._say_round(trainer)
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: RunAccess) -> None:
         if self._speaks and self._said != trainer.server.round:
             self._say_round(trainer)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: RunAccess) -> None:
         if self._speaks and len(trainer.history) > self._first:
             self._close()
-            self._say(summary(trainer.history, time.perf_counter() - self._began, self._first, trainer.run_dir))
+            self._say(final_table(trainer.history, time.perf_counter() - self._began, self._first, trainer.run_dir))
 
-    def teardown(self, trainer: FederatedTrainer) -> None:
+    def teardown(self, trainer: RunAccess) -> None:
         self._close()
 
-    def _say_round(self, trainer: FederatedTrainer) -> None:
+    def _say_round(self, trainer: RunAccess) -> None:
         self._said = trainer.server.round
         done = trainer.server.round + 1
         seconds = (time.perf_counter() - self._began) / (done - self._first)
-        self._say(line_of(trainer.metrics, done, trainer.max_rounds, seconds))
+        self._say(round_line(trainer.metrics, done, trainer.max_rounds, seconds))
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
@@ -92,7 +90,7 @@ class ProgressBar(Callback):
 class Visits:
     """A bar over the local steps of this worker in a round. A thread looks at them while a client trains."""
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
+    def __init__(self, trainer: RunAccess) -> None:
         self._trainer, self._cohort = trainer, trainer.server.cohort
         self._clients = self._steps = 0
         self._began = time.time()
@@ -132,7 +130,7 @@ class Visits:
         return bar
 
 
-def line_of(metrics: Mapping[str, float], done: int, rounds: int, seconds: float) -> str:
+def round_line(metrics: Mapping[str, float], done: int, rounds: int, seconds: float) -> str:
     """The line of a round: its metrics, the mean seconds of a round so far, and the time that is left.
 
     Args:
@@ -141,12 +139,12 @@ def line_of(metrics: Mapping[str, float], done: int, rounds: int, seconds: float
         rounds: rounds of the run.
         seconds: mean of the rounds since the run began or resumed.
     """
-    shown = [f"{name} {short(metrics[name])}" for name in names_to_show(metrics)]
+    shown = [f"{name} {few_digits(metrics[name])}" for name in names_to_show(metrics)]
     left = [f"{tqdm.format_interval(seconds * (rounds - done))} left"] if done < rounds else []
     return f"round {done}/{rounds}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
 
 
-def summary(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
+def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
     """A table of the best and the final value of each metric, and where the run lies.
 
     Args:
@@ -160,7 +158,7 @@ def summary(history: list[dict[str, float]], seconds: float, first: int, folder:
     lines = [f"{'':{width}}  {'best':>10}  {'round':>6}  {'final':>10}"] if names else []
     for name in names:
         value, round_ = best(history, name)
-        final = next(short(row[name]) for row in reversed(history) if name in row)
+        final = next(few_digits(row[name]) for row in reversed(history) if name in row)
         lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final:>10}")
     number = len(history) - first
     lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
@@ -176,7 +174,7 @@ def best(history: list[dict[str, float]], name: str) -> tuple[str, str]:
         return "-", "-"
     sign = 1 if any(word in words for word in LESS) else -1
     value, round_ = min((sign * row[name], row["round"]) for row in history if name in row)
-    return short(sign * value), str(int(round_) + 1)
+    return few_digits(sign * value), str(int(round_) + 1)
 
 
 def names_to_show(metrics: Mapping[str, float]) -> list[str]:
@@ -198,6 +196,6 @@ def evaluated(metrics: Mapping[str, float]) -> bool:
     return bool(final_names(metrics))
 
 
-def short(value: float) -> str:
+def few_digits(value: float) -> str:
     """A metric with four digits after the point, or as many in all."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"

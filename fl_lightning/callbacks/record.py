@@ -11,17 +11,15 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.records.checkpoint import sha256
 from fl_lightning.records.files import write_atomically
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
 # the charts of TensorBoard's page Custom Scalars: by panel and title, the regular expression of a tag's beginning.
@@ -53,7 +51,7 @@ LAYOUT: dict[str, dict[str, str]] = {
 }
 # lines of a chart of singular values, spread evenly from the first to the last that is logged
 CURVES = 5
-PHASES = ("test", "val")
+EVALUATED_PHASES = ("test", "val")
 
 
 class RunRecord(Callback):
@@ -61,16 +59,16 @@ class RunRecord(Callback):
 
     _layout_is_due = False
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         if trainer.run_dir is None or trainer.resumed:
             return
         plan = trainer.data.plan
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
         record = {
-            **environment(),
+            **environment_of_process(),
             "workers": trainer.world_size,
-            "device": str(trainer.fabric.device),
+            "device": str(trainer.run.fabric.device),
             "seed": trainer.seed,
             "plan_hash": plan.hash,
             "partition": plan.report(),
@@ -81,7 +79,7 @@ class RunRecord(Callback):
         write_atomically(trainer.run_dir / "environment.json", lambda partial: partial.write_text(text))
         self._layout_is_due = True
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         # now it is known which tags there are
         if self._layout_is_due:
             self._layout_is_due = False
@@ -102,7 +100,7 @@ def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str,
         for title, pattern in titles.items():
             matching = [tag for tag in tags if re.match(pattern, tag)]
             if matching:
-                shown = spread(matching) if panel == "Spectra" else [pattern]
+                shown = evenly_chosen(matching) if panel == "Spectra" else [pattern]
                 charts.setdefault(panel, {})[title] = ["Multiline", shown]
     for callback in callbacks:
         for panel, titles in getattr(callback, "panels", {}).items():
@@ -110,21 +108,21 @@ def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str,
     return charts
 
 
-def tags_to_come(trainer: FederatedTrainer) -> list[str]:
+def tags_to_come(trainer: RunAccess) -> list[str]:
     """The tags that a round has when it is over, and the usual ones of the data that it was not evaluated on."""
-    missing = [phase for phase in PHASES if not any(tag.startswith(f"{phase}/") for tag in trainer.metrics)]
+    missing = [phase for phase in EVALUATED_PHASES if not any(tag.startswith(f"{phase}/") for tag in trainer.metrics)]
     due = [phase for phase in missing if trainer.run.evaluator.has_data(phase)]
     return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
 
 
-def spread(tags: list[str]) -> list[str]:
+def evenly_chosen(tags: list[str]) -> list[str]:
     """At most :data:`CURVES` tags, spread evenly from the first to the last, as regular expressions."""
     last, number = len(tags) - 1, min(CURVES, len(tags))
     places = sorted({round(one * last / max(number - 1, 1)) for one in range(number)})
     return [f"{tags[place]}$" for place in places]
 
 
-def environment() -> dict[str, Any]:
+def environment_of_process() -> dict[str, Any]:
     """Versions, hardware, git revision and command line of this process."""
     return {
         "command": sys.argv,

@@ -13,9 +13,9 @@ REPLACEMENTS = {
     "Timer": "seconds are logged as time/...; take it out",
     "BasePredictionWriter": "the command predict writes what it returns; take it out",
 }
-OWN = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md"
+OWN_INSTEAD = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md"
 
 
 def replacement(kind: type) -> str:
     """What to do in place of a callback of this class."""
-    return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN)
+    return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN_INSTEAD)

@@ -14,19 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.heatmap import draw_matrix, grid
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
 from fl_lightning.functional import similarities, unbiased_gram
+from fl_lightning.pictures import off_diagonal
+from fl_lightning.pictures.shipped import SIMILARITY
+from fl_lightning.state import State
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.engine.evaluation.evaluator import Observed
-    from fl_lightning.state import State
-    from fl_lightning.trainer import FederatedTrainer
+    from fl_lightning.callbacks.access import Observed
 
 # what unbiased_gram gives of each batch, by (loader, batch), a list with one for each layer
 Grams = dict[tuple[int, int], list[Tensor]]
@@ -60,7 +59,7 @@ class LayerSimilarity(Measurement):
         UsageError: an argument out of its range, a layer that is not there, or no test data.
     """
 
-    file = "layer_similarity.npz"
+    file, pictures = SIMILARITY.file, SIMILARITY.pictures
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class LayerSimilarity(Measurement):
         require(max_clients >= 2, "LayerSimilarity.max_clients", max_clients, "give 2 or more")
         self.layers, self.examples, self.max_clients = layers, examples, max_clients
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         module = trainer.client.module
         names = self.layers or distinct({**getattr(module, "taps", {}), **trainer.taps})
         hint = f"{type(module).__name__} declares no taps; name submodules"
@@ -86,48 +85,44 @@ class LayerSimilarity(Measurement):
         self._layers = tuple(dict.fromkeys(names))
         self._has_global = not trainer.client.kept
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         # finds a submodule that the forward does not call
         list(trainer.representations(None, self._layers, examples=1))
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._local: dict[int, Grams] = {}
         self._before: Grams = {}
         if self.due(trainer.server.round):
             self._measured = sorted(trainer.server.cohort)[: self.max_clients]
             self._before = self._of_global(trainer)
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self.due(trainer.server.round) and client.info.id in self._measured:
             self._local[client.info.id] = self._grams(trainer, client.state())
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
             return
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
-        before, after = merged(part for part, _, _ in parts), merged(part for _, part, _ in parts)
+        before, after = in_batch_order(part for part, _, _ in parts), in_batch_order(part for _, part, _ in parts)
         local = {k: grams for *_, theirs in parts for k, grams in theirs.items()}
         self._append(before, after, dict(sorted(local.items())), min(self.max_clients, trainer.data.num_clients))
         self._log(trainer)
         self.keep(trainer)
         self._local, self._before = {}, {}
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self.series:
-            return
-        last = {name: values[-1] for name, values in self.series.values.items()}
-        trainer.log_figure("similarity/layers", draw_layers(last))
-        if np.isfinite(last["to_global"]).any():
-            trainer.log_figure("similarity/global", draw_global(last))
-        if np.isfinite(last["between_clients"]).any():
-            trainer.log_figure("similarity/clients", draw_clients(last))
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
+        means = off_diagonal(arrays["between_clients"][-1])
+        titles = [f"{layer}: mean {mean:.2f}" for layer, mean in zip(arrays["layers"][-1], means, strict=True)]
+        return {**arrays, "layer_titles": np.array([titles])}
 
-    def _of_global(self, trainer: FederatedTrainer) -> Grams:
+    def _of_global(self, trainer: RunAccess) -> Grams:
         """This worker's batches of the global model."""
         return self._grams(trainer, None) if self._has_global else {}
 
-    def _grams(self, trainer: FederatedTrainer, state: State | None) -> Grams:
+    def _grams(self, trainer: RunAccess, state: State | None) -> Grams:
         batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)
         return {
             (index.loader, index.batch): [unbiased_gram(taps[layer]).cpu() for layer in self._layers]
@@ -142,16 +137,16 @@ class LayerSimilarity(Measurement):
         over_round = np.full(number, np.nan)
         for place in range(number):
             if after:
-                over_round[place] = compared([before, after], place)[0, 1]
+                over_round[place] = layer_similarities([before, after], place)[0, 1]
             first = 0 if after else 1
-            table[place, first : len(present), first : len(present)] = compared(present[first:], place)
+            table[place, first : len(present), first : len(present)] = layer_similarities(present[first:], place)
         self.series.append("layers", np.array(self._layers))
         self.series.append("clients", ids)
         self.series.append("to_global", table[:, 0, 1:])
         self.series.append("between_clients", table[:, 1:, 1:])
         self.series.append("between_rounds", over_round)
 
-    def _log(self, trainer: FederatedTrainer) -> None:
+    def _log(self, trainer: RunAccess) -> None:
         last = {name: values[-1] for name, values in self.series.values.items()}
         for place, layer in enumerate(self._layers):
             found = {"clients": pairs(last["between_clients"][place]), "global": last["to_global"][place]}
@@ -166,12 +161,12 @@ def distinct(taps: Mapping[str, str]) -> list[str]:
     return sorted({binding: name for name, binding in taps.items()}.values(), key="logits".__eq__)
 
 
-def merged(parts: Iterable[Grams]) -> Grams:
+def in_batch_order(parts: Iterable[Grams]) -> Grams:
     """The batches of all workers, in the order of the batches."""
     return dict(sorted(item for part in parts for item in part.items()))
 
 
-def compared(models: list[Grams], place: int) -> np.ndarray:
+def layer_similarities(models: list[Grams], place: int) -> np.ndarray:
     """The similarity of one layer of several models, ``(m, m)``."""
     if not models:
         return np.zeros((0, 0))
@@ -183,64 +178,3 @@ def compared(models: list[Grams], place: int) -> np.ndarray:
 def pairs(matrix: np.ndarray) -> np.ndarray:
     """The entries above the diagonal."""
     return matrix[np.triu_indices(len(matrix), 1)]
-
-
-def draw_layers(last: Mapping[str, np.ndarray]) -> Figure:
-    """Similarity over the layers: each client with the global model, and the means of all three comparisons."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes, places = figure.add_subplot(), np.arange(len(last["layers"]))
-    curves = {
-        "clients with the global model (mean)": (mean(last["to_global"]), "o-", "C0"),
-        "clients with each other (mean)": (mean(np.array([pairs(m) for m in last["between_clients"]])), "s--", "C1"),
-        "global model before and after the round": (last["between_rounds"], "^:", "C2"),
-    }
-    for client, values in enumerate(last["to_global"].T):
-        label = None if client else "each client with the global model"
-        axes.plot(places, values, color="C0", alpha=0.35, linewidth=0.8, label=label)
-    for label, (values, style, colour) in curves.items():
-        if np.isfinite(values).any():
-            axes.plot(places, values, style, color=colour, label=label)
-    axes.set_xticks(places, last["layers"], rotation=45, ha="right")
-    # whole tenths, so that figures of different runs are easily compared
-    lowest = np.floor(10 * min(0.9, axes.get_ylim()[0])) / 10
-    title = f"layer similarity of local models and the global one, round {last['rounds']}"
-    axes.set(ylabel="CKA on test images", ylim=(lowest, 1.01), title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower left")
-    return figure
-
-
-def draw_global(last: Mapping[str, np.ndarray]) -> Figure:
-    """A heat map of layers and clients."""
-    from matplotlib.figure import Figure
-
-    layers, ids = last["layers"], last["clients"][last["clients"] >= 0]
-    figure = Figure(figsize=(2.5 + 0.6 * len(ids), 1.8 + 0.4 * len(layers)), layout="constrained")
-    axes = figure.add_subplot()
-    image = draw_matrix(axes, last["to_global"][:, : len(ids)], list(layers), list(ids))
-    axes.set(xlabel="client", ylabel="layer", title=f"CKA with the global model, round {last['rounds']}")
-    figure.colorbar(image, ax=axes, label="CKA")
-    return figure
-
-
-def draw_clients(last: Mapping[str, np.ndarray]) -> Figure:
-    """A heat map of clients and clients for each layer."""
-    ids = last["clients"][last["clients"] >= 0]
-    figure, panels = grid(len(last["layers"]), 2.4)
-    for axes, layer, matrix in zip(panels, last["layers"], last["between_clients"], strict=True):
-        image = draw_matrix(axes, matrix[: len(ids), : len(ids)], list(ids), list(ids), numbers=False)
-        axes.set_title(f"{layer}: mean {float(mean(pairs(matrix)[None])[0]):.2f}", fontsize=9)
-    figure.supxlabel("client")
-    figure.supylabel("client")
-    figure.suptitle(f"CKA of local models, round {last['rounds']}")
-    figure.colorbar(image, ax=panels, label="CKA")
-    return figure
-
-
-def mean(table: np.ndarray) -> np.ndarray:
-    """The mean of each row without nan; nan where there is nothing else."""
-    known = np.isfinite(table)
-    number = known.sum(1)
-    return np.where(number > 0, np.where(known, table, 0).sum(1) / np.maximum(number, 1), np.nan)

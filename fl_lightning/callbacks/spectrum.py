@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
+from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require, text_of
 from fl_lightning.functional import (
     condition_number,
@@ -25,15 +27,14 @@ from fl_lightning.functional import (
     singular_values,
     stable_rank,
 )
+from fl_lightning.pictures.drawing import curves, numbered_line, visible
+from fl_lightning.pictures.figure import laid_out
+from fl_lightning.pictures.shipped import SPECTRA, SPECTRUM_TITLES
+from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from fl_lightning.client import Client
-    from fl_lightning.state import State
-    from fl_lightning.trainer import FederatedTrainer
 
 
 class Covariance:
@@ -94,7 +95,7 @@ class SpectrumMonitor(Measurement):
         UsageError: an argument out of its range, or the tap ``logits`` is no layer with a weight matrix.
     """
 
-    file = "spectra.npz"
+    file, pictures = SPECTRA.file, SPECTRA.pictures
     requires = ("representation", "logits")
 
     def __init__(
@@ -123,15 +124,15 @@ class SpectrumMonitor(Measurement):
         """Whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
-    def setup(self, trainer: FederatedTrainer) -> None:
+    def setup(self, trainer: RunAccess) -> None:
         self._classifier = self._find_classifier(trainer)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: RunAccess) -> None:
         self._covariance = Covariance()
         self._own, self._global = Sums(), Sums()
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
-    def on_client_end(self, trainer: FederatedTrainer, client: Client) -> None:
+    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.local_due(trainer.server.round):
             return
         for what, values in self._measure(self._probed(trainer, client.state())).items():
@@ -139,19 +140,19 @@ class SpectrumMonitor(Measurement):
             self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
 
     def on_evaluation_batch_end(
-        self, trainer: FederatedTrainer, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+        self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
         if phase == "test" and self.due(trainer.server.round):
             self._covariance.add(taps["representation"])
 
-    def on_evaluation_end(self, trainer: FederatedTrainer, phase: str, client: int | None = None) -> None:
+    def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
         if phase == "test" and self.due(trainer.server.round):
             trainer.all_reduce(self._covariance.sums)
             spectra = {what: Weighted.of(values) for what, values in self._measure(self._covariance).items()}
             (self._global if client is None else self._own).add(spectra)
             self._covariance = Covariance()
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         if self.due(trainer.server.round):
             trainer.all_reduce(self._own)
             spectra = self._own.means() or self._global.means() or self._measure(Covariance())
@@ -165,15 +166,14 @@ class SpectrumMonitor(Measurement):
         elif self.local_due(trainer.server.round):
             self.save(trainer)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.run_dir is None or not self.series:
-            return
-        spectra = self.series.values
-        rounds = [int(one) for one in spectra.get("rounds", ())]
-        for what in [name for name in TITLES if name in spectra]:
-            trainer.log_figure(f"spectrum/{what}", draw(what, rounds, spectra[what], self.threshold))
-            if f"local_{what}" in spectra:
-                trainer.log_figure(f"spectrum/local_{what}", draw_local(what, self.series.arrays(), self.threshold))
+    def shown(self) -> dict[str, np.ndarray]:
+        arrays = super().shown()
+        same = np.isin(arrays.get("rounds", ()), arrays.get("local_rounds", [])[-1:])
+        if same.any():
+            arrays["global_classifier"] = arrays["classifier"][same]
+        if "probe_representation" in arrays:
+            arrays["global_representation"] = arrays["probe_representation"]
+        return {**arrays, "threshold": np.array([self.threshold])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "rounds" not in state:
@@ -186,14 +186,14 @@ class SpectrumMonitor(Measurement):
         for round_ in state["rounds"]:
             self.series.append("rounds", np.array(round_))
 
-    def _find_classifier(self, trainer: FederatedTrainer) -> torch.nn.Module:
+    def _find_classifier(self, trainer: RunAccess) -> torch.nn.Module:
         path = trainer.client.tap_paths["logits"]
         layer = trainer.client.module.get_submodule(path)
         if not (isinstance(getattr(layer, "weight", None), Tensor) and layer.weight.ndim == 2):
             raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
         return layer
 
-    def _probed(self, trainer: FederatedTrainer, state: State | None) -> Covariance:
+    def _probed(self, trainer: RunAccess, state: State | None) -> Covariance:
         """The covariance of this worker's batches of the images on which local models are measured."""
         covariance = Covariance()
         for *_, taps in trainer.representations(state, ("representation",), examples=self.examples):
@@ -206,7 +206,7 @@ class SpectrumMonitor(Measurement):
         spectra = {"classifier": singular_values(weight), "representation": covariance.spectrum()}
         return {what: values for what, values in spectra.items() if values is not None}
 
-    def _log(self, trainer: FederatedTrainer, what: str, values: Tensor) -> None:
+    def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
         chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
         digits = max(2, len(str(len(values) - 1)))
         for index in chosen:
@@ -217,7 +217,7 @@ class SpectrumMonitor(Measurement):
         if not values.any():
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
-    def _keep_local(self, trainer: FederatedTrainer) -> None:
+    def _keep_local(self, trainer: RunAccess) -> None:
         for theirs in trainer.gather(self._local):
             for what, spectra in theirs.items():
                 self._local[what] = self._local.get(what, {}) | spectra
@@ -243,44 +243,6 @@ RANKS = {
 }
 
 
-def draw(what: str, rounds: list[int], spectra: list[np.ndarray], threshold: float = 0.0) -> Figure:
-    """Plot the singular values of all rounds over their index, on a logarithmic scale; later rounds are darker."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = empty(TITLES[what])
-    shade = ScalarMappable(Normalize(min(rounds), max(max(rounds), 1)), colormaps["viridis_r"])
-    largest = max(map(np.max, spectra))
-    for round_, values in zip(rounds, spectra, strict=True):
-        axes.semilogy(visible(values, largest), color=shade.to_rgba(np.array(round_)), linewidth=1)
-    mark(axes, threshold)
-    figure.colorbar(shade, ax=axes, label="round", ticks=MaxNLocator(integer=True))
-    return figure
-
-
-def draw_local(what: str, spectra: Mapping[str, np.ndarray], threshold: float = 0.0) -> Figure:
-    """Plot the last spectra of the local models, their mean, and the global model's, on a logarithmic scale.
-
-    FedDecorr, Figures 2(b), 3 and 10.
-    """
-    figure, axes = empty(f"{TITLES[what]}, round {spectra['local_rounds'][-1]}")
-    local = spectra[f"local_{what}"][-1]
-    local = local[np.isfinite(local).all(1)]
-    largest = np.max(local, initial=0)
-    for number, values in enumerate(local):
-        label = None if number else "local model of a client"
-        axes.semilogy(visible(values, largest), color="C0", alpha=0.3, linewidth=0.8, label=label)
-    axes.semilogy(visible(local.mean(0), largest), "--", color="C0", linewidth=2, label="mean of the local models")
-    aggregated = of_global(what, spectra)
-    if aggregated is not None:
-        axes.semilogy(visible(aggregated, largest), color="black", linewidth=2, label="global model")
-    mark(axes, threshold)
-    axes.legend(loc="lower left")
-    return figure
-
-
 def compare(
     runs: Mapping[str, Path], what: str = "representation", local: bool = False, relative: bool = True
 ) -> Figure:
@@ -296,8 +258,7 @@ def compare(
     Raises:
         UsageError: a run has no such spectrum.
     """
-    figure, axes = empty(f"{TITLES[what]}{', local models' if local else ''}")
-    styles = ["-", "--", ":", "-."]
+    lines = []
     for number, (label, folder) in enumerate(runs.items()):
         name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
         require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
@@ -313,44 +274,8 @@ def compare(
         require(
             values.ndim == 1 and values.size > 0, "run", str(folder), f"its {name} is no spectrum; give another run"
         )
-        shown = visible(values / values.max(), 1) if relative and values.any() else visible(values, values.max())
-        axes.semilogy(shown, styles[number % len(styles)], color=f"C{number}", label=label)
-    if relative:
-        axes.set_ylabel("singular value / the largest")
-    axes.legend()
-    return figure
-
-
-def of_global(what: str, spectra: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The global model's spectrum of the last round in which local models were measured, on the same images."""
-    if what == "representation":
-        return spectra["probe_representation"][-1] if "probe_representation" in spectra else None
-    same = np.flatnonzero(spectra.get("rounds", np.zeros(0)) == spectra["local_rounds"][-1])
-    return spectra[what][same[-1]] if len(same) else None
-
-
-def empty(title: str) -> tuple[Figure, Axes]:
-    """A figure for spectra."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set(xlabel="index", ylabel="singular value", title=title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure, axes
-
-
-def visible(values: np.ndarray, largest: float) -> np.ndarray:
-    """The values but those below the rounding error of the largest, of which one of 1e-100 would flatten the curves."""
-    return np.where(values > VISIBLE * largest, values, np.nan)
-
-
-def mark(axes: Axes, threshold: float) -> None:
-    """Draw the threshold, where it is in the figure."""
-    if axes.get_ylim()[0] <= threshold <= axes.get_ylim()[1]:
-        axes.axhline(threshold, color="grey", linestyle=":", linewidth=1, label=f"threshold {threshold:g}")
-
-
-VISIBLE = 1e-12
-TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}
+        lines.append(
+            numbered_line(number, visible(values / values.max() if relative and values.any() else values), label)
+        )
+    labels = {"xlabel": "index", "ylabel": f"singular value{' / the largest' if relative else ''}"}
+    return laid_out([curves(lines, "y", **labels)], f"{SPECTRUM_TITLES[what]}{', local models' if local else ''}")

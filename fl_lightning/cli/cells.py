@@ -17,6 +17,7 @@ import yaml
 
 from fl_lightning.bench.runner import Report, serve
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.held import HELD
@@ -31,7 +32,7 @@ class MetricReport(Callback):
     def __init__(self, metric: str, report: Report) -> None:
         self.metric, self.report = metric, report
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.metric)
         if value is not None and trainer.global_rank == 0 and self.report(trainer.server.round, value):
             trainer.should_stop = True

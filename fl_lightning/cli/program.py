@@ -25,6 +25,7 @@ import fl_lightning.methods
 import fl_lightning.models
 import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.config import building, check_config
 from fl_lightning.cli.messages import key_in, shorten
@@ -102,7 +103,7 @@ class _SaveConfig(Callback):
     def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
         self.parser, self.config = parser, config
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: RunAccess) -> None:
         if trainer.run_dir is None:
             return
         path = trainer.run_dir / "config.yaml"

@@ -141,7 +141,7 @@ def write_figure(made: object, name: str, output: Path) -> None:
     Raises:
         UsageError: the report has none of this name, or it cannot be written.
     """
-    from fl_lightning.report.figures import in_style
+    from fl_lightning.pictures.drawing import in_style
 
     cards = {card.name: card for *_, card in made.cards()}  # type: ignore[attr-defined]
     require(name in cards, "--figure", name, f"the report has none of this name; it has {', '.join(cards)}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fl_lightning.report.arrays import INFINITE
 from fl_lightning.report.measured import not_drawn
-from fl_lightning.report.run import Run
+from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 SKIPPED = {"clients/failed": "clients failed and were skipped", "batches/skipped": "batches were skipped"}
@@ -17,14 +17,14 @@ def cautions(section: Section) -> Iterator[str]:
     """The warnings of a section, the gravest first."""
     for group in section.groups:
         for run in (*group.runs.values(), *group.repeats):
-            yield from of_run(section, run)
+            yield from cautions_of_run(section, run)
     yield from of_partitions(section)
     yield from of_repeats(section.groups)
     yield from of_seeds(section)
     yield from of_versions(section.runs)
 
 
-def of_run(section: Section, run: Run) -> Iterator[str]:
+def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
     """The warnings of one run."""
     if run.state == "running":
         yield f"{run.name} is still running, {run.told.partition(', ')[2]}: it is not in the means."
@@ -44,7 +44,7 @@ def of_run(section: Section, run: Run) -> Iterator[str]:
         yield f"{run.name} has no {section.metric.tag}."
 
 
-def not_finite(section: Section, run: Run) -> Iterator[str]:
+def not_finite(section: Section, run: ReportedRun) -> Iterator[str]:
     """That a metric of a run was nan, or as good as infinite: the report's own, or a loss."""
     found: dict[str, int] = {}
     for row in run.rows:
@@ -88,7 +88,7 @@ def of_seeds(section: Section) -> Iterator[str]:
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
 
 
-def of_versions(runs: Sequence[Run]) -> Iterator[str]:
+def of_versions(runs: Sequence[ReportedRun]) -> Iterator[str]:
     """That the runs were made with different code."""
     known = [run.environment for run in runs if run.environment]
     revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}

@@ -17,7 +17,7 @@ ACTING = ("EarlyStopping", "CCVR")
 # keys that belong to the method of a run
 OF_METHOD = ("method", "trainer.server_optimizer")
 # arguments that tell data sets of one class apart; of a folder the name
-APART = {"NpyImages": ("root",), "ImageFolderImages": ("root",), "Synthetic": ("alpha", "beta")}
+KEYS_APART = {"NpyImages": ("root",), "ImageFolderImages": ("root",), "Synthetic": ("alpha", "beta")}
 UNKNOWN = "data set not known"
 
 
@@ -27,7 +27,7 @@ def class_of(value: Any) -> str:
     return exact(str(value["class_path"])).rsplit(".", 1)[-1] if named else ""
 
 
-def flat(config: Mapping[str, Any]) -> Flat:
+def flat_config(config: Mapping[str, Any]) -> Flat:
     """What decides the result of a run, as texts by dotted keys; the seed is left out.
 
     A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
@@ -61,14 +61,14 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             same = sum(class_of(other) == class_of(one) for other in value[:at])
             yield from items(one, f"{key}.{class_of(one)}{f'.{same}' if same else ''}")
     elif not (value is None or value == []):
-        yield key, shown(value)
+        yield key, config_text(value)
 
 
-def shown(value: Any) -> str:
+def config_text(value: Any) -> str:
     """A value of a config as a table shows it."""
     if isinstance(value, float):
         return f"{value:g}"
-    return ", ".join(map(shown, value)) if isinstance(value, list) else exact(str(value))
+    return ", ".join(map(config_text, value)) if isinstance(value, list) else exact(str(value))
 
 
 def exact(text: str) -> str:
@@ -85,7 +85,9 @@ def data_set(config: Mapping[str, Any]) -> str:
     if not name:
         return UNKNOWN
     arguments = data.get("init_args") or {}
-    apart = [PurePath(exact(str(arguments[key]))).name for key in APART.get(name, ()) if arguments.get(key) is not None]
+    apart = [
+        PurePath(exact(str(arguments[key]))).name for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None
+    ]
     return f"{name} ({', '.join(apart)})" if apart else name
 
 
@@ -97,13 +99,13 @@ def method_names(config: Mapping[str, Any]) -> str:
     return f"{named}, server {server}" if server else named
 
 
-def differing(configs: Sequence[Flat]) -> list[str]:
+def differing_between(configs: Sequence[Flat]) -> list[str]:
     """The keys whose values are not the same in all configs, in the order of the first that has them."""
     keys = dict.fromkeys(key for one in configs for key in one)
     return [key for key in keys if len({one.get(key) for one in configs}) > 1]
 
 
-def of_method(key: str) -> bool:
+def is_of_method(key: str) -> bool:
     """Whether a key belongs to the method."""
     return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
 
@@ -113,16 +115,16 @@ def compact(config: Flat) -> Flat:
     made: Flat = {}
     for key, value in config.items():
         prefix = next((one for one in OF_METHOD if key.startswith(f"{one}.")), None)
-        if not of_method(key):
+        if not is_of_method(key):
             made[key] = value
         elif prefix is None:
-            made[key] = called(config, key, value)
+            made[key] = with_arguments(config, key, value)
         elif prefix == "method" and key.count(".") == 1:
-            made["method"] = " + ".join(filter(None, [made.get("method"), called(config, key, value)]))
+            made["method"] = " + ".join(filter(None, [made.get("method"), with_arguments(config, key, value)]))
     return made
 
 
-def called(config: Flat, key: str, name: str) -> str:
+def with_arguments(config: Flat, key: str, name: str) -> str:
     """A class with its arguments."""
     arguments = [f"{one[len(key) + 1 :]}={value}" for one, value in config.items() if one.startswith(f"{key}.")]
     return f"{name}({', '.join(arguments)})" if arguments else name

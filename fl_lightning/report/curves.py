@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_lightning.report.arrays import INFINITE
-from fl_lightning.report.run import Run
+from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group
 
 BYTES = ("bytes/down", "bytes/up")
@@ -33,13 +33,17 @@ class Curve:
     deviation: np.ndarray
     n: np.ndarray
 
+    def band(self, unit: float) -> tuple[np.ndarray, np.ndarray]:
+        """A standard deviation on either side of the mean, in a unit."""
+        return unit * (self.mean - self.deviation), unit * (self.mean + self.deviation)
 
-def curve(runs: Sequence[Run], tag: str) -> Curve | None:
+
+def curve(runs: Sequence[ReportedRun], tag: str) -> Curve | None:
     """A metric of some runs; None where none has a finite value of it."""
     return averaged([run.values(tag) for run in runs])
 
 
-def cumulative(run: Run, tags: Sequence[str]) -> dict[int, float]:
+def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
     """The sum of some metrics over the rounds up to each one; empty where a round lacks one of them."""
     total, made = 0.0, {}
     for row in run.rows:
@@ -50,7 +54,7 @@ def cumulative(run: Run, tags: Sequence[str]) -> dict[int, float]:
     return made
 
 
-def spent(runs: Sequence[Run], tags: Sequence[str], rounds: np.ndarray) -> np.ndarray | None:
+def spent(runs: Sequence[ReportedRun], tags: Sequence[str], rounds: np.ndarray) -> np.ndarray | None:
     """What some runs have spent on average up to the end of each round; None where that is not known."""
     found = averaged([cumulative(run, tags) for run in runs])
     known = {} if found is None else dict(zip(found.rounds.tolist(), found.mean.tolist(), strict=True))

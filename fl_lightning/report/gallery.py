@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fl_lightning.pictures.drawing import CurveLine, curves, heat, stacked
+from fl_lightning.pictures.style import line_style
 from fl_lightning.report.curves import BYTES, SECONDS, Curve, curve, spent
-from fl_lightning.report.figures import Card, Panel, curves, heat, heat_margins, room, stacked
-from fl_lightning.report.measured import measured
-from fl_lightning.report.names import PANELS, band, legend_of, named, number_of, titled
+from fl_lightning.report.figures import Card, Drawing, heat_margins, room
+from fl_lightning.report.measured import measured_cards
+from fl_lightning.report.names import PANELS, against_rounds, band, figure_name, legend_of, number_of, titled
+from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 # settings that have figures; the others are in the tables
@@ -29,7 +32,7 @@ ABOUT_TAG = {
     "rank/classifier/stable": "stable rank of the classifier",
     "rank/representation/stable": "stable rank of the representation",
 }
-PHASES = ("train", "evaluate", "server", "log")
+ROUND_PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
@@ -42,18 +45,20 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Card]]:
     """
     shown = section.settings[:SETTINGS]
     for setting in shown:
-        yield from (("Accuracy" if section.metric.percent else "Metric", one) for one in main(section, setting, prefix))
+        yield from (
+            ("Accuracy" if section.metric.percent else "Metric", one) for one in metric_cards(section, setting, prefix)
+        )
     for setting in shown:
-        yield from partitions(section, setting, prefix)
+        yield from partition_cards(section, setting, prefix)
         for family in FAMILIES:
-            yield from scalars(section, setting, family, prefix)
-        yield from others(section, setting, prefix)
-        yield from measured(section, setting, prefix)
-        yield from cost(section, setting, prefix)
+            yield from family_cards(section, setting, family, prefix)
+        yield from other_cards(section, setting, prefix)
+        yield from measured_cards(section, setting, prefix)
+        yield from cost_cards(section, setting, prefix)
 
 
 # ------------------------------------------------------------------ metrics
-def main(section: Section, setting: str, prefix: str) -> Iterator[Card]:
+def metric_cards(section: Section, setting: str, prefix: str) -> Iterator[Card]:
     """The metric of the report against rounds, bytes and seconds."""
     metric, groups = section.metric, section.at(setting)
     found = [(group, one) for group in groups if (one := curve(list(group.runs.values()), metric.tag)) is not None]
@@ -63,19 +68,19 @@ def main(section: Section, setting: str, prefix: str) -> Iterator[Card]:
     seconds = [spent(list(group.runs.values()), SECONDS, one.rounds) for group, one in found]
     axes: list[tuple[str, str, Sequence[np.ndarray | None]]] = [
         ("rounds", "round", [one.rounds.astype(float) for _, one in found]),
-        ("bytes", *scaled(bytes_, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "sent down and up")),
-        ("seconds", *scaled(seconds, (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)), "spent")),
+        ("bytes", *in_largest_unit(bytes_, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "sent down and up")),
+        ("seconds", *in_largest_unit(seconds, (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)), "spent")),
     ]
-    panels = []
+    unit, drawings = metric.in_unit(1), []
     for what, label, places in axes:
         lines = [
-            (number_of(section, group), x, metric.in_unit(1) * one.mean, metric.in_unit(1) * one.deviation)
+            CurveLine(x, unit * one.mean, line_style(number_of(section, group)), one.band(unit))
             for (group, one), x in zip(found, places, strict=True)
             if x is not None
         ]
         if lines:
             told = f"{metric.label} against {what}, {setting}".rstrip(", ")
-            panels.append(Panel(curves(lines, xlabel=label, ylabel=metric.label), told))
+            drawings.append(Drawing(curves(lines, xlabel=label, ylabel=metric.label), told))
     rows = [
         [
             *(group.line, int(one.rounds[i]), float(one.mean[i]), float(one.deviation[i]), int(one.n[i])),
@@ -88,7 +93,9 @@ def main(section: Section, setting: str, prefix: str) -> Iterator[Card]:
     caption = " ".join(filter(None, [band(groups), fewer([one for _, one in found])]))
     title = titled(f"{metric.tag} against rounds, bytes and seconds", setting)
     shown = [group for group, _ in found]
-    yield Card(named(prefix, setting, metric.tag), title, caption, panels, legend_of(section, shown), head, rows)
+    yield Card(
+        figure_name(prefix, setting, metric.tag), title, caption, drawings, legend_of(section, shown), head, rows
+    )
 
 
 def fewer(found: Sequence[Curve]) -> str:
@@ -98,7 +105,7 @@ def fewer(found: Sequence[Curve]) -> str:
     return ""
 
 
-def scaled(
+def in_largest_unit(
     found: Sequence[np.ndarray | None], units: Sequence[tuple[str, float]], what: str
 ) -> tuple[str, list[np.ndarray | None]]:
     """Amounts in the largest unit in which the largest is 1 or more, and the label of the axis."""
@@ -107,7 +114,7 @@ def scaled(
     return f"{unit} {what}", [None if one is None else one / size for one in found]
 
 
-def scalars(section: Section, setting: str, family: str, prefix: str) -> Iterator[tuple[str, Card]]:
+def family_cards(section: Section, setting: str, family: str, prefix: str) -> Iterator[tuple[str, Card]]:
     """The metrics of a family against the rounds."""
     title, fixed = FAMILIES[family]
     tags = [tag for tag in tags_of(section.at(setting)) if (tag in fixed if fixed else tag.startswith(f"{family}/"))]
@@ -119,7 +126,7 @@ def scalars(section: Section, setting: str, family: str, prefix: str) -> Iterato
     yield from of_tags(section, setting, tags, title, family, prefix)
 
 
-def others(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
+def other_cards(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
     """All other metrics that a run has logged, by the first part of their tags."""
     known = {section.metric.tag, *FAMILIES["learning"][1]}
     left: dict[str, list[str]] = {}
@@ -142,34 +149,18 @@ def of_tags(
     section: Section, setting: str, tags: Sequence[str], title: str, family: str, prefix: str
 ) -> Iterator[tuple[str, Card]]:
     """Some metrics against the rounds, a drawing for each."""
-    groups = section.at(setting)
-    panels, rows, shown = [], [], {}
-    for tag in tags[:PANELS]:
-        lines = []
-        unit = 100.0 if tag.endswith("accuracy") else 1.0
-        for group in groups:
-            one = curve(list(group.runs.values()), tag)
-            if one is not None:
-                at = number_of(section, group)
-                lines.append((at, one.rounds, unit * one.mean, unit * one.deviation))
-                shown[group.line] = group
-                numbers = zip(
-                    one.rounds.tolist(), one.mean.tolist(), one.deviation.tolist(), one.n.tolist(), strict=True
-                )
-                rows += [[tag, group.line, *four] for four in numbers]
-        if lines:
-            label = f"{tag} in %" if unit > 1 else ABOUT_TAG.get(tag, tag)
-            panels.append(Panel(curves(lines, xlabel="round", ylabel=label), f"{label} against rounds"))
-    if panels:
+    percent = {tag: tag.endswith("accuracy") for tag in tags[:PANELS]}
+    wanted = {tag: (f"{tag} in %", 100.0) if percent[tag] else (ABOUT_TAG.get(tag, tag), 1.0) for tag in percent}
+    drawings, rows, legend = against_rounds(section, setting, wanted, ReportedRun.values)
+    if drawings:
         left = f"{len(tags) - PANELS} more are in metrics.csv of the runs." if len(tags) > PANELS else ""
-        caption = " ".join(filter(None, [band(groups), left]))
-        head = ("metric", "curve", "round", "mean", "deviation", "seeds")
-        legend = legend_of(section, list(shown.values()))
-        yield title, Card(named(prefix, setting, family), titled(title, setting), caption, panels, legend, head, rows)
+        caption = " ".join(filter(None, [band(section.at(setting)), left]))
+        head, name = ("metric", "curve", "round", "mean", "deviation", "seeds"), figure_name(prefix, setting, family)
+        yield title, Card(name, titled(title, setting), caption, drawings, legend, head, rows)
 
 
 # ------------------------------------------------------------------ who holds what
-def partitions(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
+def partition_cards(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
     """Who holds what: the partition of the smallest seed, and of each method whose partition is another one."""
     found: dict[str, Group] = {}
     groups = [group for group in section.at(setting) if group.first.label_counts is not None]
@@ -178,50 +169,55 @@ def partitions(section: Section, setting: str, prefix: str) -> Iterator[tuple[st
             found.setdefault(group.first.plan_hash, group)
     if not found:
         return
-    panels, rows = [], []
+    drawings, rows = [], []
     for digest, group in list(found.items())[:PANELS]:
         counts = group.first.label_counts
         of = f" of {group.line}" if len(found) > 1 else ""
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
         draw = heat(counts.T.astype(float), "samples", log=True, xlabel="client", ylabel="class", title=title)
         told = f"samples of each class at each client, {title}"
-        panels.append(Panel(draw, told, margins=heat_margins()))
+        drawings.append(Drawing(draw, told, margins=heat_margins()))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
     head = ("partition", "client", "class", "samples")
     title = "Who holds what"
-    yield title, Card(named(prefix, setting, "partition"), titled(title, setting), caption, panels, (), head, rows)
+    yield (
+        title,
+        Card(figure_name(prefix, setting, "partition"), titled(title, setting), caption, drawings, (), head, rows),
+    )
 
 
 # ------------------------------------------------------------------ cost
-def cost(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
+def cost_cards(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
     """Seconds of a round by phase."""
     groups = [group for group in section.at(setting) if any(map(phase_seconds, group.runs.values()))]
     if not groups:
         return
     means = [mean_phases(group) for group in groups]
     names = [group.line for group in groups]
-    parts = [(phase, np.array([one.get(phase, 0.0) for one in means])) for phase in (*VISITS, *PHASES[1:])]
+    parts = [(phase, np.array([one.get(phase, 0.0) for one in means])) for phase in (*VISITS, *ROUND_PHASES[1:])]
     parts = [(phase, lengths) for phase, lengths in parts if lengths.any()]
     height = 0.26 * len(names) + 0.65
     caption = "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers. "
     caption += "Of a run whose folder is not here, those of its last round."
     legend = [(at, phase.replace("_", " and ")) for at, (phase, _) in enumerate(parts)]
     margins = (max(room(names), 0.6), 0.45, 0.15, 0.1)
-    panel = Panel(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend, margins)
+    drawing = Drawing(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend, margins)
     rows = [[name, phase, float(lengths[at])] for at, name in enumerate(names) for phase, lengths in parts]
     title = "Seconds of a round"
     head = ("curve", "phase", "seconds")
     yield (
         "Cost",
-        Card(named(prefix, setting, "seconds"), titled(title, setting), caption, [panel], (), head, rows),
+        Card(figure_name(prefix, setting, "seconds"), titled(title, setting), caption, [drawing], (), head, rows),
     )
 
 
 def phase_seconds(run: object) -> dict[str, float]:
     """Median seconds of each phase of a run, without the first round."""
     rows = getattr(run, "rows", [])[1:]
-    found = {phase: [row[f"time/{phase}"] for row in rows if f"time/{phase}" in row] for phase in (*VISITS, *PHASES)}
+    found = {
+        phase: [row[f"time/{phase}"] for row in rows if f"time/{phase}" in row] for phase in (*VISITS, *ROUND_PHASES)
+    }
     return {phase: float(np.median(values)) for phase, values in found.items() if values}
 
 

@@ -6,14 +6,14 @@ import csv
 from pathlib import Path
 
 from fl_lightning.errors import printable
-from fl_lightning.report.reading import read_file
+from fl_lightning.report.reading import read_bounded
 
-Row = dict[str, float]
+RoundMetrics = dict[str, float]
 # no run has as many rounds
 MOST_ROUNDS = 2**31
 
 
-def read_metrics(path: Path) -> tuple[list[Row], str]:
+def read_metrics(path: Path) -> tuple[list[RoundMetrics], str]:
     """The rows of a table of metrics by round, in their order, without the cells that are empty.
 
     Args:
@@ -28,7 +28,7 @@ def read_metrics(path: Path) -> tuple[list[Row], str]:
         ValueError: it is no table of rounds.
     """
     # whoever writes ends each line: what comes after the last end is cut, however much it looks like a number
-    whole, _, rest = read_file(path).decode("utf-8", errors="replace").rpartition("\n")
+    whole, _, rest = read_bounded(path).decode("utf-8", errors="replace").rpartition("\n")
     lines = [line for line in whole.replace("\0", "�").splitlines() if line]
     if not lines:
         return [], "line 1 is cut" if rest else "it is empty"
@@ -38,16 +38,16 @@ def read_metrics(path: Path) -> tuple[list[Row], str]:
         raise ValueError(str(error)) from error
     if not {"round", "step"} & set(tags):
         raise ValueError("it has no column round")
-    rows: dict[int, Row] = {}
+    rows: dict[int, RoundMetrics] = {}
     for number, line in enumerate(lines[1:], 2):
-        row = parsed(line, tags)
+        row = metric_row(line, tags)
         if row is None:
             return list(rows.values()), f"line {number} is damaged"
         rows[int(row["round"])] = row
     return list(rows.values()), f"line {len(lines) + 1} is cut" if rest else ""
 
 
-def parsed(line: str, tags: list[str]) -> Row | None:
+def metric_row(line: str, tags: list[str]) -> RoundMetrics | None:
     """The numbers of a line by tag; None where it has other cells than these, or no round that a run can have."""
     try:
         cells = next(csv.reader([line], strict=True))

@@ -18,13 +18,14 @@ from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex, markdown, prose
 from fl_lightning.bench.table import first_upper, sheets, shown, summary_lines
 from fl_lightning.errors import printable
+from fl_lightning.pictures.drawing import in_style
+from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
 from fl_lightning.report.cautions import cautions
-from fl_lightning.report.figures import Card, in_style
+from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import Metric, Section, check_baseline, choose_metric, sections_of
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
-from fl_lightning.report.style import DARK, DASHES, LIGHT, LINES, LINES_DARK, MARKERS, variables
 from fl_lightning.report.tables import (
     commands,
     common_config,
@@ -37,7 +38,7 @@ from fl_lightning.report.tables import (
     runs_sheet,
 )
 
-MARKS = {
+MARKER_SHAPES = {
     "o": '<circle cx="17" cy="5" r="3"/>',
     "s": '<path d="M14 2h6v6h-6z"/>',
     "^": '<path d="M17 1l4 7h-8z"/>',
@@ -96,7 +97,7 @@ class Report:
     def files(self, stem: str) -> dict[str, str]:
         """All files of the report by name."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in compared(section)])
+        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section_comparisons(section)])
         made[f"{stem}.runs.csv"] = runs_csv(self.sections)
         if any(study.suite.tables for study in self.studies):
             made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in comparisons(study)])
@@ -105,7 +106,7 @@ class Report:
     def in_html(self, files: Sequence[str]) -> str:
         """The page."""
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        template = environment.from_string(text_of("page.html.j2"))
+        template = environment.from_string(package_text("page.html.j2"))
         runs = [run for section in self.sections for run in section.runs]
         parts = [self.part(at, section) for at, section in enumerate(self.sections)]
         studies = [view_of(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
@@ -115,7 +116,11 @@ class Report:
                 version=__version__,
                 title=self.asked.title,
                 told=f"{len(runs)} runs of {sum(len(section.groups) for section in self.sections)} configurations",
-                **{"light": variables(LIGHT, LINES), "dark": variables(DARK, LINES_DARK), "css": text_of("page.css")},
+                **{
+                    "light": variables(LIGHT, LINE_COLOURS),
+                    "dark": variables(DARK, LINES_DARK),
+                    "css": package_text("page.css"),
+                },
                 **{"contents": contents, "warnings": self.warnings, "studies": studies, "sections": parts},
                 **{"environment": environment_sheet(runs), "commands": commands(runs)[:60], "files": files},
                 command=shlex.join(self.asked.command),
@@ -153,7 +158,7 @@ class Report:
         """All tables, each with its heading."""
         for study in self.studies:
             for one in comparisons(study):
-                yield from ((f"{study.suite.title}: {heading_of(one)}", sheet) for sheet in sheets(one))
+                yield from ((f"{study.suite.title}: {table_heading(one)}", sheet) for sheet in sheets(one))
         for section in self.sections:
             yield from ((section.title, sheet) for sheet in results_sheets(section))
             for made in (config_sheet(section), runs_sheet(section), cost_sheet(section)):
@@ -207,13 +212,13 @@ def comparisons(study: Study) -> list[Comparison]:
     return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
 
 
-def compared(section: Section) -> list[Comparison]:
+def section_comparisons(section: Section) -> list[Comparison]:
     """The comparisons of a section, of which the file of numbers is made."""
     more = ["rounds_to"] if section.metric.target is not None else []
     return [section.comparison(show) for show in ("final", "best", *more)]  # type: ignore[arg-type]
 
 
-def heading_of(comparison: Comparison) -> str:
+def table_heading(comparison: Comparison) -> str:
     """What a table of a paper is called."""
     table = comparison.table
     page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
@@ -230,7 +235,7 @@ def view_of(at: int, study: Study) -> dict[str, Any]:
     tables = []
     for one in comparisons(study):
         verdicts = [line.removeprefix("- ") for line in summary_lines(one) if line]
-        tables.append({"heading": heading_of(one), "sheets": list(sheets(one)), "verdicts": verdicts})
+        tables.append({"heading": table_heading(one), "sheets": list(sheets(one)), "verdicts": verdicts})
     return {
         **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},
         **{"told": f"{len(study.cells)} cells: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},
@@ -240,10 +245,10 @@ def view_of(at: int, study: Study) -> dict[str, Any]:
 
 def swatch(at: int) -> str:
     """A piece of a curve, for the legend of a page."""
-    colour, dash = f"var(--line-{at % len(LINES)})", DASHES[at % len(DASHES)]
+    colour, dash = f"var(--line-{at % len(LINE_COLOURS)})", DASHES[at % len(DASHES)]
     strokes = " ".join(f"{2 * float(one):g}" for one in dash.split())
     style = f' stroke-dasharray="{strokes}"' if strokes else ""
-    mark = MARKS.get(MARKERS[at // len(DASHES) % len(MARKERS)], "")
+    mark = MARKER_SHAPES.get(MARKERS[at // len(DASHES) % len(MARKERS)], "")
     line = f'<line x1="0" y1="5" x2="34" y2="5" stroke="{colour}" stroke-width="2.2"{style}/>'
     return f'<svg viewBox="0 0 34 10" aria-hidden="true" fill="{colour}">{line}{mark}</svg>'
 
@@ -253,6 +258,6 @@ def data_uri(text: str) -> str:
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode(errors='backslashreplace')).decode()}"
 
 
-def text_of(name: str) -> str:
+def package_text(name: str) -> str:
     """A file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from fl_lightning.yaml_files import parse_yaml
 # bytes of a table, and of a file of YAML or JSON
 LARGEST, LARGEST_TEXT = 2**29, 2**22
 # binary digits of a number; Python refuses to write one with very many
-DIGITS = 1000
+MOST_DIGITS = 1000
 
 
 def why(error: BaseException) -> str:
@@ -22,7 +22,7 @@ def why(error: BaseException) -> str:
     return clipped(getattr(error, "strerror", None) or text_of(error), 120)
 
 
-def read_file(path: Path, largest: int = LARGEST) -> bytes:
+def read_bounded(path: Path, largest: int = LARGEST) -> bytes:
     """The contents of a file.
 
     Raises:
@@ -44,7 +44,7 @@ def read_lines(path: Path) -> str:
         OSError: it cannot be read.
         ValueError: it is no such file, or is cut: the beginning of a table or of YAML would be taken for the whole.
     """
-    text = read_file(path, LARGEST_TEXT).decode()
+    text = read_bounded(path, LARGEST_TEXT).decode()
     if text and not text.endswith("\n"):
         raise ValueError("its last line is cut")
     return text
@@ -59,7 +59,7 @@ def read_plain(path: Path) -> Any:
     """
     if path.suffix == ".json":
         try:
-            loaded = json.loads(read_file(path, LARGEST_TEXT))
+            loaded = json.loads(read_bounded(path, LARGEST_TEXT))
         except RecursionError as error:
             raise ValueError(text_of(error)) from error
     else:
@@ -67,13 +67,13 @@ def read_plain(path: Path) -> Any:
     left = [loaded]
     while left:
         value = left.pop()
-        if isinstance(value, int) and value.bit_length() > DIGITS:
+        if isinstance(value, int) and value.bit_length() > MOST_DIGITS:
             raise ValueError("a number has too many digits")
         left += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return loaded
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_config_values(config: Mapping[str, Any]) -> None:
     """Refuse a config whose parts are not what they are in a config.
 
     Raises:

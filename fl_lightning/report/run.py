@@ -17,10 +17,10 @@ import numpy as np
 
 from fl_lightning.errors import printable
 from fl_lightning.report.arrays import Arrays, load_arrays, read_arrays
-from fl_lightning.report.metrics_csv import Row, read_metrics
-from fl_lightning.report.reading import check_config, check_environment, read_lines, read_plain, why
+from fl_lightning.report.metrics_csv import RoundMetrics, read_metrics
+from fl_lightning.report.reading import check_config_values, check_environment, read_lines, read_plain, why
 
-State = Literal["finished", "running", "stopped", "failed"]
+RunState = Literal["finished", "running", "stopped", "failed"]
 METRICS, ENVIRONMENT, CONFIG = "metrics.csv", "environment.json", "config.yaml"
 PLAN, CHANGES, COST = "plan.npz", "changes.yaml", "cost.csv"
 # numbers of a partition that are drawn
@@ -32,7 +32,7 @@ SECONDS, FIRST = 120.0, 1800.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A run.
 
     Args:
@@ -56,8 +56,8 @@ class Run:
     folder: Path | None = None
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    state: State = "finished"
+    rows: list[RoundMetrics] = field(default_factory=list)
+    state: RunState = "finished"
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -166,7 +166,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return parts
 
 
-def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
+def read_run(folder: Path, name: str = "", now: float | None = None) -> ReportedRun:
     """Read the folder of a run; nothing in it is changed. What cannot be read is left out, and is a note.
 
     Args:
@@ -187,7 +187,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
             notes.append(f"{printable(file)} cannot be read and is left out: {why(error)}")
             return default
 
-    config = read(CONFIG, partial(read_mapping, check=check_config), {})
+    config = read(CONFIG, partial(read_mapping, check=check_config_values), {})
     environment = read(ENVIRONMENT, partial(read_mapping, check=check_environment), {})
     rows, torn = read(METRICS, read_metrics, ([], ""))
     if torn:
@@ -201,7 +201,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
         raise ValueError("; ".join(notes) or "it is empty")
     how = state_of(folder, rows, max_rounds(config), time.time() if now is None else now)
     called = name or printable("/".join(folder.parts[-2:]))
-    return Run(called, folder, config, environment, rows, how, tuple(notes), cost=cost)
+    return ReportedRun(called, folder, config, environment, rows, how, tuple(notes), cost=cost)
 
 
 def read_mapping(path: Path, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def max_rounds(config: Mapping[str, Any]) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
 
 
-def state_of(folder: Path, rows: list[Row], wanted: int | None, now: float) -> State:
+def state_of(folder: Path, rows: list[RoundMetrics], wanted: int | None, now: float) -> RunState:
     """What has become of a run.
 
     It is finished once it has all its rounds, or once its final model was written after its last checkpoint, as where

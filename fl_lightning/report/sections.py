@@ -17,18 +17,18 @@ from fl_lightning.report.configs import (
     UNKNOWN,
     Flat,
     data_set,
-    differing,
-    flat,
+    differing_between,
+    flat_config,
+    is_of_method,
     method_names,
-    of_method,
     short_keys,
 )
-from fl_lightning.report.run import Run, State
+from fl_lightning.report.run import ReportedRun, RunState
 
 # what a report is about, in the order in which it is looked for
 METRICS = ("test/accuracy", "val/accuracy", "test/loss", "val/loss", "train/accuracy", "train/loss")
 # a run that was stopped can go on: it waits for that
-STATES: Mapping[State, ResultState] = {
+RESULT_STATES: Mapping[RunState, ResultState] = {
     "finished": "done",
     "running": "running",
     "stopped": "waiting",
@@ -79,12 +79,12 @@ class Group:
 
     line: str
     setting: str
-    runs: dict[int, Run]
+    runs: dict[int, ReportedRun]
     config: Flat
-    repeats: list[Run] = field(default_factory=list)
+    repeats: list[ReportedRun] = field(default_factory=list)
 
     @property
-    def first(self) -> Run:
+    def first(self) -> ReportedRun:
         """The run of the smallest seed."""
         return self.runs[min(self.runs)]
 
@@ -117,7 +117,7 @@ class Section:
         return sorted(dict.fromkeys(group.setting for group in self.groups), key=by_numbers)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ReportedRun]:
         """The runs that count."""
         return [group.runs[seed] for group in self.groups for seed in sorted(group.runs)]
 
@@ -153,15 +153,15 @@ class Section:
             for seed, run in group.runs.items():
                 cell = Cell(labels, seed, ({"run": [group.line, group.setting, seed]},))
                 cells.append(cell)
-                results[cell.digest] = result_of(run, cell, self.metric.tag)
+                results[cell.digest] = cell_result(run, cell, self.metric.tag)
         return Comparison(suite, table, cells, results)
 
 
-def result_of(run: Run, cell: Cell, tag: str) -> Result:
+def cell_result(run: ReportedRun, cell: Cell, tag: str) -> Result:
     """A run as the result of a cell."""
     values = run.values(tag)
     known = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-    return Result(cell.name, cell.digest, STATES[run.state], values=values, **known)  # type: ignore[arg-type]
+    return Result(cell.name, cell.digest, RESULT_STATES[run.state], values=values, **known)  # type: ignore[arg-type]
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:
@@ -176,7 +176,7 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
     return [key(part) for one in setting.split(", ") for part in reversed(one.rpartition("=")[::2])]
 
 
-def choose_metric(runs: Sequence[Run], tag: str | None, minimize: bool, target: float | None) -> Metric:
+def choose_metric(runs: Sequence[ReportedRun], tag: str | None, minimize: bool, target: float | None) -> Metric:
     """The metric of a report: the one that is asked for, or the first of the usual ones that a run has.
 
     Raises:
@@ -194,7 +194,7 @@ def choose_metric(runs: Sequence[Run], tag: str | None, minimize: bool, target: 
     return metric
 
 
-def sections_of(runs: Iterable[Run], metric: Metric, baseline: str | None, title: str = "") -> list[Section]:
+def sections_of(runs: Iterable[ReportedRun], metric: Metric, baseline: str | None, title: str = "") -> list[Section]:
     """The sections of some runs, one for each data set.
 
     Args:
@@ -203,7 +203,7 @@ def sections_of(runs: Iterable[Run], metric: Metric, baseline: str | None, title
         baseline: the line to compare with; None for FedAvg where there is one.
         title: beginning of the titles, such as that of a study.
     """
-    by_data: dict[str, list[Run]] = defaultdict(list)
+    by_data: dict[str, list[ReportedRun]] = defaultdict(list)
     for run in runs:
         by_data[data_of(run)].append(run)
     made = []
@@ -227,15 +227,15 @@ def check_baseline(sections: Sequence[Section], baseline: str | None) -> None:
         require(baseline in lines, "--baseline", baseline, f"no run is called so; there are {', '.join(lines)}")
 
 
-def data_of(run: Run) -> str:
+def data_of(run: ReportedRun) -> str:
     """The data set of a run."""
     return run.labels.get("data") or data_set(run.config)
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
     """The runs of one data set by configuration."""
-    found: dict[tuple[object, ...], list[Run]] = defaultdict(list)
-    configs = {id(run): flat(run.config) for run in runs}
+    found: dict[tuple[object, ...], list[ReportedRun]] = defaultdict(list)
+    configs = {id(run): flat_config(run.config) for run in runs}
     for run in runs:
         # without a config, what has the same name is taken for the same
         alike = () if run.config or run.labels or run.folder is None else (str(run.folder.parent),)
@@ -249,14 +249,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def group_of(runs: Sequence[Run], config: Flat) -> Group:
+def group_of(runs: Sequence[ReportedRun], config: Flat) -> Group:
     """Runs of one configuration; of several with one seed, the one that has come furthest counts."""
-    order: Callable[[Run], tuple[bool, bool, int]] = lambda run: (  # noqa: E731
+    order: Callable[[ReportedRun], tuple[bool, bool, int]] = lambda run: (  # noqa: E731
         run.state == "finished",
         run.state == "running",
         run.rounds,
     )
-    chosen: dict[int, Run] = {}
+    chosen: dict[int, ReportedRun] = {}
     for run in runs:
         if run.seed not in chosen or order(run) >= order(chosen[run.seed]):
             chosen[run.seed] = run
@@ -282,18 +282,18 @@ def name_by_configs(groups: Sequence[Group]) -> None:
 
     A key that follows from the method belongs to it, as a learning rate that each method has of its own.
     """
-    keys = differing([group.config for group in groups])
+    keys = differing_between([group.config for group in groups])
     for group in groups:
         group.line = base_name(group)
     for name in dict.fromkeys(group.line for group in groups):
         alike = [group for group in groups if group.line == name]
-        own = [key for key in differing([group.config for group in alike]) if of_method(key)]
+        own = [key for key in differing_between([group.config for group in alike]) if is_of_method(key)]
         short = short_keys(own)
         for group in alike:
             more = [f"{short[key]}={group.config[key]}" for key in own if key in group.config]
             group.line = " ".join([name, *more])
     lines = {group.line for group in groups}
-    settings = [key for key in keys if not of_method(key) and (len(lines) == 1 or not follows(key, groups))]
+    settings = [key for key in keys if not is_of_method(key) and (len(lines) == 1 or not follows(key, groups))]
     short = short_keys(settings)
     for group in groups:
         group.setting = ", ".join(f"{short[key]}={group.config[key]}" for key in settings if key in group.config)

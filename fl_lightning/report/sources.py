@@ -11,7 +11,7 @@ from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, clipped, printable, require
 from fl_lightning.report.reading import why
-from fl_lightning.report.run import Run, find_runs, read_run
+from fl_lightning.report.run import ReportedRun, find_runs, read_run
 from fl_lightning.report.studies import Study, of_cells_file, of_database
 
 DATABASE, CELLS = "study.db", ".cells.csv"
@@ -28,7 +28,7 @@ class Found:
         notes: what was left out, and why.
     """
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ReportedRun] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -63,9 +63,9 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
 def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[Path, Path]) -> None:
     """Read what a path names: studies at once, while folders of runs are collected, each with where it was found."""
     if path.is_file():
-        found.studies += of_file(path, suites)
+        found.studies += studies_of_file(path, suites)
         return
-    check_folder(path)
+    check_readable(path)
     databases = [path / DATABASE] if (path / DATABASE).is_file() else []
     for database in databases:
         found.studies += of_database(f"sqlite:///{database}", suites, path)
@@ -79,7 +79,7 @@ def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[P
     folders.update({one: path for one in runs if one.resolve() not in known})
 
 
-def check_folder(path: Path) -> None:
+def check_readable(path: Path) -> None:
     """Refuse what is no folder that can be read.
 
     Raises:
@@ -91,7 +91,7 @@ def check_folder(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
 
 
-def of_file(path: Path, suites: Sequence[Suite]) -> list[Study]:
+def studies_of_file(path: Path, suites: Sequence[Suite]) -> list[Study]:
     """The studies of a database of SQLite, of a file of cells, or of a suite at its usual place.
 
     Raises:

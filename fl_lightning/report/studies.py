@@ -18,7 +18,7 @@ from fl_lightning.bench.suite import Cell, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.report.reading import why
-from fl_lightning.report.run import METRICS, Run, State, natural, read_run
+from fl_lightning.report.run import METRICS, ReportedRun, RunState, natural, read_run
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Study:
     suite: Suite
     cells: list[Cell]
     results: dict[str, Result]
-    runs: list[Run]
+    runs: list[ReportedRun]
     told: bool
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Line:
+class CellLine:
     """What a study or a file keeps of one cell."""
 
     labels: dict[str, str]
@@ -75,10 +75,10 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
         UsageError: it cannot be read, or is no such file.
     """
 
-    def line_of(line: Mapping[str, str]) -> Line:
+    def line_of(line: Mapping[str, str]) -> CellLine:
         axes = [key for key in line if key not in (*FIRST, *LAST)]
         labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
-        return Line(labels, seed_of(line), result_of_line(line), mapping_of(line, "config"))
+        return CellLine(labels, seed_of(line), result_of_line(line), mapping_of(line, "config"))
 
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
     yield from studies_of(name, list(parsed(path, line_of)), "test/accuracy", suites, path.parent)
@@ -123,7 +123,7 @@ def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | Non
         for digest, trials in by_cell.items():
             given = trials[-1].user_attrs
             cell = StoredCell(dict(given["labels"]), int(given["seed"]), (), given.get("scale", 1.0), digest)
-            lines.append(Line(dict(cell.labels), cell.seed, result_of(cell, decisive(trials))))
+            lines.append(CellLine(dict(cell.labels), cell.seed, result_of(cell, decisive(trials))))
         attributes = summary.user_attrs
         named = [*suites, *suite_at(attributes.get("file"))]
         yield from studies_of(attributes["suite"], lines, attributes.get("metric", "test/accuracy"), named, root)
@@ -165,7 +165,7 @@ def suite_at(path: Any) -> list[Suite]:
 
 
 def studies_of(
-    name: str, lines: Sequence[Line], metric: str, suites: Sequence[Suite], root: Path | None
+    name: str, lines: Sequence[CellLine], metric: str, suites: Sequence[Suite], root: Path | None
 ) -> Iterator[Study]:
     """The studies of some lines, one for each scale."""
     known = next((suite for suite in suites if suite.name == name), None)
@@ -179,7 +179,7 @@ def studies_of(
         fitting = [line for line in some if fits(line.labels, suite)]
         if len(fitting) < len(some):
             notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
-        cells = cells_of(suite, fitting, scale, known is not None)
+        cells = study_cells(suite, fitting, scale, known is not None)
         other = {line.result.digest for line in fitting} - own_digests(suite, fitting, scale) if known else set()
         if other:
             text = "were run with another config than the suite's file says now (--config, or an edit)"
@@ -189,7 +189,7 @@ def studies_of(
         yield Study(suite, cells, results, runs, known is not None, tuple(notes))
 
 
-def suite_of(name: str, lines: Sequence[Line], metric: str) -> Suite:
+def suite_of(name: str, lines: Sequence[CellLine], metric: str) -> Suite:
     """A suite as far as its cells tell it: its axes, and one table."""
     axes: dict[str, dict[str, tuple[Any, ...]]] = {}
     for line in lines:
@@ -208,7 +208,7 @@ def fits(labels: Mapping[str, str], suite: Suite) -> bool:
     return labels.keys() == suite.axes.keys() and all(label in suite.axes[axis] for axis, label in labels.items())
 
 
-def cells_of(suite: Suite, lines: Sequence[Line], scale: float, told: bool) -> list[Cell]:
+def study_cells(suite: Suite, lines: Sequence[CellLine], scale: float, told: bool) -> list[Cell]:
     """The cells of a suite as they were run, and those that have not begun."""
     begun = {(tuple(line.labels[axis] for axis in suite.axes), line.seed): line for line in lines}
     made: list[Cell] = []
@@ -224,15 +224,15 @@ def cells_of(suite: Suite, lines: Sequence[Line], scale: float, told: bool) -> l
     return made
 
 
-def own_digests(suite: Suite, lines: Sequence[Line], scale: float) -> set[str]:
+def own_digests(suite: Suite, lines: Sequence[CellLine], scale: float) -> set[str]:
     """The digests that cells have by the suite's file."""
     return {suite.cell({axis: line.labels[axis] for axis in suite.axes}, line.seed, scale).digest for line in lines}
 
 
-def run_of(line: Line, metric: str, root: Path | None) -> Run | None:
+def run_of(line: CellLine, metric: str, root: Path | None) -> ReportedRun | None:
     """The run of a cell, from its folder where that is there; None for a cell that has not begun."""
     result = line.result
-    states: dict[str, State] = {"done": "finished", "running": "running", "failed": "failed"}
+    states: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
     folder = folder_of(result, root)
     if folder is None and result.state == "waiting" and not result.values:
         return None
@@ -249,7 +249,7 @@ def run_of(line: Line, metric: str, root: Path | None) -> Run | None:
         rows[-1] = {**result.metrics, **rows[-1]}
     given = {"labels": line.labels, "number": line.seed, "plan": result.plan, "reason": result.reason}
     known = {"machine_known": result.machine, "seconds_known": result.seconds, "config": line.config}
-    return Run(result.cell, rows=rows, state=state, notes=notes, **given, **known)  # type: ignore[arg-type]
+    return ReportedRun(result.cell, rows=rows, state=state, notes=notes, **given, **known)  # type: ignore[arg-type]
 
 
 def folder_of(result: Result, root: Path | None) -> Path | None:

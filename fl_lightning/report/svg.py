@@ -7,13 +7,13 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from fl_lightning.report.style import FONT, LIGHT, LINES
+from fl_lightning.pictures.style import FONT, LIGHT, LINE_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
-COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINES)}
+COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
 OF_PAGE = re.compile("|".join(COLOURS))
 # what matplotlib writes around the drawing itself
 AROUND = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", re.DOTALL)
@@ -25,7 +25,7 @@ def inline(figure: Figure, name: str, told: str) -> str:
     """A figure as an ``<svg>`` element; the same text for the same figure.
 
     Args:
-        figure: the figure, drawn with :func:`fl_lightning.report.style.settings`.
+        figure: the figure, drawn with :func:`fl_lightning.pictures.style.settings`.
         name: what the ids within the drawing begin with; of one page, each figure has its own.
         told: what the figure shows, for those who do not see it.
     """

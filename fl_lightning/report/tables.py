@@ -15,10 +15,10 @@ from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.suite import Show
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
 from fl_lightning.errors import printable
-from fl_lightning.report.configs import ABSENT, compact, differing, of_method
+from fl_lightning.report.configs import ABSENT, compact, differing_between, is_of_method
 from fl_lightning.report.curves import BYTES, cumulative
-from fl_lightning.report.gallery import PHASES, mean_phases
-from fl_lightning.report.run import Run
+from fl_lightning.report.gallery import ROUND_PHASES, mean_phases
+from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
@@ -86,7 +86,7 @@ def spent_texts(group: Group) -> list[Text]:
     ]
 
 
-def bytes_of(run: Run) -> float | None:
+def bytes_of(run: ReportedRun) -> float | None:
     """Bytes that went down and up in all rounds; None where that is not known."""
     return max(cumulative(run, BYTES).values(), default=None)
 
@@ -107,7 +107,7 @@ def runs_sheet(section: Section) -> Sheet:
     return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines)
 
 
-def final_and_best(section: Section, run: Run) -> tuple[float | None, float | None]:
+def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, float | None]:
     """The last and the best value of a run, so far."""
     values = run.values(section.metric.tag)
     finite = [one for one in values.values() if one == one]
@@ -126,7 +126,7 @@ def config_sheet(section: Section) -> Sheet | None:
     """The keys in which the configurations differ; None where there is nothing to compare."""
     groups = [group for setting in section.settings for group in section.at(setting)]
     configs = [compact(group.config) for group in groups]
-    keys = sorted(differing(configs), key=lambda key: not of_method(key))
+    keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
     if not keys:
         return None
     labels = [", ".join(filter(None, [group.line, group.setting])) for group in groups]
@@ -144,7 +144,7 @@ def config_sheet(section: Section) -> Sheet | None:
 def common_config(section: Section) -> list[tuple[str, str]]:
     """The keys that all configurations have in common, with their values."""
     configs = [group.config for group in section.groups]
-    differ = set(differing(configs))
+    differ = set(differing_between(configs))
     return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
 
 
@@ -156,7 +156,7 @@ def cost_sheet(section: Section) -> Sheet | None:
     own = {id(group): {key: short_number(text) for key, text in group.first.cost.items()} for group in groups}
     columns = dict.fromkeys(column for one in own.values() for column in one)
     heads = [
-        *(f"{phase}, s" for phase in PHASES),
+        *(f"{phase}, s" for phase in ROUND_PHASES),
         "round, s",
         "down, MB",
         "up, MB",
@@ -168,7 +168,7 @@ def cost_sheet(section: Section) -> Sheet | None:
     for group in groups:
         label = ", ".join(filter(None, [group.line, group.setting]))
         runs = list(group.runs.values())
-        line = [Text(label), *(amount([phases[id(group)].get(phase)]) for phase in PHASES)]
+        line = [Text(label), *(amount([phases[id(group)].get(phase)]) for phase in ROUND_PHASES)]
         line.append(amount([run.seconds for run in runs]))
         line += [amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES]
         line.append(amount([bytes_of(run) for run in runs], 1e6))
@@ -188,7 +188,7 @@ def of_memory(tag: str) -> bool:
     return tag.startswith("memory/")
 
 
-def last_row(run: Run) -> Mapping[str, float]:
+def last_row(run: ReportedRun) -> Mapping[str, float]:
     """The metrics of the last round; none of a run without rounds."""
     return run.rows[-1] if run.rows else {}
 
@@ -207,7 +207,7 @@ def short_number(text: str) -> str:
         return text
 
 
-def environment_sheet(runs: Sequence[Run]) -> Sheet | None:
+def environment_sheet(runs: Sequence[ReportedRun]) -> Sheet | None:
     """What the runs ran on; None where no run tells."""
     told = [run.environment for run in runs if run.environment]
     if not told:
@@ -217,7 +217,7 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet | None:
     keys += [(f"version of {name}", [(one.get("versions") or {}).get(name) for one in told]) for name in packages]
     lines = []
     for key, values in keys:
-        counts = Counter(plain(value) for value in values)
+        counts = Counter(environment_text(value) for value in values)
         if set(counts) == {NONE}:
             continue
         of = [f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.most_common()]
@@ -225,14 +225,14 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet | None:
     return Sheet(f"What {len(told)} runs ran on.", ["key"], [("value", [])], lines)
 
 
-def plain(value: Any) -> str:
+def environment_text(value: Any) -> str:
     """A value of the environment as text."""
     if isinstance(value, list):
         return printable(", ".join(map(str, value))) or "none"
     return NONE if value is None else printable(str(value))
 
 
-def commands(runs: Sequence[Run]) -> list[tuple[str, int]]:
+def commands(runs: Sequence[ReportedRun]) -> list[tuple[str, int]]:
     """The distinct command lines of the runs, and how many runs have each."""
     import shlex
 
@@ -262,7 +262,7 @@ def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
 
 def run_lines(section: Section) -> Iterator[dict[str, Any]]:
     """The lines of the runs of a section."""
-    keys = differing([group.config for group in section.groups])
+    keys = differing_between([group.config for group in section.groups])
     for setting in section.settings:
         for group in section.at(setting):
             for seed in sorted(group.runs):

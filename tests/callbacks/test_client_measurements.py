@@ -7,7 +7,7 @@ import pytest
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning import callbacks
-from fl_lightning.callbacks.by_client import drawn, groups_of
+from fl_lightning.callbacks.by_client import drawn_clients, groups_of
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC, FedProto
 
@@ -113,11 +113,11 @@ def test_other_arguments_out_of_range_are_refused(name, arguments):
 
 
 def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round():
-    assert drawn([3, 1, 2], 3, 0, "x") == [1, 2, 3]
-    draws = [drawn(range(100), 5, 0, "x", r) for r in range(50)]
+    assert drawn_clients([3, 1, 2], 3, 0, "x") == [1, 2, 3]
+    draws = [drawn_clients(range(100), 5, 0, "x", r) for r in range(50)]
     assert all(len(set(one)) == 5 and one == sorted(one) for one in draws)
     assert len({k for one in draws for k in one}) > 70
-    assert draws[0] == drawn(range(100), 5, 0, "x", 0) != draws[1]
+    assert draws[0] == drawn_clients(range(100), 5, 0, "x", 0) != draws[1]
 
 
 def test_each_class_is_a_majority_minority_or_missing_one():

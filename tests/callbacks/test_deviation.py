@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.callbacks import DeviationBound
 from fl_lightning.callbacks.by_client import groups_of
-from fl_lightning.callbacks.deviation import Means, add, deviations, ratios, scalars
+from fl_lightning.callbacks.deviation import Means, add, deviations, logged_shares, ratios
 from fl_lightning.data import Dirichlet
 from fl_lightning.errors import UsageError
 from fl_lightning.functional import calibrated_logits
@@ -109,7 +109,7 @@ def test_after_one_step_on_all_data_a_predicted_class_has_deviated(tmp_path):
     assert trainer.metrics["deviation/predicted"] > 0
     assert trainer.metrics["deviation/confirmed"] > 0.9
     every = {name: file[name][0] for name in file if name.startswith(("ratio", "bound", "own"))}
-    assert {f"deviation/{k}": v for k, v in scalars(every).items()} == {
+    assert {f"deviation/{k}": v for k, v in logged_shares(every).items()} == {
         k: v for k, v in trainer.metrics.items() if k.startswith("deviation/")
     }
     assert (trainer.run_dir / "figures" / "deviation_signs.png").is_file()

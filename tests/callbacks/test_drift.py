@@ -6,7 +6,7 @@ import torch
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, Drift
-from fl_lightning.callbacks.drift import Summary, against_counts, correlation, layers_of
+from fl_lightning.callbacks.drift import ChangeSummary, against_counts, correlation, layers_of
 from fl_lightning.data import IID, Digits
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedBABU
@@ -34,7 +34,9 @@ def fit(tmp_path, drift, *others, data=None, model=None, methods=(), **kwargs):
 def summary(changes, weights=None, lr_totals=None):
     number = len(changes)
     ones = np.ones(number)
-    return Summary(changes @ changes.T, ones if weights is None else weights, ones if lr_totals is None else lr_totals)
+    return ChangeSummary(
+        changes @ changes.T, ones if weights is None else weights, ones if lr_totals is None else lr_totals
+    )
 
 
 def test_clients_that_agree_have_dissimilarity_1_and_all_cosines_1():

@@ -15,6 +15,7 @@ from fl_lightning.callbacks import (
     SpectrumMonitor,
 )
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.pictures.shipped import SHIPPED
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
 
@@ -79,6 +80,19 @@ def test_the_run_has_the_bits_of_one_without_them(whole, tmp_path):
     assert_same_bits(plain.server.state, whole.server.state)
     for row, without in zip(history(whole), history(plain), strict=True):
         assert {name: row[name] for name in without} == without
+
+
+def test_a_picture_shows_arrays_that_are_in_the_file_or_that_the_callback_derives(whole):
+    """A name that is wrong would leave a part of a figure out in silence."""
+    measured = [one for one in whole.callbacks if isinstance(one, Measurement)]
+    assert {one.file for one in measured} == set(FILES)
+    for callback in measured:
+        assert SHIPPED[callback.file].pictures is callback.pictures
+        known = callback.shown()
+        for panel in (panel for picture in callback.pictures for panel in picture.panels):
+            lines = [place for place in panel.lines if isinstance(place, str)]
+            names = [*(shown.array for shown in panel.shown), *panel.names, panel.each, panel.kinds, panel.note, *lines]
+            assert {name for name in names if name} <= set(known), callback
 
 
 def test_figures_are_in_the_folder_and_in_the_events(whole):

@@ -6,7 +6,7 @@ import torch
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.callbacks.personal import nearest, summary
+from fl_lightning.callbacks.personal import nearest, spread_over_clients
 from fl_lightning.data import ByDomain, Digits, Dirichlet
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedBN, FedProto
@@ -105,13 +105,13 @@ def test_prototypes_classify_by_the_nearest_of_the_clients_own_classes(tmp_path)
 
 
 def test_the_worst_tenth_is_of_one_client_at_least():
-    found = summary(np.array([0.5, np.nan, 0.1, 0.3]), "x")
+    found = spread_over_clients(np.array([0.5, np.nan, 0.1, 0.3]), "x")
     assert found == {
         "x/accuracy": pytest.approx(0.3),
         "x/worst_tenth": 0.1,
         "x/spread": pytest.approx(np.std([5, 1, 3]) / 10),
     }
-    assert summary(np.arange(20) / 100, "x")["x/worst_tenth"] == pytest.approx(0.005)
+    assert spread_over_clients(np.arange(20) / 100, "x")["x/worst_tenth"] == pytest.approx(0.005)
 
 
 def test_a_client_without_test_examples_and_data_without_clients_of_their_own_are_refused(tmp_path):

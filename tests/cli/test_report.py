@@ -41,7 +41,7 @@ WITH_PAPER = WRITTEN.replace(" beside", ", report.paper.csv beside")
 def _undrawn(monkeypatch, request):
     """Leave the drawings out where they do not matter: they take most of the time."""
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(Card, "drawings", lambda self: iter(["<svg></svg>"]))
+        monkeypatch.setattr(Card, "elements", lambda self: iter(["<svg></svg>"]))
 
 
 @pytest.fixture

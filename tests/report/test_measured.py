@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers.reports import write_run
 
+from fl_lightning.pictures.declared import descending, diagonal, off_diagonal, over
 from fl_lightning.report.gallery import cards_of
-from fl_lightning.report.measured import descending, diagonal, off_diagonal, over
 from fl_lightning.report.run import find_runs, read_run
 from fl_lightning.report.sections import Metric, sections_of
 
@@ -58,7 +58,7 @@ def test_layers_have_their_names(cards):
 def test_classes_are_bars_of_the_mean_over_clients(cards):
     after = np.array([[[0.5, 1.0, np.nan], [1.0, 0.0, np.nan]]])
     (card,) = cards("per_class.npz", {"rounds": [1], "after": after}).values()
-    assert card.panels[0].legend == [(0, "FedAvg")]
+    assert card.drawings[0].legend == [(0, "FedAvg")]
     assert [row[-1] for row in card.rows][:2] == [75.0, 50.0]
 
 

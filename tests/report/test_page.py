@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from helpers.reports import snapshot, write_run
 
+from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, line_style
 from fl_lightning.report import page as module
-from fl_lightning.report.page import Asked, make_report, text_of
+from fl_lightning.report.page import Asked, make_report, package_text
 from fl_lightning.report.sources import read_sources
-from fl_lightning.report.style import DARK, DASHES, LIGHT, LINES, LINES_DARK, MARKERS, line_style
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -179,19 +179,19 @@ def test_all_text_has_a_contrast_of_4_5(made, dark):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     for text in ("ink", "mark"):
         assert contrast(colours[text], colours["mark-ground"]) >= 4.5, text
-    for at in range(len(LINES)):
+    for at in range(len(LINE_COLOURS)):
         assert contrast(colours[f"line-{at}"], colours["card"]) >= 3, at
 
 
 @pytest.mark.parametrize("name", ["page.css", "page.html.j2"])
 def test_no_colour_is_set_but_by_variables(name):
-    text = re.sub(r"@media print\{.*", "", text_of(name))
+    text = re.sub(r"@media print\{.*", "", package_text(name))
     assert re.findall(r"(?<![&\w])#(?:[0-9a-fA-F]{3}){1,2}\b", text) == []
     assert set(re.findall(r"var\(--([a-z-]+)\)", text)) <= {*LIGHT, "font"} and LIGHT.keys() == DARK.keys()
 
 
 def test_curves_differ_without_colour():
-    assert len(LINES) == len(LINES_DARK)
+    assert len(LINE_COLOURS) == len(LINES_DARK)
     styles = [line_style(at) for at in range(len(DASHES) * len(MARKERS))]
     assert len({(one["linestyle"], one["marker"]) for one in styles}) == len(styles)
 

@@ -7,7 +7,7 @@ from helpers.reports import accuracies, make_old, write_run
 from fl_lightning.bench.statistics import difference
 from fl_lightning.errors import UsageError
 from fl_lightning.report.cautions import cautions
-from fl_lightning.report.configs import data_set, flat, method_names
+from fl_lightning.report.configs import data_set, flat_config, method_names
 from fl_lightning.report.run import find_runs, read_run
 from fl_lightning.report.sections import Metric, choose_metric, sections_of
 from fl_lightning.report.tables import config_sheet, results_sheets, runs_csv
@@ -196,7 +196,7 @@ def test_names_of_methods_and_data_sets():
     assert data_set({"data": entry("a.CIFAR10", root="x/y")}) == "CIFAR10"
     assert data_set({"data": entry("a.NpyImages", root="x/cells")}) == "NpyImages (cells)"
     assert data_set({"data": entry("a.Partitioned", datamodule=entry("mine.Scans"))}) == "Scans"
-    assert flat({"model": entry("a.Net", encoder=entry("a.CNN", width=4))}) == {
+    assert flat_config({"model": entry("a.Net", encoder=entry("a.CNN", width=4))}) == {
         "model": "Net",
         "model.encoder": "CNN",
         "model.encoder.width": "4",

@@ -17,7 +17,7 @@ DARK = {
     **{"good": "#6fdc8c", "bad": "#ff9aa2"},
 }
 # of curves and bars, with 3 : 1 or more against a card
-LINES = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563")
+LINE_COLOURS = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563")
 LINES_DARK = ("#7ab7ff", "#ff9d6b", "#6fdc8d", "#d2a8ff", "#e3c15a", "#5fd4e4", "#ff8ec6", "#b6c2cf")
 # lengths of strokes and gaps, in widths of the line; with the markers they tell 5 x 7 curves apart
 DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2", "9 3")
@@ -39,7 +39,12 @@ def line_style(at: int) -> dict[str, Any]:
     style: Any = (0, tuple(map(float, dash.split()))) if dash else "solid"
     # the first few are told apart by their strokes alone
     marker = MARKERS[at // len(DASHES) % len(MARKERS)]
-    return {"color": LINES[at % len(LINES)], "linestyle": style, "marker": marker or None, "markersize": 3.5}
+    return {
+        "color": LINE_COLOURS[at % len(LINE_COLOURS)],
+        "linestyle": style,
+        "marker": marker or None,
+        "markersize": 3.5,
+    }
 
 
 def settings() -> dict[str, Any]:

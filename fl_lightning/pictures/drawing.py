@@ -1,0 +1,247 @@
+"""What is drawn into axes: curves, bars, maps and points, each of which can be read without colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fl_lightning.pictures.style import HATCHES, LIGHT, LINE_COLOURS, line_style, settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# names along an axis, and rows or columns of a map with numbers in its cells, beyond which they could not be read
+MOST_NAMES, MOST_NUMBERS = 24, 16
+# of singular values; those below this share of the largest are rounding errors
+VISIBLE = 1e-12
+MARKS = "os^Dv<>Pp*hX"
+Draw = Callable[["Axes"], None]
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """A curve.
+
+    Args:
+        x: its places ``(n,)``.
+        y: its values ``(n,)``.
+        style: arguments of matplotlib.
+        band: the lower and the upper edge of a band around it ``(n,)``; None for no band.
+        label: its name in a legend of the axes; empty for none.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    style: dict[str, Any]
+    band: tuple[np.ndarray, np.ndarray] | None = None
+    label: str = ""
+
+
+def in_style() -> Any:
+    """The context in which figures are drawn and saved."""
+    import matplotlib
+
+    wanted: Any = settings()
+    return matplotlib.rc_context(wanted)
+
+
+def bar_style(at: int) -> dict[str, Any]:
+    """The arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card."""
+    return {
+        "facecolor": LINE_COLOURS[at % len(LINE_COLOURS)],
+        "hatch": HATCHES[at % len(HATCHES)],
+        "edgecolor": LIGHT["card"],
+    }
+
+
+def visible(values: np.ndarray) -> np.ndarray:
+    """Singular values without rounding errors of the largest, of which one of 1e-100 would flatten the curves."""
+    return np.where(values > VISIBLE * np.nanmax(values, initial=0.0), values, np.nan)
+
+
+def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | None = None, **labels: str) -> Draw:
+    """Curves with bands.
+
+    Args:
+        lines: the curves.
+        log: the axes that are logarithmic, of ``xy``.
+        ticks: the names of the places along x, if they have some.
+        labels: ``xlabel``, ``ylabel``, ``title``.
+    """
+
+    def draw(axes: Axes) -> None:
+        for number, line in enumerate(lines):
+            every = max(1, len(line.x) // 8)
+            style = line.style | ({"marker": "o"} if len(line.x) == 1 else {})
+            axes.plot(line.x, line.y, markevery=(number % every, every), label=line.label or None, **style)
+            if line.band is not None and (line.band[0] != line.band[1]).any():
+                axes.fill_between(line.x, *line.band, color=line.style["color"], alpha=0.18, linewidth=0)
+        logarithmic(axes, log)
+        few_numbers(axes)
+        if ticks is not None:
+            name_ticks(axes.xaxis, ticks)
+        axes.set(**labels)
+        axes.margins(x=0.02)
+
+    return draw
+
+
+def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], **labels: str) -> Draw:
+    """Groups of bars side by side: of each its number, its heights ``(n,)`` and its name in a legend of the axes."""
+
+    def draw(axes: Axes) -> None:
+        width = 0.84 / max(len(heights), 1)
+        for place, (at, values, label) in enumerate(heights):
+            x = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
+            axes.bar(x, values, width, linewidth=0, label=label or None, **bar_style(at))
+        name_ticks(axes.xaxis, names)
+        few_numbers(axes)
+        axes.grid(axis="x", visible=False)
+        axes.set(**labels)
+
+    return draw
+
+
+def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
+    """Horizontal bars of parts: of each part its name and its length in each bar ``(n,)``."""
+
+    def draw(axes: Axes) -> None:
+        begin = np.zeros(len(names))
+        for at, (_, lengths) in enumerate(parts):
+            axes.barh(np.arange(len(names)), lengths, 0.7, begin, linewidth=0, **bar_style(at))
+            begin = begin + lengths
+        axes.set_yticks(np.arange(len(names)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        few_numbers(axes)
+        axes.set_xlabel(xlabel)
+
+    return draw
+
+
+def heat(
+    values: np.ndarray,
+    unit: str,
+    names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    numbers: str = "",
+    **labels: str,
+) -> Draw:
+    """A map of values ``(n, m)``; what is nan, or 0 on a logarithmic scale, stays empty.
+
+    Args:
+        values: the values.
+        unit: what they are.
+        names: of the rows and of the columns, if they have some.
+        log: whether the scale is logarithmic.
+        limits: its ends; None takes the least and the largest value.
+        numbers: the format in which the values stand in the cells, where there is room; empty for none.
+        labels: ``xlabel``, ``ylabel``, ``title``.
+    """
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import LogNorm, Normalize
+        from matplotlib.ticker import MaxNLocator, NullLocator
+
+        known = np.ma.masked_array(values, ~np.isfinite(values) | (log & (values <= 0)))
+        low, high = limits or ((float(known.min()), float(known.max())) if known.count() else (0.0, 1.0))
+        norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
+        colours = "RdBu" if limits is not None and low < 0 else "viridis"  # white at 0
+        image = axes.imshow(known, aspect="auto", interpolation="none", cmap=colours, norm=norm)
+        bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
+        if log:
+            bar.ax.yaxis.set_minor_locator(NullLocator())
+            bar.ax.yaxis.set_major_formatter(plain_number)
+        for shades in bar.ax.collections:
+            shades.set_rasterized(True)  # they would be 256 elements
+        bar.outline.set_visible(False)
+        axes.grid(visible=False)
+        for axis, along in zip((axes.yaxis, axes.xaxis), names, strict=True):
+            if along is None:
+                axis.set_major_locator(MaxNLocator(6, integer=True))
+            else:
+                name_ticks(axis, along)
+        if numbers and max(values.shape) <= MOST_NUMBERS:
+            for (row, column), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    light = np.dot(image.to_rgba(value)[:3], (0.3, 0.6, 0.1))
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+                    text = axes.text(
+                        column, row, format(value, numbers), color="white" if light < 0.5 else "black", **style
+                    )
+                    text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
+        axes.set(**labels)
+
+    return draw
+
+
+def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", **labels: str) -> Draw:
+    """Points in the plane, with a colour and a marker for each group.
+
+    Args:
+        groups: of each its name in a legend of the axes and its points ``(n, 2)``.
+        bare: whether the axes have no numbers, as where the coordinates have no meaning.
+        log: the axes that are logarithmic, of ``xy``.
+        labels: ``xlabel``, ``ylabel``, ``title``.
+    """
+
+    def draw(axes: Axes) -> None:
+        for at, (name, places) in enumerate(groups):
+            style: dict[str, Any] = {
+                "color": LINE_COLOURS[at % len(LINE_COLOURS)],
+                "marker": MARKS[at % len(MARKS)],
+                "markersize": 3 + 0.5 * bare,
+            }
+            axes.plot(*places.T, linestyle="none", markeredgewidth=0, label=name or None, **style)
+        if bare:
+            axes.set(xticks=[], yticks=[])
+        logarithmic(axes, log)
+        axes.set(**labels)
+
+    return draw
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """Give some of the axes a logarithmic scale, with plain numbers; matplotlib's would be formulas."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    for axis, limits in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        if axis.axis_name in which:
+            limits("log")
+            low, high = axis.get_view_interval()
+            subs = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0)
+            axis.set_major_locator(LogLocator(subs=subs, numticks=7))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(plain_number)
+
+
+def plain_number(value: float, place: float = 0) -> str:
+    """A number along an axis."""
+    return f"{value:g}"
+
+
+def few_numbers(axes: Axes) -> None:
+    """Have few numbers along the axes: each costs time, and there is little room on a phone."""
+    from matplotlib.ticker import AutoLocator, MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_locator(), AutoLocator):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def name_ticks(axis: Any, names: Sequence[str]) -> None:
+    """Names at 0, 1, ..., or at every second, third, ... where they are many; long ones are turned below an axis."""
+    step = math.ceil(len(names) / MOST_NAMES) or 1
+    turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    turned = turned if axis.axis_name == "x" and max(map(len, names), default=0) > 4 else {}
+    axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
+
+
+def numbered_line(at: int, y: np.ndarray, label: str = "", **style: Any) -> CurveLine:
+    """Curve number ``at`` over the index of its values."""
+    return CurveLine(np.arange(len(y)), y, line_style(at) | style, label=label)
