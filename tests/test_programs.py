@@ -23,8 +23,8 @@ PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 TINY = {
     "docs/make_methods.py": ["--output FOLDER/methods.md"],
     "experiments/collapse.py": ["--rounds 1 --images 200 --output FOLDER"],
-    "experiments/papers/make_figures.py": ["--docs FOLDER"],
-    "experiments/papers/make_results.py": ["--output FOLDER/RESULTS.md"],
+    "experiments/papers/programs/make_figures.py": ["--docs FOLDER"],
+    "experiments/papers/programs/make_results.py": ["--output FOLDER/RESULTS.md"],
     "experiments/reliability/bad_input.py": ["'mu null'"],
     "experiments/reliability/bench_kill.py": ["--seeds 1 --alphas 0.1 --parts 1"],
     "experiments/reliability/endurance.py": ["--rounds 4 --clients 5"],
@@ -54,13 +54,20 @@ TINY = {
 # what a run makes, and the file that it is to be
 STORED = {
     "docs/make_methods.py": ("methods.md", "docs/methods.md"),
-    "experiments/papers/make_figures.py": ("paper_figures.md", "docs/paper_figures.md"),
-    "experiments/papers/make_results.py": ("RESULTS.md", "experiments/papers/RESULTS.md"),
+    "experiments/papers/programs/make_figures.py": ("paper_figures.md", "docs/paper_figures.md"),
+    "experiments/papers/programs/make_results.py": ("RESULTS.md", "experiments/papers/RESULTS.md"),
 }
 
 
 def test_every_program_has_a_tiny_form():
     assert TINY.keys() == set(PROGRAMS)
+
+
+def test_the_readme_of_the_experiments_names_each_folder_and_program():
+    folder = ROOT / "experiments"
+    text = (folder / "README.md").read_text()
+    assert not [name for name in PROGRAMS if name.startswith("experiments/") and f"`python {name}" not in text]
+    assert not [path.name for path in folder.iterdir() if path.is_dir() and f"`{path.name}" not in text]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,7 @@ from fl_lightning.bench import Cell, load_suite
 from fl_lightning.cli import main
 
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
-sys.path.insert(0, str(PAPERS))
+sys.path.insert(0, str(PAPERS / "programs"))
 
 import make_figures  # noqa: E402, found through the path above
 
@@ -26,7 +26,7 @@ def stored():
 
 def test_the_page_has_the_stored_numbers(stored):
     page = (make_figures.DOCS / make_figures.PAGE).read_text()
-    assert make_figures.with_tables(page, stored) == page, "run python experiments/papers/make_figures.py"
+    assert make_figures.with_tables(page, stored) == page, "run python experiments/papers/programs/make_figures.py"
     for name in make_figures.DRAWN:
         assert (make_figures.DOCS / make_figures.PICTURES / f"{name}.png").is_file()
         assert f"(figures/{name}.png)" in page

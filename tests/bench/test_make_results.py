@@ -13,7 +13,7 @@ from fl_lightning.bench.table import write_tables
 from fl_lightning.errors import UsageError
 
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
-sys.path.insert(0, str(PAPERS))
+sys.path.insert(0, str(PAPERS / "programs"))
 
 from make_results import make  # noqa: E402, found through the path above
 

@@ -1,4 +1,4 @@
-"""Draws the papers' figures from runs of our own: python experiments/papers/make_figures.py [--runs DIR]
+"""Draws the papers' figures from runs of our own: python experiments/papers/programs/make_figures.py [--runs DIR]
 
 ``python cli.py bench experiments/papers/scaled/figures.yaml --output DIR`` trains the runs. With ``--runs DIR``, what
 the figures need of them goes into ``results/figures.npz``, after one more round from their final models, which FedLC's
@@ -20,7 +20,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, load_suite  # noqa: E402, found through the path above

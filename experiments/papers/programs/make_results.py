@@ -1,4 +1,6 @@
-"""Makes RESULTS.md from the stored cells of the suites: python experiments/papers/make_results.py [--output FILE]
+"""Makes RESULTS.md from the stored cells of the suites.
+
+python experiments/papers/programs/make_results.py [--output FILE]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
 from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``; what
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
@@ -28,7 +30,8 @@ PAPERS = ROOT / "experiments" / "papers"
 ENDING = ".cells.csv"
 HEAD = """# Results
 
-Made by `python experiments/papers/make_results.py` from the cells in `results/`; the conclusions are written by hand.
+Made by `python experiments/papers/programs/make_results.py` from the cells in `results/`; the conclusions are
+written by hand.
 [The guide](../../docs/bench.md#reading-the-table) says how to read the tables.
 """
 
