@@ -20,7 +20,7 @@ from fl_lightning.callbacks.measurement import Periodic, keep_other, log_picture
 from fl_lightning.client import Client
 from fl_lightning.pictures import Panel, Picture, Shown
 from fl_lightning.records.files import DamagedFileError, Stamp, write_atomically
-from fl_lightning.records.history import Row, line_of, read_table
+from fl_lightning.records.history import MetricsRow, json_line, read_table
 
 KEYS = ("round", "client", "epoch")
 
@@ -40,9 +40,9 @@ class EpochTable:
         self.path, self.columns, self.continues = path, list[str](), False
         self._size, self._digest = 0, hashlib.sha256()
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: list[MetricsRow]) -> None:
         """Add rows; the file is written anew the first time, and where a column is new."""
-        for line in (line_of(row).encode() for row in rows):
+        for line in (json_line(row).encode() for row in rows):
             self._size += len(line)
             self._digest.update(line)
         before = list(self.columns)
@@ -100,10 +100,10 @@ class LocalLosses(Periodic):
         super().on_fit_start(trainer)
         self._source = trainer.resumed_from
         self._table = EpochTable(None if trainer.run_dir is None else trainer.run_dir / self.file)
-        self._latest: list[Row] = []
+        self._latest: list[MetricsRow] = []
 
     def on_round_start(self, trainer: RunAccess) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[MetricsRow] = []
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
@@ -134,20 +134,20 @@ class LocalLosses(Periodic):
         self._table.continues = True
         self._append(rows)
 
-    def _append(self, rows: list[Row]) -> None:
+    def _append(self, rows: list[MetricsRow]) -> None:
         self._table.append(rows)
         last = max((row["round"] for row in rows), default=None)
         self._latest = [row for row in rows if row["round"] == last] or self._latest
 
 
-def picture_of(term: str, rows: list[Row]) -> Picture:
+def picture_of(term: str, rows: list[MetricsRow]) -> Picture:
     """What a figure shows of a term in the visits of one round: a line for each client, over the local epochs."""
     lines = tuple(Shown(f"client {k}", f"client {k}") for k in sorted({int(row["client"]) for row in rows}))
     panel = Panel("curves", lines, axis="local epoch", names=("epochs",), values=f"{term}, mean over the epoch")
     return Picture(f"local_losses/{term}", f"{term} within the visits", (panel,))
 
 
-def arrays_of(term: str, rows: list[Row]) -> dict[str, np.ndarray]:
+def arrays_of(term: str, rows: list[MetricsRow]) -> dict[str, np.ndarray]:
     """The arrays of :func:`picture_of`: the rows as values ``(1, E)`` of each client, nan where there is none."""
     number = 1 + max(int(row["epoch"]) for row in rows)
     arrays = {"rounds": np.array([int(rows[0]["round"])]), "epochs": np.arange(1, number + 1)[None]}

@@ -14,7 +14,7 @@ from fl_lightning.errors import UsageError
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.checkpoint import client_files, read, read_weights
 from fl_lightning.records.files import load, save
-from fl_lightning.records.hyperparameters import of_class
+from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
 from fl_lightning.state import State, clone, copy_into, tensors
 
@@ -67,7 +67,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 def constructor_arguments(run: Run) -> dict[str, Any]:
     """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
     module, config = run.client.module, run.trainer.config
-    return of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
+    return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.errors import UsageError, require
-from fl_lightning.records.files import DamagedFileError, load_given, stamp_of
-from fl_lightning.records.history import NAME, Row, read_history, read_table
+from fl_lightning.records.files import DamagedFileError, load_checked
+from fl_lightning.records.history import HISTORY, MetricsRow, read_history, read_table
 from fl_lightning.records.manifest import CLIENT_FILE, Manifest, manifest_path, read_manifest
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -30,7 +30,7 @@ class Checkpoint:
 
     path: Path
     manifest: Manifest | None = None
-    history: list[Row] | None = None
+    history: list[MetricsRow] | None = None
 
 
 def in_place(path: Path) -> bool:
@@ -56,11 +56,10 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path
     Raises:
         UsageError: the path is empty, or that of a folder such as ``.``.
     """
-    restarted = ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if ckpt_path is not None and str(ckpt_path) != "last":
         require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
         return Path(ckpt_path)
-    if ckpt_path is None and not restarted:
+    if ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0:
         return None
     folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
     begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
@@ -83,14 +82,14 @@ def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     hint = "there is no such file; give RUN/checkpoints/last.ckpt"
     require(len(asked) > 1 or path.is_file(), "ckpt_path", str(path), hint)
     wrong: list[str] = []
-    for one in asked:
+    for candidate in asked:
         try:
-            checkpoint = verified(one, warn)
+            checkpoint = verified(candidate, warn)
         except DamagedFileError as error:
-            wrong.append(f"{one.name}: {error}" if one != path else str(error))
+            wrong.append(f"{candidate.name}: {error}" if candidate != path else str(error))
             continue
         if wrong:
-            warn(f"ckpt_path={str(path)!r}: {wrong[0]}; {one.name} is taken instead")
+            warn(f"ckpt_path={str(path)!r}: {wrong[0]}; {candidate.name} is taken instead")
         return checkpoint
     raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(wrong)}; give another checkpoint, or leave it out")
 
@@ -104,27 +103,22 @@ def verified(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     if not path.is_file():
         raise DamagedFileError("there is no such file")
     if not manifest_path(path).is_file():
-        return _unverified(path, warn)
+        # torch's own checksums are all that can be checked
+        contents = load_checked(path, checksums=True)
+        if isinstance(contents, dict) and "server" in contents:
+            if "format" in contents:
+                raise DamagedFileError(f"its manifest {manifest_path(path).name} is missing")
+            for file in client_files(path, _of_run(contents)).values():
+                load_checked(file, checksums=True)
+            warn(f"ckpt_path={str(path)!r}: it has no manifest, as those of former versions, so it cannot be verified")
+        return Checkpoint(path)
     manifest = read_manifest(path)
     manifest.check(path)
-    names = _names(_of_run(load_given(path)))
-    if {name for _, name in names} != set(manifest.clients):
+    if {name for _, name in _names(_of_run(load_checked(path)))} != set(manifest.clients):
         raise DamagedFileError("its manifest names other clients")
     for name in manifest.clients:
-        load_given(path.parent / "clients" / name)
+        load_checked(path.parent / "clients" / name)
     return Checkpoint(path, manifest, _history(path, manifest, warn))
-
-
-def _unverified(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """A checkpoint without manifest, of which torch's own checksums are all that can be checked."""
-    contents = load_given(path, checksums=True)
-    if isinstance(contents, dict) and "server" in contents:
-        if "format" in contents:
-            raise DamagedFileError(f"its manifest {manifest_path(path).name} is missing")
-        for file in client_files(path, _of_run(contents)).values():
-            load_given(file, checksums=True)
-        warn(f"ckpt_path={str(path)!r}: it has no manifest, as those of former versions, so it cannot be verified")
-    return Checkpoint(path)
 
 
 def _of_run(contents: Any) -> dict[str, Any]:
@@ -140,10 +134,10 @@ def _of_run(contents: Any) -> dict[str, Any]:
     return contents
 
 
-def _history(path: Path, manifest: Manifest, warn: Callable[[str], None]) -> list[Row]:
+def _history(path: Path, manifest: Manifest, warn: Callable[[str], None]) -> list[MetricsRow]:
     """The rows of the rounds that are done; from the run's table where the file beside the checkpoint is damaged."""
     try:
-        return read_history(path.parent / NAME, manifest.history)
+        return read_history(path.parent / HISTORY, manifest.history)
     except DamagedFileError as error:
         if not in_place(path):
             raise
@@ -175,44 +169,29 @@ def read_weights(path: Path) -> dict[str, Any]:
     """
     contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", checksums=True)
     plain = isinstance(contents, dict) and bool(contents)
-    usable = plain and ("state_dict" in contents or any(isinstance(one, Tensor) for one in contents.values()))
+    usable = plain and ("state_dict" in contents or any(isinstance(value, Tensor) for value in contents.values()))
     require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")
     return contents
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
-    return stamp_of(path).sha256
 
 
 def _contents(path: Path, key: str, hint: str, checksums: bool = False) -> Any:
     """What a file holds, tensors and plain values only; ``key`` is the argument that names it."""
     require(path.is_file(), key, str(path), f"there is no such file; {hint}")
     try:
-        if path.suffix == ".safetensors":
-            return _safetensors(path, key)
-        if checksums:
-            _check_stamp(path)
-        return load_given(path, checksums)
-    except DamagedFileError as error:
-        raise UsageError(f"{key}={str(path)!r}: {error}; {hint}") from error
-
-
-def _check_stamp(path: Path) -> None:
-    """Check a checkpoint by its manifest, where it has one."""
-    if manifest_path(path).is_file():
-        replace(read_manifest(path), clients={}).check(path)
-
-
-def _safetensors(path: Path, key: str) -> dict[str, Tensor]:
-    try:
+        if path.suffix != ".safetensors":
+            if checksums and manifest_path(path).is_file():
+                replace(read_manifest(path), clients={}).check(path)
+            return load_checked(path, checksums)
         from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except Exception as error:
+            raise DamagedFileError("not a file of safetensors") from error
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
-    try:
-        return load_file(path)
-    except Exception as error:
-        raise DamagedFileError("not a file of safetensors") from error
+    except DamagedFileError as error:
+        raise UsageError(f"{key}={str(path)!r}: {error}; {hint}") from error
 
 
 def client_files(path: Path, contents: Mapping[str, Any]) -> dict[int, Path]:

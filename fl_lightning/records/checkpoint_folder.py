@@ -14,7 +14,7 @@ from typing import Any
 
 from fl_lightning.records.checkpoint import BEST, LAST, PREVIOUS, Checkpoint
 from fl_lightning.records.files import DamagedFileError, Stamp, flush, flush_folder, partial_of, remove, write_stamped
-from fl_lightning.records.history import NAME, HistoryFile, Row
+from fl_lightning.records.history import HISTORY, HistoryFile, MetricsRow
 from fl_lightning.records.manifest import FORMAT, Manifest, manifest_path, read_manifest
 
 # what a kill may leave behind, by folder; nothing else is removed
@@ -31,7 +31,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._history = HistoryFile(path / NAME)
+        self._history = HistoryFile(path / HISTORY)
         self._clients: dict[str, set[str]] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -46,7 +46,9 @@ class CheckpointFolder:
             self._remove_left(self.path, LEFT, set())
             self._remove_left(self.path / "clients", LEFT_IN_CLIENTS, set().union(*self._clients.values()))
 
-    def save(self, contents: dict[str, Any], clients: dict[str, Stamp], history: list[Row], best: bool = False) -> None:
+    def save(
+        self, contents: dict[str, Any], clients: dict[str, Stamp], history: list[MetricsRow], best: bool = False
+    ) -> None:
         """Write the last checkpoint; the one that was becomes the previous one.
 
         Args:
@@ -70,7 +72,12 @@ class CheckpointFolder:
         if best:
             self._keep_as_best()
         flush_folder(self.path)
-        self._forget(set(clients), best)
+        # the files of clients that no checkpoint names any longer
+        before = set().union(*self._clients.values())
+        self._clients[PREVIOUS], self._clients[LAST] = self._clients.get(LAST, set()), set(clients)
+        if best:
+            self._clients[BEST] = set(clients)
+        remove(self.path / "clients" / name for name in before.difference(*self._clients.values()))
 
     def _copied_manifest(self, name: str, new: str) -> list[Path]:
         """Copy the manifest of a checkpoint for the name it will have; the copy is complete when it is flushed."""
@@ -101,15 +108,6 @@ class CheckpointFolder:
                 flush([partial])
             os.replace(partial, self.path / target)
 
-    def _forget(self, clients: set[str], best: bool) -> None:
-        """Remove the files of clients that no checkpoint names any longer."""
-        before = set().union(*self._clients.values())
-        self._clients[PREVIOUS] = self._clients.get(LAST, set())
-        self._clients[LAST] = clients
-        if best:
-            self._clients[BEST] = clients
-        remove(self.path / "clients" / name for name in before.difference(*self._clients.values()))
-
     def _named(self, name: str) -> set[str]:
         try:
             return set(read_manifest(self.path / name).clients)
@@ -120,5 +118,5 @@ class CheckpointFolder:
         """Remove the plain files of a folder whose name has the pattern and is not ``named``."""
         if folder.is_symlink() or not folder.is_dir():
             return
-        entries = [one for one in os.scandir(folder) if pattern.fullmatch(one.name) and one.name not in named]
-        remove(Path(one.path) for one in entries if one.is_file(follow_symlinks=False))
+        entries = [entry for entry in os.scandir(folder) if pattern.fullmatch(entry.name) and entry.name not in named]
+        remove(Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False))

@@ -19,7 +19,7 @@ from torch import Tensor
 # files that are flushed or removed side by side: the file system then writes its journal once for several of them
 TOGETHER = 16
 # bytes that the tensors of a file may have beyond the file's own size; expanded tensors share their numbers
-ROOM = 2**30
+EXTRA_BYTES = 2**30
 # a constructor that reserves as much as the file asks for
 RESERVES = re.compile(rb"bytearray\n")
 UNSAFE = re.compile(r"[Uu]nsupported global: GLOBAL (\S+)")
@@ -83,7 +83,7 @@ def load(path: Path) -> Any:
     return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
 
 
-def load_given(path: Path, checksums: bool = False) -> Any:
+def load_checked(path: Path, checksums: bool = False) -> Any:
     """Read a file that a user has given, as :func:`load` does; nothing is reserved that the file does not hold.
 
     Args:
@@ -100,7 +100,7 @@ def load_given(path: Path, checksums: bool = False) -> Any:
     except Exception as error:  # whatever torch raises for what it cannot read
         unsafe = UNSAFE.search(str(error))
         raise DamagedFileError(f"{NO_CHECKPOINT}{f': it holds {unsafe[1]}' if unsafe else ''}") from error
-    room, sizes = path.stat().st_size + ROOM, dict[int, int]()
+    room, sizes = path.stat().st_size + EXTRA_BYTES, dict[int, int]()
     for value in _tensors(contents):
         # tied tensors share a storage; one that is expanded claims more than its storage has
         storage = value.untyped_storage().data_ptr() if value.layout == torch.strided else id(value)
@@ -119,17 +119,15 @@ def check_records(path: Path, checksums: bool = False) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
-            plain = all(
-                one.compress_type == zipfile.ZIP_STORED and one.file_size == one.compress_size for one in records
-            )
-            if not plain or sum(one.file_size for one in records) > path.stat().st_size:
+            stored = [r for r in records if r.compress_type == zipfile.ZIP_STORED and r.file_size == r.compress_size]
+            if len(stored) < len(records) or sum(r.file_size for r in records) > path.stat().st_size:
                 raise DamagedFileError("its records claim more than the file holds")
             broken = archive.testzip() if checksums else None
-            pickles = [one for one in records if one.filename.endswith("data.pkl")]
-            reserves = any(RESERVES.search(archive.read(one)) for one in pickles)
+            pickles = [record for record in records if record.filename.endswith("data.pkl")]
+            reserves = any(RESERVES.search(archive.read(record)) for record in pickles)
+    except DamagedFileError:
+        raise
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
         raise DamagedFileError(NO_CHECKPOINT) from error
     if broken or reserves:
         raise DamagedFileError("its checksums differ: it was altered" if broken else "it holds a bytearray")

@@ -100,7 +100,13 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         if self.changes and not self.resumed:
             (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
-        self.loggers = [table, *self._other_loggers(self.path, len(history))]
+        if self.logger is True:
+            loggers.wait_for_new_second(self.path)
+            where = (self.path.parents[1], self.path.parent.name, self.path.name)
+            others: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]
+        else:
+            others = self.logger if isinstance(self.logger, list) else [] if self.logger is False else [self.logger]
+        self.loggers = [table, *others]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
         """Write the metrics of a round.
@@ -109,7 +115,7 @@ class RunFolder:
             ClientError: the table cannot be written.
         """
         for table in self.loggers[:1]:
-            with writing(Path(table.log_dir or "") / "metrics.csv", round_):
+            with naming_the_file(Path(table.log_dir or "") / "metrics.csv", round_):
                 table.log_metrics(dict(metrics), step=round_)
         self._each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
 
@@ -129,7 +135,7 @@ class RunFolder:
 
         def compare(logger: Logger) -> None:
             if loggers.is_tensorboard(logger):
-                loggers.compare_hyperparams(logger, params, shown, metrics, round_)
+                loggers.add_to_page(logger, params, shown, metrics, round_)
 
         self._each(compare)
 
@@ -197,18 +203,9 @@ class RunFolder:
                 table.log_metrics(dict(metrics), step=int(metrics["round"]))
         return table
 
-    def _other_loggers(self, folder: Path, done: int) -> list[Logger]:
-        if self.logger is False:
-            return []
-        if self.logger is True:
-            where = (folder.parents[1], folder.parent.name, folder.name)
-            loggers.wait_for_new_second(folder)
-            return [TensorBoardLogger(*where, purge_step=done or None)]
-        return self.logger if isinstance(self.logger, list) else [self.logger]
-
 
 @contextmanager
-def writing(path: Path, round_: int) -> Iterator[None]:
+def naming_the_file(path: Path, round_: int) -> Iterator[None]:
     """Name the file and the round where what the block writes does not fit on the disk.
 
     Raises:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fl_lightning.records.files import DamagedFileError, Stamp, flush, partial_of
 
-Row = dict[str, float]
-NAME = "history.jsonl"
+MetricsRow = dict[str, float]
+HISTORY = "history.jsonl"
 
 
 class HistoryFile:
@@ -27,12 +27,12 @@ class HistoryFile:
         self.path = path
         self._rows, self._size, self._digest = 0, 0, hashlib.sha256()
 
-    def append(self, history: list[Row]) -> Stamp:
+    def append(self, history: list[MetricsRow]) -> Stamp:
         """Write the rows that are not in the file yet; returns the stamp of all of them. The caller flushes the file.
 
         The first time the file is written anew, since it may hold rows of rounds that were lost.
         """
-        text = "".join(map(line_of, history[self._rows :])).encode()
+        text = "".join(map(json_line, history[self._rows :])).encode()
         first = self._rows == 0
         target = partial_of(self.path) if first else self.path
         with target.open("wb" if first else "ab") as file:
@@ -45,12 +45,12 @@ class HistoryFile:
         return Stamp(self._size, self._digest.hexdigest())
 
 
-def line_of(row: Mapping[str, float]) -> str:
+def json_line(row: Mapping[str, float]) -> str:
     """A row as a line of JSON; the same line for the same values."""
     return json.dumps(row, sort_keys=True) + "\n"
 
 
-def read_history(path: Path, stamp: Stamp) -> list[Row]:
+def read_history(path: Path, stamp: Stamp) -> list[MetricsRow]:
     """The rows that a checkpoint had when it was written.
 
     Raises:
@@ -72,21 +72,21 @@ def read_history(path: Path, stamp: Stamp) -> list[Row]:
     return rows
 
 
-def read_table(path: Path, stamp: Stamp) -> list[Row]:
+def read_table(path: Path, stamp: Stamp) -> list[MetricsRow]:
     """The same rows from the run's ``metrics.csv``, which has them, too.
 
     Raises:
         DamagedFileError: the table has others.
     """
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     size, digest = 0, hashlib.sha256()
     try:
         with path.open(newline="") as file:
             for cells in csv.DictReader(file):
                 if size >= stamp.size:
                     break
-                rows.append({tag: number(text) for tag, text in cells.items() if text and tag != "step"})
-                line = line_of(rows[-1]).encode()
+                rows.append({tag: int_or_float(text) for tag, text in cells.items() if text and tag != "step"})
+                line = json_line(rows[-1]).encode()
                 size += len(line)
                 digest.update(line)
     except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
@@ -96,7 +96,7 @@ def read_table(path: Path, stamp: Stamp) -> list[Row]:
     return rows
 
 
-def number(text: str) -> float:
+def int_or_float(text: str) -> float:
     """The number that a cell of a table holds, an integer as such."""
     try:
         return int(text)

@@ -15,7 +15,7 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _of_value(value) for key, value in config.items()}
 
 
-def of_class(entry: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+def hyperparameters_of_class(entry: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     """The entry of a class in a config, in the form from which ``load_from_checkpoint`` builds an object.
 
     It is that of LightningCLI: with the class path, and the function that resolves the classes of the arguments, in the
@@ -33,14 +33,14 @@ def of_objects(model: Any, trainer: Mapping[str, Any], methods: Mapping[str, Any
         trainer: the arguments of the trainer.
         methods: the methods of the run, by class name.
     """
-    of_methods = {name: arguments(method) for name, method in methods.items()}
+    of_methods = {name: plain_arguments(method) for name, method in methods.items()}
     return {"model": only_plain(dict(model.hparams)), "method": of_methods, "trainer": only_plain(trainer)}
 
 
-def arguments(given: Any) -> dict[str, Any]:
+def plain_arguments(owner: Any) -> dict[str, Any]:
     """The plain arguments of an object's constructor, as far as it keeps them under their names."""
-    names = inspect.signature(type(given).__init__).parameters
-    return only_plain({name: getattr(given, name) for name in names if name != "self" and hasattr(given, name)})
+    names = inspect.signature(type(owner).__init__).parameters
+    return only_plain({name: getattr(owner, name) for name in names if name != "self" and hasattr(owner, name)})
 
 
 def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,29 +52,28 @@ def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def is_plain(value: Any) -> bool:
     """Whether a value is a number, a text, a truth value or None, or a list or dictionary of such."""
     if isinstance(value, Mapping):
-        return all(isinstance(key, PLAIN) and is_plain(one) for key, one in value.items())
+        return all(isinstance(key, PLAIN) and is_plain(inner) for key, inner in value.items())
     return all(map(is_plain, value)) if isinstance(value, (list, tuple)) else type(value) in PLAIN
 
 
 def _plain(value: Any) -> Any:
     """A plain value in dictionaries and lists of their plain types."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def _of_value(value: Any) -> Any:
+    """A value of a config; of a list of classes the arguments by name, with a number from the second of a name on."""
     if isinstance(value, Mapping):
         return of_config(value)
-    classes = isinstance(value, list) and all(isinstance(one, Mapping) and "class_path" in one for one in value)
-    return _by_class(value) if value and classes else value
-
-
-def _by_class(entries: list[Any]) -> dict[str, Any]:
-    """The arguments of each class of a list by its name, with a number from the second of a name on."""
-    named: dict[str, Any] = {}
-    for entry in entries:
+    if not value or not isinstance(value, list):
+        return value
+    if not all(isinstance(entry, Mapping) and "class_path" in entry for entry in value):
+        return value
+    by_name: dict[str, Any] = {}
+    for entry in value:
         name = entry["class_path"].rsplit(".", 1)[-1]
-        number = sum(known.split(".")[0] == name for known in named)
-        named[f"{name}.{number}" if number else name] = of_config(entry.get("init_args") or {})
-    return named
+        number = sum(known.split(".")[0] == name for known in by_name)
+        by_name[f"{name}.{number}" if number else name] = of_config(entry.get("init_args") or {})
+    return by_name

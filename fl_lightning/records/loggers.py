@@ -23,7 +23,7 @@ SHOWN_FIRST = (
     "trainer/local_steps",
     "trainer/participation",
 )
-SHOWN = 5
+COLUMNS_SHOWN = 5
 
 
 def experiment(logger: Any) -> Any:
@@ -52,7 +52,7 @@ def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:
         logger.log_hyperparams(dict(params))
 
 
-def compare_hyperparams(
+def add_to_page(
     logger: Any, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
 ) -> None:
     """Give hyper-parameters to a TensorBoard logger, with the metrics by which its page HParams compares runs.
@@ -72,22 +72,22 @@ def compare_hyperparams(
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
     if metrics:
         ordered = {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
-        infos, start, end = hparams(columns(shown), ordered)
+        infos, start, end = hparams(page_columns(shown), ordered)
         for summary in (_shown_first(infos), start, end):
             experiment(logger).file_writer.add_summary(summary, round_)
 
 
-def columns(params: Mapping[str, Any]) -> dict[str, Any]:
+def page_columns(params: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of the page HParams, which has numbers, of five digits, and texts alone.
 
     So a truth value is a text, as it would be 0.0000 or 1.0000, and the seed, as two long ones would look alike.
     """
-    values = {**flat(params), "coefficients": coefficients(params)}
+    values = {**by_path(params), "coefficients": coefficients(params)}
     values.pop("method", None)  # an empty list; any other has a column for each argument
-    return {key: str(one) if isinstance(one, bool) or key == SEED else one for key, one in values.items()}
+    return {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
 
 
-def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Numbers, truth values and texts by the path of their keys; anything else as its text.
 
     A class has the path of its key, and so have its arguments: ``model/optimizer`` and ``model/optimizer/lr``.
@@ -96,7 +96,7 @@ def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in params.items():
         path = prefix.rstrip("/") if key in ("class_path", "init_args") and prefix else f"{prefix}{key}"
         if isinstance(value, Mapping):
-            values |= flat(value, f"{path}/")
+            values |= by_path(value, f"{path}/")
         else:
             values[path] = value if isinstance(value, (bool, int, float, str)) else str(value)
     return values
@@ -110,8 +110,8 @@ def coefficients(params: Mapping[str, Any]) -> str:
     """
     methods = params.get("method")
     texts = {}
-    for name, given in methods.items() if isinstance(methods, Mapping) else ():
-        texts[name] = ", ".join(f"{key}={value}" for key, value in given.items() if value is not None)
+    for name, arguments in methods.items() if isinstance(methods, Mapping) else ():
+        texts[name] = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
     return ", ".join(texts.values() if len(texts) == 1 else (f"{name}({text})" for name, text in texts.items()))
 
 
@@ -129,7 +129,7 @@ def _shown_first(columns: Any) -> Any:
     content = columns.value[0].metadata.plugin_data
     described = HParamsPluginData.FromString(content.content)
     present = {column.name for column in described.experiment.hparam_infos}
-    first = [name for name in SHOWN_FIRST if name in present][:SHOWN]
+    first = [name for name in SHOWN_FIRST if name in present][:COLUMNS_SHOWN]
     for column in described.experiment.hparam_infos:
         column.differs = column.name in first
     content.content = described.SerializeToString()

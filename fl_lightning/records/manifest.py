@@ -12,7 +12,7 @@ from fl_lightning.records.files import DamagedFileError, Stamp, stamp_of
 
 # of the layout of checkpoints; one that is higher is a later version's
 FORMAT = 1
-LARGEST = 2**28
+LARGEST_MANIFEST = 2**28
 CLIENT_FILE = re.compile(r"(0|[1-9]\d{0,18})-(0|[1-9]\d{0,18})\.pt", re.ASCII)
 
 
@@ -47,9 +47,15 @@ class Manifest:
         Raises:
             DamagedFileError: one is missing or altered; the text names it.
         """
-        _check(path, self.checkpoint, path.name)
-        for name, stamp in self.clients.items():
-            _check(path.parent / "clients" / name, stamp, f"clients/{name}")
+        for name, stamp in {path.name: self.checkpoint, **{f"clients/{k}": s for k, s in self.clients.items()}}.items():
+            file = path.parent / name
+            if not file.is_file():
+                raise DamagedFileError(f"{name} is missing")
+            size = file.stat().st_size
+            if size != stamp.size:
+                raise DamagedFileError(f"{name} has {size} bytes and had {stamp.size}")
+            if stamp_of(file) != stamp:
+                raise DamagedFileError(f"{name} was altered: its SHA-256 differs")
 
 
 def manifest_path(path: Path) -> Path:
@@ -66,26 +72,22 @@ def read_manifest(path: Path) -> Manifest:
     where = manifest_path(path)
     if not where.is_file():
         raise DamagedFileError(f"its manifest {where.name} is missing")
-    if where.stat().st_size > LARGEST:
-        raise DamagedFileError(f"its manifest {where.name} has more than {LARGEST} bytes")
+    if where.stat().st_size > LARGEST_MANIFEST:
+        raise DamagedFileError(f"its manifest {where.name} has more than {LARGEST_MANIFEST} bytes")
     try:
-        return _parsed(json.loads(where.read_bytes()))
+        contents = json.loads(where.read_bytes())
+        if contents["format"] != FORMAT:
+            raise DamagedFileError(f"it has format {contents['format']!r}, and this version reads {FORMAT}")
+        clients = {name: _stamp(fields) for name, fields in contents["clients"].items()}
+        foreign = next((name for name in clients if not CLIENT_FILE.fullmatch(name)), None)
+        if foreign is not None:
+            raise DamagedFileError(f"its manifest names {foreign[:60]!r}, which is no file of a client")
+        own = (_stamp(contents["checkpoint"]), _stamp(contents["history"]))
+        return Manifest(int(contents["round"]), *own, clients, contents["best"] is True)
     except DamagedFileError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"its manifest {where.name} is damaged") from error
-
-
-def _parsed(contents: dict[str, Any]) -> Manifest:
-    version = contents["format"]
-    if version != FORMAT:
-        raise DamagedFileError(f"it has format {version!r}, and this version reads {FORMAT}")
-    clients = {name: _stamp(one) for name, one in contents["clients"].items()}
-    foreign = next((name for name in clients if not CLIENT_FILE.fullmatch(name)), None)
-    if foreign is not None:
-        raise DamagedFileError(f"its manifest names {foreign[:60]!r}, which is no file of a client")
-    own = (_stamp(contents["checkpoint"]), _stamp(contents["history"]))
-    return Manifest(int(contents["round"]), *own, clients, contents["best"] is True)
 
 
 def _stamp(fields: dict[str, Any]) -> Stamp:
@@ -93,13 +95,3 @@ def _stamp(fields: dict[str, Any]) -> Stamp:
     if type(size) is not int or size < 0 or type(digest) is not str:
         raise ValueError("no stamp")
     return Stamp(size, digest)
-
-
-def _check(path: Path, stamp: Stamp, name: str) -> None:
-    if not path.is_file():
-        raise DamagedFileError(f"{name} is missing")
-    size = path.stat().st_size
-    if size != stamp.size:
-        raise DamagedFileError(f"{name} has {size} bytes and had {stamp.size}")
-    if stamp_of(path) != stamp:
-        raise DamagedFileError(f"{name} was altered: its SHA-256 differs")

@@ -20,8 +20,8 @@ from fl_lightning.seeding import address, ambient, base_seed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("client", "samples", "classes", "largest class", "its share", "domain")
-SHOWN = 20
+TABLE_HEADS = ("client", "samples", "classes", "largest class", "its share", "domain")
+ROWS_SHOWN = 20
 BINS = 40
 
 
@@ -31,7 +31,8 @@ def save_partition(datamodule: Any, folder: Path) -> str:
     (folder / "figures").mkdir(parents=True)
     plan.save(folder / "plan.npz")
     rows = client_rows(plan)
-    write_csv(rows, folder / "clients.csv")
+    with open(folder / "clients.csv", "w", newline="") as file:
+        csv.writer(file).writerows([TABLE_HEADS, *rows])
     means = means_of(datamodule)
     if plan.label_counts is not None:
         draw_labels(plan.label_counts).savefig(folder / "figures" / "labels.png", dpi=120)
@@ -41,7 +42,7 @@ def save_partition(datamodule: Any, folder: Path) -> str:
 
 
 def client_rows(plan: Plan) -> list[tuple]:
-    """A row of :data:`COLUMNS` for each client."""
+    """A row of :data:`TABLE_HEADS` for each client."""
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
@@ -52,18 +53,16 @@ def client_rows(plan: Plan) -> list[tuple]:
 
 def table(rows: list[tuple]) -> str:
     """The rows under their heads, without the middle of a long table."""
-    cut = len(rows) > SHOWN + 1
-    shown = rows if not cut else [*rows[: SHOWN // 2], ("...",) + ("",) * (len(COLUMNS) - 1), *rows[-SHOWN // 2 :]]
-    lines = [[str(cell) for cell in row] for row in [COLUMNS, *shown]]
-    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines[1:])]
+    cut = len(rows) > ROWS_SHOWN + 1
+    shown = (
+        rows
+        if not cut
+        else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
+    )
+    lines = [[str(cell) for cell in row] for row in [TABLE_HEADS, *shown]]
+    used = [i for i in range(len(TABLE_HEADS)) if any(line[i] for line in lines[1:])]
     widths = {i: max(len(line[i]) for line in lines) for i in used}
     return "\n".join("  ".join(line[i].rjust(widths[i]) for i in used) for line in lines)
-
-
-def write_csv(rows: list[tuple], path: Path) -> None:
-    """Write a table of all rows under their heads."""
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
 
 
 def draw_labels(counts: np.ndarray) -> Figure:
@@ -78,7 +77,9 @@ def draw_labels(counts: np.ndarray) -> Figure:
     for k, c in zip(*np.nonzero(counts), strict=True) if counts.size <= 200 else ():
         shade = "black" if norm(counts[k, c]) > 0.6 else "white"
         axes.text(k, c, counts[k, c], ha="center", va="center", fontsize=7, color=shade)
-    whole_ticks(axes)
+    # at clients and classes, never between them
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     return figure
 
 
@@ -122,9 +123,3 @@ def new_figure(clients: int) -> tuple[Figure, Any]:
 
     figure = Figure(figsize=(min(max(6, 0.45 * clients), 16), 4.5), layout="constrained")
     return figure, figure.add_subplot()
-
-
-def whole_ticks(axes: Any) -> None:
-    """Ticks at clients and classes, never between them."""
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)

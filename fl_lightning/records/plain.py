@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from fl_lightning.errors import require
 
-VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Size, torch.dtype, torch.device)
-CONTAINERS = (list, tuple, set)
+STORABLE_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Size, torch.dtype, torch.device)
+STORABLE_CONTAINERS = (list, tuple, set)
 
 
 def is_storable(value: Any) -> bool:
     """Whether a value is a tensor or plain, or a container of such; subclasses of these types are not."""
     if type(value) in (dict, OrderedDict):
         return all(map(is_storable, value.keys())) and all(map(is_storable, value.values()))
-    if type(value) in CONTAINERS:
+    if type(value) in STORABLE_CONTAINERS:
         return all(map(is_storable, value))
-    return type(value) in (Tensor, nn.Parameter, *VALUES)
+    return type(value) in (Tensor, nn.Parameter, *STORABLE_VALUES)
 
 
 def require_storable(values: Mapping[str, Any], hook: str) -> None:
@@ -90,7 +90,7 @@ def on_cpu(value: Any) -> Any:
         return value.detach().cpu()
     if isinstance(value, dict):
         copied = copy.copy(value)  # a state dict's attributes too
-        copied.update({key: on_cpu(one) for key, one in value.items()})
+        copied.update({key: on_cpu(inner) for key, inner in value.items()})
         return copied
     if type(value) in (list, tuple):
         return type(value)(map(on_cpu, value))

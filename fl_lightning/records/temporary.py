@@ -19,7 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # seconds in which a new folder gets its lock
-NEW = 60.0
+SECONDS_TO_LOCK = 60.0
 
 
 class TemporaryFolder:
@@ -64,7 +64,7 @@ def remove_leftovers(prefix: str) -> None:
 
 def _remove_leftover(folder: Path) -> None:
     state = folder.lstat()
-    if not (stat.S_ISDIR(state.st_mode) and is_own(state) and time.time() > state.st_mtime + NEW):
+    if not (stat.S_ISDIR(state.st_mode) and is_own(state) and time.time() > state.st_mtime + SECONDS_TO_LOCK):
         return
     # neither of the flags is known on Windows
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -15,7 +15,14 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
-from fl_lightning.records.loggers import SHOWN, SHOWN_FIRST, coefficients, columns, flat, wait_for_new_second
+from fl_lightning.records.loggers import (
+    COLUMNS_SHOWN,
+    SHOWN_FIRST,
+    by_path,
+    coefficients,
+    page_columns,
+    wait_for_new_second,
+)
 
 
 class Fake(Logger):
@@ -190,7 +197,7 @@ def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(tmp_path)
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
     shown = {info.name for info in experiment.hparam_infos if info.differs}
     assert {"methods", "coefficients"} <= shown <= set(SHOWN_FIRST)
-    assert len(shown) == SHOWN
+    assert len(shown) == COLUMNS_SHOWN
     tags = [info.name.tag for info in experiment.metric_infos]
     assert tags[:5] == ["test/accuracy", "test/loss", "round", "train/accuracy", "train/loss"]
 
@@ -198,7 +205,7 @@ def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(tmp_path)
 def test_classes_and_their_arguments_have_the_paths_of_their_keys():
     sgd = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
     config = {"model": {"class_path": "Net", "init_args": {"optimizer": sgd, "sizes": [1, 2]}}, "class_path": "x"}
-    assert flat(config) == {
+    assert by_path(config) == {
         "model": "Net",
         "model/optimizer": "torch.optim.SGD",
         "model/optimizer/lr": 0.1,
@@ -208,7 +215,7 @@ def test_classes_and_their_arguments_have_the_paths_of_their_keys():
 
 
 def test_truth_values_and_the_seed_are_texts_as_the_page_rounds_numbers_to_five_digits():
-    shown = columns({"seed_everything": 12345678, "data": {"normalize": True, "batch_size": 32}, "method": []})
+    shown = page_columns({"seed_everything": 12345678, "data": {"normalize": True, "batch_size": 32}, "method": []})
     assert shown == {
         "seed_everything": "12345678",
         "data/normalize": "True",

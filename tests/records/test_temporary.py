@@ -14,7 +14,7 @@ from fl_lightning.records.temporary import TemporaryFolder
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(temporary, "NEW", -1.0)
+    monkeypatch.setattr(temporary, "SECONDS_TO_LOCK", -1.0)
 
 
 def killed():
@@ -42,7 +42,7 @@ def test_folders_in_use_new_ones_and_those_of_others_stay(tmp_path, monkeypatch)
     second = TemporaryFolder("mine-")
     assert {*tmp_path.iterdir()} == {theirs, first.path, second.path}
     first._lock.close()
-    monkeypatch.setattr(temporary, "NEW", 60.0)
+    monkeypatch.setattr(temporary, "SECONDS_TO_LOCK", 60.0)
     temporary.remove_leftovers("mine-")
     assert first.path.exists()
 

@@ -28,7 +28,7 @@ from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.errors import UsageError, text_of
 from fl_lightning.method import Method
-from fl_lightning.records.hyperparameters import arguments
+from fl_lightning.records.hyperparameters import plain_arguments
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
 from fl_lightning.sums import Totals, Update
@@ -101,13 +101,13 @@ def of_run(run: Run, done: int) -> Plan:
         "device": str(run.fabric.device),
         "precision": str(run.fabric.strategy.precision.precision),
         "seed": run.seed,
-        "systems": None if trainer.systems is None else arguments(trainer.systems),
+        "systems": None if trainer.systems is None else plain_arguments(trainer.systems),
     }
 
 
 def of_method(method: Method) -> Plan:
     """The class of a method and its coefficients."""
-    return {"class": type(method).__name__, "arguments": arguments(method)}
+    return {"class": type(method).__name__, "arguments": plain_arguments(method)}
 
 
 def of_model(run: Run) -> Plan:

@@ -25,7 +25,7 @@ from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.errors import require
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
-from fl_lightning.records.folder import writing
+from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable
 from fl_lightning.seeding import ambient
@@ -125,7 +125,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
     Raises:
         ClientError: it cannot be written; the last one is as it was.
     """
-    with run.metrics.timed_writing(), writing(folder / "last.ckpt", run.server.round):
+    with run.metrics.timed_writing(), naming_the_file(folder / "last.ckpt", run.server.round):
         save_run(run, folder)
 
 
