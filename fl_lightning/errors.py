@@ -13,7 +13,7 @@ from pathlib import Path
 # characters of a line, and of a value in it
 LONGEST, LONGEST_VALUE = 290, 80
 # libraries that may lie outside of the folders of installed packages
-LIBRARIES = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
+LIBRARIES_ANYWHERE = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
 FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -127,7 +127,7 @@ def add_note(error: BaseException, text: str) -> None:
 def is_users(file: str) -> bool:
     """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
     folders = [os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))]
-    folders += [path for name in LIBRARIES for path in getattr(sys.modules.get(name), "__path__", ())]
+    folders += [path for name in LIBRARIES_ANYWHERE for path in getattr(sys.modules.get(name), "__path__", ())]
     real = os.path.realpath(file)
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts, *Path(real).parts}
     within = any(f"{real}{os.sep}".startswith(f"{os.path.realpath(folder)}{os.sep}") for folder in folders)
@@ -145,7 +145,7 @@ def printable(text: str) -> str:
     line = " ".join(text.split())
     if line.isprintable():
         return line
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def clipped(text: str, length: int = LONGEST) -> str:

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -21,7 +22,7 @@ from fl_lightning.errors import is_users
 
 Code = dict[str, str]
 # hexadecimal digits of a digest
-DIGITS = 16
+DIGEST_LENGTH = 16
 SCRIPT = "__main__"
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # of each module, its specification and its source, as they were when it was first asked for
@@ -126,11 +127,9 @@ def parsed_source(text: bytes) -> ast.Module | None:
 
 def digest_of_source(text: bytes, tree: ast.Module | None) -> str:
     """A digest of what source says, without comments, docstrings and layout; of its bytes where it is not valid."""
-    try:
-        said = text if tree is None else repr(outline(tree)).encode("utf-8", "backslashreplace")
-    except RecursionError:
-        said = text
-    return hashlib.sha256(said).hexdigest()[:DIGITS]
+    with suppress(RecursionError):
+        text = text if tree is None else repr(outline(tree)).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(text).hexdigest()[:DIGEST_LENGTH]
 
 
 def outline(value: Any) -> Any:
@@ -145,7 +144,10 @@ def outline(value: Any) -> Any:
     fields = dict(ast.iter_fields(value))
     if isinstance(value, (ast.Module, *DEFINITIONS)) and ast.get_docstring(value, clean=False) is not None:
         fields["body"] = fields["body"][1:]
-    return (type(value).__name__, *((name, outline(one)) for name, one in fields.items() if one not in (None, [])))
+    return (
+        type(value).__name__,
+        *((name, outline(inner)) for name, inner in fields.items() if inner not in (None, [])),
+    )
 
 
 def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
@@ -177,7 +179,7 @@ def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
                 needed.add(statement)
                 loads = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
                 wanted |= {node.id for node in loads if isinstance(node.ctx, ast.Load)}
-    return ast.Module([one for one in tree.body if one in needed], [])
+    return ast.Module([statement for statement in tree.body if statement in needed], [])
 
 
 def bound_by(statement: ast.stmt) -> set[str]:
@@ -203,8 +205,8 @@ def content_of(name: str) -> str | None:
 
 @lru_cache
 def _content(path: str, changed: int, size: int) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(2**20):
-            found.update(part)
-    return found.hexdigest()[:DIGITS]
+            digest.update(part)
+    return digest.hexdigest()[:DIGEST_LENGTH]

@@ -80,9 +80,9 @@ class SystemsHeterogeneity:
         self.dropout_before, self.dropout_after = dropout_before, dropout_after
         self.available = available or {}
         self._windows: dict[int, list[Window]] = {}
-        for name, given in self.available.items():
-            for k in named(name):
-                self._windows.setdefault(k, []).extend(map(window, given))
+        for ids, windows in self.available.items():
+            for k in _clients(ids):
+                self._windows.setdefault(k, []).extend(map(_window, windows))
 
     def check(self, num_clients: int, rounds: int, whole: int) -> None:
         """Refuse what does not fit the run.
@@ -104,14 +104,18 @@ class SystemsHeterogeneity:
         unknown = [k for k in self._windows if k >= num_clients][:1]
         require(not unknown, "trainer.systems.available", unknown, f"there are clients 0 to {num_clients - 1}")
         # somebody leaves before a round in which nobody is there
-        ends = {0, *(last + 1 for given in self._windows.values() for _, last in given if last is not None)}
+        ends = {0, *(last + 1 for windows in self._windows.values() for _, last in windows if last is not None)}
         empty = [r for r in sorted(ends) if r < rounds and not self.present(r, num_clients)]
         require(not empty, "trainer.systems.available", empty, "no client is there in these rounds; give others")
 
     def present(self, round_: int, num_clients: int) -> list[int]:
         """The clients that are there to be chosen in a round, ascending."""
-        absent = {k for k, given in self._windows.items() if not any(within(round_, one) for one in given)}
-        return [k for k in range(num_clients) if k not in absent]
+
+        def is_here(k: int) -> bool:
+            windows = self._windows.get(k, [(0, None)])
+            return any(first <= round_ and (last is None or round_ <= last) for first, last in windows)
+
+        return [k for k in range(num_clients) if is_here(k)]
 
     def fates(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, Fate]:
         """What befalls the clients of a cohort, by id.
@@ -122,13 +126,9 @@ class SystemsHeterogeneity:
             cohort: the clients that were chosen.
             whole: epochs, or steps, of a whole visit.
         """
-        late = self._stragglers(seed, round_, cohort)
-        return {k: self._fate(seed, round_, k, whole, k in late) for k in cohort}
-
-    def _stragglers(self, seed: int, round_: int, cohort: list[int]) -> set[int]:
         number = math.floor(self.stragglers * len(cohort) + 0.5)
-        chosen = numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]
-        return {cohort[place] for place in chosen}
+        late = {cohort[place] for place in numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]}
+        return {k: self._fate(seed, round_, k, whole, k in late) for k in cohort}
 
     def _fate(self, seed: int, round_: int, k: int, whole: int, late: bool) -> Fate:
         drawn = numpy_rng(seed, "dropout", round_, k).random()
@@ -141,27 +141,21 @@ class SystemsHeterogeneity:
 
 
 # clients of a run that can be named; each has an entry
-MOST = 10**7
+MOST_NAMED = 10**7
 
 
-def named(ids: str) -> range:
+def _clients(ids: str) -> range:
     """The clients that ``3`` or ``5-9`` names."""
     first, _, last = str(ids).partition("-")
-    known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < MOST
+    known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < MOST_NAMED
     require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
     return range(int(first), int(last or first) + 1)
 
 
-def window(given: Iterable[int]) -> Window:
+def _window(bounds: Iterable[int]) -> Window:
     """The first and the last round of ``[first, last]`` or ``[first]``."""
-    rounds = list(given) if isinstance(given, (list, tuple)) else []
-    whole = all(isinstance(one, int) and one >= 0 for one in rounds)
+    rounds = list(bounds) if isinstance(bounds, (list, tuple)) else []
+    whole = all(isinstance(round_, int) and round_ >= 0 for round_ in rounds)
     fits = whole and len(rounds) in (1, 2) and rounds == sorted(rounds)
-    require(fits, "trainer.systems.available", given, "give windows of rounds as [first, last], or [first]")
+    require(fits, "trainer.systems.available", bounds, "give windows of rounds as [first, last], or [first]")
     return (rounds[0], rounds[1] if len(rounds) > 1 else None)
-
-
-def within(round_: int, given: Window) -> bool:
-    """Whether a round lies in a window."""
-    first, last = given
-    return first <= round_ and (last is None or round_ <= last)

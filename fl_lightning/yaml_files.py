@@ -13,7 +13,7 @@ from yaml.reader import Reader
 from fl_lightning.errors import UsageError, clipped, text_of
 
 # bytes of a file; levels within each other; values, of which an alias stands for as many as it repeats
-LARGEST, DEEPEST, MOST = 10 * 2**20, 100, 200_000
+MOST_BYTES, MOST_LEVELS, MOST_VALUES = 10 * 2**20, 100, 200_000
 TAG = "tag:yaml.org,2002:"
 OCTAL = re.compile(r"[-+]?0[0-7_]")
 UNCLOSED = re.compile(r"while (?:parsing a flow|scanning a quoted)")
@@ -46,11 +46,11 @@ def text_of_file(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; give another file") from error
-    if len(content) > LARGEST:
-        raise UsageError(f"{path}: has more than {LARGEST} bytes; give a file of YAML")
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{path}: has more than {MOST_BYTES} bytes; give a file of YAML")
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UsageError(f"{path}, line 1, column 1: the file is UTF-16 or UTF-32; save it as UTF-8")
     try:
@@ -73,7 +73,7 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark or error.context_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        raise UsageError(f"{where}: {told_of_syntax(error, text)}") from error
+        raise UsageError(f"{where}: {_syntax(error, text)}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: it is no YAML: {clipped(str(error), 100)}; give another file") from error
 
@@ -88,7 +88,7 @@ def checked_yaml(text: str, name: str) -> Any:
     # before the nodes are made, which takes stack and memory
     for number, event in enumerate(yaml.parse(text, Loader=Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST or number > MOST:
+        if depth > MOST_LEVELS or number > MOST_VALUES:
             refuse(event, too_much(depth), name)
     loader = Loader(text)
     try:
@@ -127,7 +127,7 @@ def check_nodes(
         inner = node.value
     parts = [check_nodes(part, loader, name, checked) for part in inner]
     values, levels = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
-    if values > MOST or levels > DEEPEST:
+    if values > MOST_VALUES or levels > MOST_LEVELS:
         refuse(node, too_much(levels), name)
     checked[node] = values, levels
     return values, levels
@@ -173,7 +173,7 @@ def brief(node: yaml.ScalarNode) -> str:
 
 def too_much(levels: int) -> str:
     """The end of the line about a text that is too deep or else too large."""
-    most = f"{DEEPEST} levels" if levels > DEEPEST else f"{MOST} values"
+    most = f"{MOST_LEVELS} levels" if levels > MOST_LEVELS else f"{MOST_VALUES} values"
     return f"there are more than {most}, counted as often as aliases repeat them; give a smaller text"
 
 
@@ -188,7 +188,7 @@ def place_after(before: str, name: str) -> str:
     return f"{name}, line {len(lines)}, column {len(lines[-1]) + 1}"
 
 
-def told_of_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
+def _syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     """What is wrong with a text, and the remedy."""
     problem, context = str(error.problem or "it is no YAML"), str(error.context or "")
     mark: Any = error.problem_mark

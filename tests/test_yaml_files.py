@@ -10,7 +10,7 @@ from jsonargparse import get_loader
 from fl_lightning import yaml_files
 from fl_lightning.cli import reading
 from fl_lightning.errors import UsageError
-from fl_lightning.yaml_files import DEEPEST, MOST, read_yaml
+from fl_lightning.yaml_files import MOST_LEVELS, MOST_VALUES, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # each list has the one before ten times
@@ -36,8 +36,8 @@ DAMAGED = {
     "two documents": ("a: 1\n---\nb: 1\n", 2, 1, "second document"),
     "a tag of Python": ("a: !!python/object/apply:os.system [id]\n", 1, 4, "tag"),
     "an own tag": ("a: !mine b\n", 1, 4, "'!mine'"),
-    "deep": (nested(DEEPEST + 1), 1, 4 * DEEPEST + 1, "levels"),
-    "very deep": ("[" * 10**6, 1, DEEPEST + 1, "levels"),
+    "deep": (nested(MOST_LEVELS + 1), 1, 4 * MOST_LEVELS + 1, "levels"),
+    "very deep": ("[" * 10**6, 1, MOST_LEVELS + 1, "levels"),
     "deep by aliases": (
         "".join(f"k{i}: &k{i} {{a: {f'*k{i - 1}' if i else 1}}}\n" for i in range(200)),
         100,
@@ -52,14 +52,14 @@ DAMAGED = {
     "alias in itself": ("a: &a [*a]\n", 1, 4, "alias"),
     "document in itself": ("&a [*a]\n", 1, 1, "alias"),
     "mapping in itself": ("a: &a {b: {c: *a}}\n", 1, 4, "alias"),
-    "bomb": (BOMB, 6, 4, f"{MOST} values"),
+    "bomb": (BOMB, 6, 4, f"{MOST_VALUES} values"),
     "bomb of merges": (
         BOMB.replace("[", "{<<: [").replace("]", "]}").replace("[0", "[{}").replace(" 0", " {}"),
         6,
         12,
         "values",
     ),
-    "many values": ("[" + "1," * (MOST + 1) + "]", 1, 2 * (MOST - 1), "values"),
+    "many values": ("[" + "1," * (MOST_VALUES + 1) + "]", 1, 2 * (MOST_VALUES - 1), "values"),
     "long integer": ("a: " + "9" * 5000, 1, 4, "int"),
     "no integer": ("a: !!int 018\n", 1, 4, "int"),
     "no integer, but empty": ("a: !!int ''\n", 1, 4, "int"),
@@ -100,9 +100,9 @@ def test_a_file_that_cannot_be_read_or_is_too_large_is_refused(tmp_path, monkeyp
             read_yaml(path)
     path = tmp_path / "given.yaml"
     path.write_text("a: 1\n")
-    monkeypatch.setattr(yaml_files, "LARGEST", 5)
+    monkeypatch.setattr(yaml_files, "MOST_BYTES", 5)
     assert read_yaml(path) == {"a": 1}
-    monkeypatch.setattr(yaml_files, "LARGEST", 4)
+    monkeypatch.setattr(yaml_files, "MOST_BYTES", 4)
     with pytest.raises(UsageError, match="more than 4 bytes; give"):
         read_yaml(path)
 
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_or_is_too_large_is_refused(tmp_path, monkeyp
             {"a": "010", "b": "08", "c": 16, "d": 1000, "e": 0, "f": 0.5},
         ),
         ("a: '1:30'\nb: 2024-01-01\n", {"a": "1:30", "b": "2024-01-01"}),
-        (nested(DEEPEST - 1), None),
+        (nested(MOST_LEVELS - 1), None),
     ],
 )
 def test_a_sound_file_is_read(tmp_path, text, value):

@@ -94,7 +94,7 @@ class AutoAugment(Augmentation):
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
         from torchvision.transforms import v2
 
-        known = [one.value for one in v2.AutoAugmentPolicy]
+        known = [policy_.value for policy_ in v2.AutoAugmentPolicy]
         require(policy in known, "AutoAugment.policy", policy, f"choose one of {', '.join(known)}")
         self.policy = policy
 
@@ -119,9 +119,9 @@ class AutoAugment(Augmentation):
         draws = zip(chosen.tolist(), chances.tolist(), signs.tolist(), strict=True)
         return [
             [
-                (one.name, -one.magnitude if one.signed and sign <= 0.5 else one.magnitude)
-                for one, chance, sign in zip(pairs[pair], both_chances, both_signs, strict=True)
-                if chance <= one.probability
+                (operation.name, -operation.magnitude if operation.signed and sign <= 0.5 else operation.magnitude)
+                for operation, chance, sign in zip(pairs[pair], both_chances, both_signs, strict=True)
+                if chance <= operation.probability
             ]
             for pair, both_chances, both_signs in draws
         ]
@@ -155,7 +155,7 @@ def operation_pairs(policy: str, height: int, width: int) -> list[tuple[Operatio
         values = magnitudes(10, height, width)
         return Operation(name, probability, 0.0 if values is None else float(values[level]), signed)
 
-    return [tuple(operation(*one) for one in pair) for pair in transform._policies]
+    return [tuple(operation(*entry) for entry in pair) for pair in transform._policies]
 
 
 def apply_operation(images: Tensor, name: str, magnitude: float) -> Tensor:

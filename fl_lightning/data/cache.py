@@ -9,13 +9,12 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from fl_lightning.errors import UsageError
 
@@ -143,12 +142,11 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
     array = np.memmap(target, np.uint8, "r+", shape=shape)
 
-    def one(index: int) -> None:
+    def decode_into(index: int) -> None:
         array[index] = decode_image(paths[index], size)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in tqdm(pool.map(one, range(len(paths))), "decoding", len(paths), unit="image", disable=None):
-            pass
+    shown = {"desc": "decoding", "unit": "image", "disable": None}
+    thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **shown)
     array.flush()
     return {"shape": np.array(shape)}
 
@@ -163,12 +161,9 @@ def decode_image(path: Path, size: int) -> np.ndarray:
         with Image.open(path) as image:
             image.draft("RGB", (size, size))
             converted = image.convert("RGB")
-            resized = converted if converted.size == (size, size) else converted.resize((size, size), RESAMPLE)
-            return np.asarray(resized)
+            if converted.size != (size, size):
+                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+            return np.asarray(converted)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UsageError(
-            f"data.root: {path} is not a complete image: {error}; download it again or remove it"
-        ) from error
-
-
-RESAMPLE = Image.Resampling.BILINEAR
+        hint = "download it again or remove it"
+        raise UsageError(f"data.root: {path} is not a complete image: {error}; {hint}") from error

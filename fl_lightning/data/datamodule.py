@@ -225,7 +225,9 @@ class ImageDataModule(FederatedDataModule):
             return
         data = check_images(HELD.load(self, ImageDataModule))
         check_scale(self.mean, self.std, data.train_images.shape[-1])
-        check_labels(data, self.num_classes)
+        for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
+            largest, hint = int(labels.max()), f"labels count from 0 to {self.num_classes - 1}"
+            require(largest < self.num_classes, f"data: {split}_labels", largest, hint)
         train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)
         test = balanced_subset(data.test_labels, self.test_size, "test_size", data.test_rows)
         train, val = held_out(train, data.train_labels, self.val_fraction)
@@ -320,17 +322,6 @@ def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> N
         require(len(values) in (1, channels), key, list(values), hint)
     require(all(map(math.isfinite, mean)), "data.mean", list(mean), "give finite numbers")
     require(all(0 < value < math.inf for value in std), "data.std", list(std), "give numbers above 0")
-
-
-def check_labels(data: Images, num_classes: int) -> None:
-    """Check that every label is one of the classes.
-
-    Raises:
-        UsageError: a label is C or more.
-    """
-    for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
-        hint = f"labels count from 0 to {num_classes - 1}"
-        require(int(labels.max()) < num_classes, f"data: {split}_labels", int(labels.max()), hint)
 
 
 def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 
 BLOCK = 2**14  # bytes
-DEEPEST = 1000
+DEEPEST_NESTING = 1000
 
 
 class FEMNIST(FileDataModule):
@@ -50,7 +50,10 @@ class FEMNIST(FileDataModule):
         super().__init__(root, offline, num_clients=num_clients, partitioner=partitioner or Natural(), **kwargs)
 
     def read(self, root: Path) -> Images:
-        splits = [files_of(root / split) for split in ("train", "test")]
+        splits = [sorted((root / split).glob("*.json")) for split in ("train", "test")]
+        for split, files in zip(("train", "test"), splits, strict=True):
+            hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
+            require(len(files) > 0, "data.root", str(root / split), hint)
         name = fingerprint(root, [file for files in splits for file in files], "FEMNIST")
         images, others = cached(root, name, partial(convert, splits))
         labels, writers = others["labels"], others["writers"]
@@ -73,18 +76,6 @@ class FEMNIST(FileDataModule):
         return {"x": (1 - images.reshape(number, -1) / 1275).round(3).tolist(), "y": labels.tolist()}
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of a split, in alphabetical order.
-
-    Raises:
-        UsageError: there are none.
-    """
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
-    require(len(files) > 0, "data.root", str(folder), hint)
-    return files
-
-
 def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndarray]:
     """Write the images of all files into the file ``target``, as uint8 ``(N, 28, 28, 1)``.
 
@@ -103,7 +94,7 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
     labels, writers, ends = [], [], [0]
     with open(target, "wb") as images:
         for files in splits:
-            for pixels, classes, name in (user for file in files for user in read_file(file)):
+            for pixels, classes, name in (writer for file in files for writer in read_writers(file)):
                 images.write(pixels.tobytes())
                 labels.append(classes)
                 writers.append(np.full(len(classes), names.setdefault(name, len(names))))
@@ -118,7 +109,7 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
     }
 
 
-def read_file(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
     """Images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer in a file; one writer is in memory at a time.
 
     Raises:
@@ -155,8 +146,8 @@ class ShallowFile:
         block = self._file.read(size)
         # brackets within strings count as well; LEAF's names of writers have none
         self._depth += block.count(b"{") + block.count(b"[") - block.count(b"}") - block.count(b"]")
-        if self._depth > DEEPEST:
-            raise ValueError(f"objects and arrays are nested more than {DEEPEST} deep")
+        if self._depth > DEEPEST_NESTING:
+            raise ValueError(f"objects and arrays are nested more than {DEEPEST_NESTING} deep")
         return block
 
 

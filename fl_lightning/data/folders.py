@@ -20,7 +20,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 # height and width to which images are resized
-LARGEST = 2048
+LARGEST_IMAGE = 2048
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
@@ -71,7 +71,9 @@ class FolderDataModule(FileDataModule):
         self, root: str = "data", image_size: int = 96, split_seed: int = 0, offline: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(root, offline, **kwargs)
-        require(1 <= image_size <= LARGEST, "data.image_size", image_size, f"give 1 or more, up to {LARGEST}")
+        require(
+            1 <= image_size <= LARGEST_IMAGE, "data.image_size", image_size, f"give 1 or more, up to {LARGEST_IMAGE}"
+        )
         self.image_size, self.split_seed = image_size, split_seed
 
     @abstractmethod
@@ -84,12 +86,12 @@ class FolderDataModule(FileDataModule):
 
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
-        listed = self.list_files(root)
-        require(len(listed.paths) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
-        labels, domains = np.array(listed.labels, np.int64), np.array(listed.domains, np.int64)
+        listing = self.list_files(root)
+        require(len(listing.paths) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
+        labels, domains = np.array(listing.labels, np.int64), np.array(listing.domains, np.int64)
         self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
-        images = decoded(root, listed.paths, self.image_size)
-        test = np.array(listed.test, bool) if listed.test else self._draw_test(labels, domains)
+        images = decoded(root, listing.paths, self.image_size)
+        test = np.array(listing.test, bool) if listing.test else self._draw_test(labels, domains)
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test), np.flatnonzero(test))
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
@@ -181,10 +183,13 @@ class TinyImageNet(FolderDataModule):
             listing.add(images_in(train / name), label, 0, False)
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
-            for line in filter(None, text_of(annotations).splitlines()):
+            for line in filter(None, read_utf8(annotations).splitlines()):
                 file, name, *_ = [*line.split("\t"), ""]
                 require(name in classes, "data.root", str(annotations), f"its class {name!r} is not in train")
-                listing.add([existing(val / "images" / file, annotations)], classes.index(name), 0, True)
+                path = val / "images" / file
+                hint = f"{annotations.name} names it, but it does not exist; download the data set again"
+                require(path.is_file(), "data.root", str(path), hint)
+                listing.add([path], classes.index(name), 0, True)
         else:
             for label, name in enumerate(classes):
                 listing.add(images_in(self.folder(val, name)), label, 0, True)
@@ -227,9 +232,9 @@ class _DomainFolders(FolderDataModule):
         return listing
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        short = counts.min()
-        hint = f"a class of a domain has only {short} images, give fewer"
-        require(self.test_per_class < short, "data.test_per_class", self.test_per_class, hint)
+        fewest = counts.min()
+        hint = f"a class of a domain has only {fewest} images, give fewer"
+        require(self.test_per_class < fewest, "data.test_per_class", self.test_per_class, hint)
         return np.full_like(counts, self.test_per_class)
 
     def write_offline(self, root: Path) -> None:
@@ -316,7 +321,7 @@ class HAM10000(FolderDataModule):
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
         listing = Listing()
-        for row in rows_of(table, ("image_id", "dx", "dataset")):  # type: ignore[arg-type]
+        for row in self._metadata(table):  # type: ignore[arg-type]
             path = images.get(row["image_id"])
             hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
             require(path is not None or self.missing == "skip", "data.root", str(table), hint)
@@ -324,6 +329,18 @@ class HAM10000(FolderDataModule):
                 domain = self._place("dataset", row, self.domain_names)
                 listing.add([path], self._place("dx", row, self.classes), domain)
         return listing
+
+    def _metadata(self, table: Path) -> list[dict[str, str]]:
+        """The rows of the metadata, each by the names of its columns."""
+        try:
+            reader = csv.DictReader(io.StringIO(read_utf8(table)))
+            present, rows = reader.fieldnames or (), list(reader)
+        except csv.Error as error:
+            raise UsageError(f"data.root={str(table)!r}: {error}; download it again") from error
+        missing = ", ".join(column for column in ("image_id", "dx", "dataset") if column not in present)
+        hint = f"it has no column {missing}, but {', '.join(present) or 'none'}; download it again"
+        require(not missing, "data.root", str(table), hint)
+        return rows
 
     def _place(self, column: str, row: dict[str, str], known: tuple[str, ...]) -> int:
         hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
@@ -354,7 +371,7 @@ def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
     return numbers
 
 
-def text_of(path: Path) -> str:
+def read_utf8(path: Path) -> str:
     """The text of a UTF-8 file, with or without a BOM.
 
     Raises:
@@ -364,23 +381,6 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"data.root={str(path)!r}: {error}; give a readable UTF-8 file") from error
-
-
-def rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file, each by the names of its columns.
-
-    Raises:
-        UsageError: the file is not a CSV file, or a column is missing.
-    """
-    try:
-        table = csv.DictReader(io.StringIO(text_of(path)))
-        present, rows = table.fieldnames or (), list(table)
-    except csv.Error as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; download it again") from error
-    missing = [column for column in columns if column not in present]
-    hint = f"it has no column {', '.join(missing)}, but {', '.join(present) or 'none'}; download it again"
-    require(not missing, "data.root", str(path), hint)
-    return rows
 
 
 def subfolders(root: Path) -> list[str]:
@@ -397,17 +397,6 @@ def images_in(root: Path) -> list[Path]:
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     require(len(paths) > 0, "data.root", str(root), "it holds no images; download the data set again")
     return paths
-
-
-def existing(path: Path, named_in: Path) -> Path:
-    """Check that a file exists that another file names, and return its path.
-
-    Raises:
-        UsageError: it does not exist.
-    """
-    hint = f"{named_in.name} names it, but it does not exist; download the data set again"
-    require(path.is_file(), "data.root", str(path), hint)
-    return path
 
 
 def write_images(

@@ -30,7 +30,7 @@ class Held:
             module: the data module.
             own: the class whose arguments, and those of the classes above it, ``load`` does not depend on.
         """
-        key = key_of(module, own) if self.number else None
+        key = _key(module, own) if self.number else None
         if key is None:
             return module.load()
         if key not in self._known:
@@ -45,20 +45,15 @@ class Held:
         return images
 
 
-def key_of(module: ImageDataModule, own: type) -> str | None:
+def _key(module: ImageDataModule, own: type) -> str | None:
     """What the data of a module depend on: its class, its own arguments and the seed; None where these do not show."""
-    below = [one for one in type(module).__mro__ if issubclass(one, own) and one is not own]
-    taken = set().union(*(arguments(one) for one in below if "__init__" in vars(one)))
-    names = sorted(taken - {"args", "kwargs"})
+    below = [kind for kind in type(module).__mro__ if issubclass(kind, own) and kind is not own]
+    arguments = set().union(*(signature(kind).parameters for kind in below if "__init__" in vars(kind)))
+    names = sorted(arguments - {"args", "kwargs"})
     # an argument of the class above is an attribute, or is set when the data are read
-    if not all(hasattr(module, name) or name in arguments(own) for name in names):
+    if not all(hasattr(module, name) or name in signature(own).parameters for name in names):
         return None
     return repr([type(module), base_seed(), *((name, getattr(module, name, None)) for name in names)])
-
-
-def arguments(kind: type) -> set[str]:
-    """The names of the arguments of a class."""
-    return set(signature(kind).parameters)
 
 
 # a process that runs many configs sets its number

@@ -14,7 +14,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 # height and width to which images are resized: the whole data set lies in memory
-LARGEST = 512
+LARGEST_IN_MEMORY = 512
 
 
 class Digits(ImageDataModule):
@@ -32,8 +32,8 @@ class Digits(ImageDataModule):
 
     def __init__(self, image_size: int | None = None, channels: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        hint = f"give 1 or more, up to {LARGEST}, or null"
-        require(image_size is None or 1 <= image_size <= LARGEST, "data.image_size", image_size, hint)
+        hint = f"give 1 or more, up to {LARGEST_IN_MEMORY}, or null"
+        require(image_size is None or 1 <= image_size <= LARGEST_IN_MEMORY, "data.image_size", image_size, hint)
         require(channels in (1, 3), "data.channels", channels, "give 1 or 3")
         self.image_size, self.channels = image_size, channels
 
@@ -42,17 +42,13 @@ class Digits(ImageDataModule):
         from sklearn.model_selection import train_test_split
 
         digits = load_digits()
-        split = train_test_split(
-            self._prepare(digits.images), digits.target, test_size=0.2, stratify=digits.target, random_state=0
-        )
-        return Images(split[0], split[2], split[1], split[3])
-
-    def _prepare(self, images: np.ndarray) -> np.ndarray:
-        """Rescale values of 0 to 16 to 0 to 255, resize, and repeat the channel."""
-        x = torch.from_numpy(images)[:, None] * (255 / 16)
+        x = torch.from_numpy(digits.images)[:, None] * (255 / 16)  # the values are 0 to 16
         if self.image_size is not None:
             x = torch.nn.functional.interpolate(x, size=self.image_size, mode="bilinear", align_corners=False)
-        return x.round().to(torch.uint8).permute(0, 2, 3, 1).repeat(1, 1, 1, self.channels).numpy()
+        images = x.round().to(torch.uint8).permute(0, 2, 3, 1).repeat(1, 1, 1, self.channels).numpy()
+        labels = digits.target
+        train, test, *split = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+        return Images(train, split[0], test, split[1])
 
 
 class NpyImages(FileDataModule):
@@ -78,7 +74,7 @@ class NpyImages(FileDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(root, offline, mean=mean, std=std, **kwargs)
-        self._given = (mean, std)
+        self._own_scale = (mean, std)
 
     def read(self, root: Path) -> Images:
         names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
@@ -86,12 +82,19 @@ class NpyImages(FileDataModule):
         hint = f"{', '.join(missing)} not found there; give a folder that holds {', '.join(names)}"
         require(not missing, "data.root", str(root), hint)
         images, labels, test_images, test_labels = (open_array(root / name) for name in names)
-        data = check_images(Images(_with_channels(images), labels, _with_channels(test_images), test_labels))
+        images, test_images = (array[..., None] if array.ndim == 3 else array for array in (images, test_images))
+        data = check_images(Images(images, labels, test_images, test_labels))
         largest, number = int(max(labels.max(), test_labels.max())), len(labels) + len(test_labels)
         hint = f"labels count the classes from 0, and there are only {number} examples; give smaller labels"
         require(largest < number, "data: labels", largest, hint)
         self.num_classes = largest + 1
-        self.mean, self.std = self._statistics(data.train_images)
+        mean, std = self._own_scale
+        if mean is None or std is None:
+            rows = numpy_rng(0, "statistics").choice(len(images), min(len(images), 10_000), replace=False)
+            pixels = images[np.sort(rows)].reshape(-1, images.shape[-1])
+            mean = (pixels.mean(0) / 255).tolist() if mean is None else mean
+            std = (pixels.std(0) / 255).clip(1e-3).tolist() if std is None else std
+        self.mean, self.std = tuple(mean), tuple(std)
         return data
 
     def write_offline(self, root: Path) -> None:
@@ -99,15 +102,6 @@ class NpyImages(FileDataModule):
             labels = cycled(10, number)
             np.save(root / f"{split}_images.npy", patterns(labels, 32, 3, number))
             np.save(root / f"{split}_labels.npy", labels)
-
-    def _statistics(self, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        mean, std = self._given
-        if mean is None or std is None:
-            number = min(len(images), 10_000)
-            rows = np.sort(numpy_rng(0, "statistics").choice(len(images), number, replace=False))
-            measured = channel_statistics(images[rows])
-            mean, std = (given if given is not None else own for given, own in zip(self._given, measured, strict=True))
-        return tuple(mean), tuple(std)
 
 
 def open_array(path: Path) -> np.ndarray:
@@ -119,16 +113,5 @@ def open_array(path: Path) -> np.ndarray:
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except (ValueError, OSError, EOFError) as error:
-        raise UsageError(
-            f"data.root={str(path.parent)!r}: {path.name} is not a .npy file of numbers: {error}"
-        ) from error
-
-
-def _with_channels(images: np.ndarray) -> np.ndarray:
-    return images[..., None] if images.ndim == 3 else images
-
-
-def channel_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of uint8 images ``(N, H, W, C)``, for values in [0, 1]."""
-    flat = images.reshape(-1, images.shape[-1])
-    return (flat.mean(0) / 255).tolist(), (flat.std(0) / 255).clip(1e-3).tolist()
+        why = f"{path.name} is not a .npy file of numbers: {error}"
+        raise UsageError(f"data.root={str(path.parent)!r}: {why}") from error

@@ -14,13 +14,13 @@ from fl_lightning.seeding import ambient, base_seed
 # where an item or a batch that is a dictionary has its labels
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")
 # attributes that hold the labels of all examples: torchvision's, and `y` of the in-memory sets of PyTorch Geometric
-COLUMNS = ("targets", "labels", "_labels", "target", "label", "y")
+LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "target", "label", "y")
 # torchvision's lists of pairs (file, label)
 PAIRS = ("samples", "_samples")
 DOMAIN_KEYS = ("domains", "domain")
 
 
-def labels_of(dataset: Dataset) -> np.ndarray | None:
+def dataset_labels(dataset: Dataset) -> np.ndarray | None:
     """Integer labels ``(N,)`` of a data set; None if it has none, or more than one for an example.
 
     They are read from a column where there is one: an attribute such as ``targets``, a column of a Hugging Face set,
@@ -28,17 +28,23 @@ def labels_of(dataset: Dataset) -> np.ndarray | None:
     entry or attribute whose name is in :data:`LABEL_KEYS`. Booleans count as integers, and ``(N, 1)`` as ``(N,)``.
     """
     if isinstance(dataset, Subset):
-        inner = labels_of(dataset.dataset)
+        inner = dataset_labels(dataset.dataset)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [labels_of(part) for part in dataset.datasets]
-        return np.concatenate([part for part in parts if part is not None]) if all_known(parts) else None
+        parts = [labels for part in dataset.datasets if (labels := dataset_labels(part)) is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
     number = len(dataset)  # type: ignore[arg-type]
     for column in _columns(dataset):
         # an attribute of such a name may hold something else, for example the names of the classes
         labels = _integers(column, number)
         if labels is not None:
-            return _transformed(dataset, labels)
+            transform = getattr(dataset, "target_transform", None)
+            if transform is None:
+                return labels
+            with ambient(base_seed(), "labels"):
+                changed = _integers([transform(label) for label in labels.tolist()], number)
+            # a transform may give something else than a class
+            return labels if changed is None else changed
     return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
 
 
@@ -53,9 +59,9 @@ def domains_of(dataset: Dataset, from_parts: bool = False) -> np.ndarray | None:
         inner = domains_of(dataset.dataset, from_parts)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [domains_of(part) for part in dataset.datasets]
-        if all_known(parts):
-            return np.concatenate([part for part in parts if part is not None])
+        parts = [domains for part in dataset.datasets if (domains := domains_of(part)) is not None]
+        if len(parts) == len(dataset.datasets):
+            return np.concatenate(parts)
         sizes = [len(part) for part in dataset.datasets]  # type: ignore[arg-type]
         return np.repeat(np.arange(len(sizes)), sizes) if from_parts else None
     number = len(dataset)  # type: ignore[arg-type]
@@ -64,14 +70,9 @@ def domains_of(dataset: Dataset, from_parts: bool = False) -> np.ndarray | None:
     return next((values for values in arrays if values.shape == (number,) and values.dtype.kind in "iubU"), None)
 
 
-def all_known(parts: list[np.ndarray | None]) -> bool:
-    """Whether no part is None."""
-    return all(part is not None for part in parts)
-
-
 def _columns(dataset: Dataset) -> Iterator[Any]:
     """What may be the labels of all examples, the most likely first."""
-    for name in COLUMNS:
+    for name in LABEL_ATTRIBUTES:
         yield getattr(dataset, name, None)
     for key in LABEL_KEYS:
         yield _named_column(dataset, key)
@@ -95,45 +96,30 @@ def _named_column(dataset: Any, key: str) -> Any:
     return stored[key][:]
 
 
-def _transformed(dataset: Any, labels: np.ndarray) -> np.ndarray:
-    """The labels as the set's ``target_transform`` gives them; as they are if that gives no integers."""
-    transform = getattr(dataset, "target_transform", None)
-    if transform is None:
-        return labels
-    with ambient(base_seed(), "labels"):
-        changed = _integers([transform(label) for label in labels.tolist()], len(labels))
-    return labels if changed is None else changed
-
-
 def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
     """The labels of all items; None if one of them has none."""
-    labels = []
+    labels: list[int] = []
     try:
         # a user's augmentation draws from the global generators, which must not be moved
         with ambient(base_seed(), "labels"):
             for index in range(number):
-                label = _label_of_item(dataset[index])
-                if label is None:
+                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in _entries(dataset[index]))
+                known = [label for label in candidates if label is not None]
+                if not known:
                     return None
-                labels.append(label)
+                labels.append(int(known[0][0]))
     except (TypeError, IndexError, KeyError, ValueError):
         return None
     return np.array(labels, np.int64)
-
-
-def _label_of_item(item: Any) -> int | None:
-    """The label of one item; None if it has none, or several."""
-    candidates = (_integers(np.reshape(_array(value), -1), 1) for value in _entries(item))
-    return next((int(label[0]) for label in candidates if label is not None), None)
 
 
 def _entries(item: Any) -> list[Any]:
     """What may be the label of an item: its entries or attributes of a usual name, or the second of a pair."""
     if isinstance(item, Mapping):
         return [item[key] for key in LABEL_KEYS if key in item]
-    named = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]
+    attributes = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]
     # an item that is one tensor, such as token numbers, is an input alone and not a pair (input, label)
-    return named or (list(item[1:2]) if isinstance(item, (tuple, list)) else [])
+    return attributes or (list(item[1:2]) if isinstance(item, (tuple, list)) else [])
 
 
 def _integers(values: Any, number: int) -> np.ndarray | None:

@@ -304,9 +304,6 @@ class Batches:
         return slice(index * self.batch_size, (index + 1) * self.batch_size)
 
     def _batch(self, rows: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
-        return self._images(rows, channels_last), self.labels[rows]
-
-    def _images(self, rows: Tensor, channels_last: bool) -> Tensor:
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
         for augmentation in self.augment:
             images = augmentation(images, self.generator)
@@ -319,7 +316,7 @@ class Batches:
         if self.noise:
             deviation = torch.tensor(self.std).view(-1, 1, 1)
             x.add_(torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation))
-        return x
+        return x, self.labels[rows]
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
-from fl_lightning.data.labels import domains_of, labels_of
+from fl_lightning.data.labels import dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.data.samplers import DividedLoader
@@ -18,15 +18,15 @@ from fl_lightning.namespaces import LightningDataModule, is_overridden
 from fl_lightning.seeding import ambient, base_seed
 
 # the stages in which a run uses the user's data module
-STAGES = ("fit", "test")
+STAGES_OF_A_RUN = ("fit", "test")
 # larger labels than this, and than there are examples, are no classes; the table of all of them would fill the memory
-MOST_CLASSES = 100_000
+LABELS_IN_MEMORY = 100_000
 
 
 class Partitioned(FederatedDataModule):
     """Federates a user's LightningDataModule unchanged: its training set is partitioned over the clients.
 
-    Labels are found by :func:`~fl_lightning.data.labels.labels_of`; a data set without them can be partitioned by
+    Labels are found by :func:`~fl_lightning.data.labels.dataset_labels`; a data set without them can be partitioned by
     :class:`IID`, :class:`QuantityDirichlet` and others that need none. Domains are its attribute or column ``domains``
     or ``domain``, or the parts of a ConcatDataset. The sampler and the other arguments of the user's training loader
     are kept on each client's part, see :class:`~fl_lightning.data.samplers.DividedLoader`. Validation and test
@@ -73,11 +73,13 @@ class Partitioned(FederatedDataModule):
         """
         if self._ready_for == base_seed():
             return
-        for name in STAGES:
+        for name in STAGES_OF_A_RUN:
             with ambient(base_seed(), "setup"):
                 self.datamodule.setup(name)
-        self._divided = DividedLoader(self._training_loader(), self._kind)
-        plan = self._plan(labels_of(self._divided.dataset))
+        has_loader = is_overridden("train_dataloader", self.datamodule)
+        require(has_loader, "data.datamodule", self._kind, "it has no train_dataloader; define one")
+        self._divided = DividedLoader(self.datamodule.train_dataloader(), self._kind)
+        plan = self._plan(dataset_labels(self._divided.dataset))
         self._divided.check_parts(plan.parts)
         self.plan, self._ready_for = plan, base_seed()
 
@@ -85,7 +87,7 @@ class Partitioned(FederatedDataModule):
         """Tear down the user's data module for what it was set up for; the next ``setup`` sets it up again."""
         if self._ready_for is not None:
             self._ready_for = None
-            for name in STAGES:
+            for name in STAGES_OF_A_RUN:
                 self.datamodule.teardown(name)
 
     def info(self, k: int) -> ClientInfo:
@@ -135,28 +137,23 @@ class Partitioned(FederatedDataModule):
     def _kind(self) -> str:
         return type(self.datamodule).__name__
 
-    def _training_loader(self) -> Any:
-        there = is_overridden("train_dataloader", self.datamodule)
-        require(there, "data.datamodule", self._kind, "it has no train_dataloader; define one")
-        return self.datamodule.train_dataloader()
-
     def _plan(self, labels: np.ndarray | None) -> Plan:
         dataset, needs_domains = self._divided.dataset, getattr(self.partitioner, "needs_domains", False)
-        domains, names = numbered(domains_of(dataset, from_parts=needs_domains))
-        kind, hint = type(dataset).__name__, "give it an attribute domains (N,), or concatenate a data set for each"
-        require(
-            domains is not None or not needs_domains, "data.datamodule", self._kind, f"{kind} has no domains; {hint}"
-        )
+        domains, names = domains_of(dataset, from_parts=needs_domains), []
+        hint = "has no domains; give it an attribute domains (N,), or concatenate a data set for each"
+        known = domains is not None or not needs_domains
+        require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
+        if domains is not None:
+            values, domains = np.unique(domains, return_inverse=True)
+            names = [str(value) for value in values]
         if labels is None:
             return self.partition(np.zeros(len(dataset), np.int64), 0, False, domains, names)
         smallest, largest = int(labels.min(initial=0)), int(labels.max(initial=-1))
-        hint, floats = (
-            f"labels must count from 0, its smallest is {smallest}",
-            "; give targets of a regression as floats",
-        )
-        require(smallest >= 0, "data.datamodule", self._kind, hint + floats)
-        hint = f"labels must be the numbers of classes, its largest is {largest}"
-        require(largest < max(len(labels), MOST_CLASSES), "data.datamodule", self._kind, hint + floats)
+        floats = "; give targets of a regression as floats"
+        hint = f"labels must count from 0, its smallest is {smallest}{floats}"
+        require(smallest >= 0, "data.datamodule", self._kind, hint)
+        hint = f"labels must be the numbers of classes, its largest is {largest}{floats}"
+        require(largest < max(len(labels), LABELS_IN_MEMORY), "data.datamodule", self._kind, hint)
         return self.partition(labels, largest + 1, True, domains, names)
 
     def _loaders(self, name: str) -> Any:
@@ -166,11 +163,3 @@ class Partitioned(FederatedDataModule):
 def own_module_of(data: Any) -> Any:
     """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
     return data.datamodule if isinstance(data, Partitioned) else data
-
-
-def numbered(domains: np.ndarray | None) -> tuple[np.ndarray | None, list[str]]:
-    """Domains as numbers ``(N,)`` from 0, and their names."""
-    if domains is None:
-        return None, []
-    values, codes = np.unique(domains, return_inverse=True)
-    return codes, [str(value) for value in values]

@@ -87,7 +87,7 @@ class Plan:
         require(Path(path).is_file(), "plan", str(path), "there is no such file; give RUN/plan.npz")
         try:
             with zipfile.ZipFile(path) as archive:  # np.savez compresses nothing
-                claimed = sum(one.file_size for one in archive.infolist())
+                claimed = sum(record.file_size for record in archive.infolist())
             if claimed > Path(path).stat().st_size:
                 raise ValueError("it claims more than it holds")
             with np.load(path, allow_pickle=False) as saved:

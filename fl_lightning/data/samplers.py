@@ -148,8 +148,8 @@ class DividedLoader:
         return np.ones(number, np.int64)
 
     def _check_loader(self, loader: Any) -> None:
-        kind, one = type(loader).__name__, "return one DataLoader over a data set that has a length"
-        self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {one}")
+        kind, hint = type(loader).__name__, "return one DataLoader over a data set that has a length"
+        self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {hint}")
         changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
         hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; "
         self._require(not changed, hint + "return a DataLoader, and put the change into collate_fn or the data set")

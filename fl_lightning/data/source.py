@@ -34,19 +34,16 @@ class FileDataModule(ImageDataModule):
             UsageError: a file under ``root`` cannot be read.
         """
         if self.offline:
-            return self._offline_images()
+            with tempfile.TemporaryDirectory() as folder:
+                self.write_offline(Path(folder))
+                data = self.read(Path(folder))
+                # copies in memory: the folder is deleted on return
+                train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
+                return Images(train, train_labels, test, test_labels, *data[4:])
         try:
             return self.read(Path(self.root))
         except OSError as error:
             raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
-
-    def _offline_images(self) -> Images:
-        with tempfile.TemporaryDirectory() as folder:
-            self.write_offline(Path(folder))
-            data = self.read(Path(folder))
-            # copies in memory: the folder is deleted on return
-            arrays = [np.array(array) for array in data[:4]]
-            return Images(arrays[0], arrays[1], arrays[2], arrays[3], *data[4:])
 
     @abstractmethod
     def read(self, root: Path) -> Images:

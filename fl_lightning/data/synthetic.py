@@ -16,7 +16,7 @@ from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, numpy_rng
 
 FEATURES, CLASSES = 60, 10
-MOST = 100_000
+MOST_CLIENTS = 100_000
 
 
 class Synthetic(FederatedDataModule):
@@ -50,7 +50,12 @@ class Synthetic(FederatedDataModule):
         iid: bool = False,
     ) -> None:
         super().__init__(num_clients)
-        require(num_clients <= MOST, "data.num_clients", num_clients, f"give at most {MOST}, which fill the memory")
+        require(
+            num_clients <= MOST_CLIENTS,
+            "data.num_clients",
+            num_clients,
+            f"give at most {MOST_CLIENTS}, which fill the memory",
+        )
         require(0 <= alpha < math.inf, "Synthetic.alpha", alpha, "give 0 or more")
         require(0 <= beta < math.inf, "Synthetic.beta", beta, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
@@ -64,8 +69,8 @@ class Synthetic(FederatedDataModule):
             return
         clients = self._draw(numpy_rng(base_seed(), "synthetic"))
         cuts = [int(0.9 * len(y)) for _, y in clients]
-        self._train = [tensors(x[:cut], y[:cut]) for (x, y), cut in zip(clients, cuts, strict=True)]
-        self._test = [tensors(x[cut:], y[cut:]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        self._train = [(x[:cut], y[:cut]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        self._test = [(x[cut:], y[cut:]) for (x, y), cut in zip(clients, cuts, strict=True)]
         labels = np.concatenate([y.numpy() for _, y in self._train])
         parts = np.split(np.arange(len(labels)), np.cumsum(cuts)[:-1])
         self.plan, self._ready_for = Plan(parts, labels, CLASSES), base_seed()
@@ -80,7 +85,7 @@ class Synthetic(FederatedDataModule):
         x, y = (torch.cat(column) for column in zip(*chosen, strict=True))
         return DataLoader(Samples(x, y), batch_size=512, collate_fn=list)
 
-    def _draw(self, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _draw(self, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
         sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
         sizes = sizes if self.largest is None else sizes.clip(max=self.largest)
         models, inputs = rng.normal(0, self.alpha, self.num_clients), rng.normal(0, self.beta, self.num_clients)
@@ -92,7 +97,7 @@ class Synthetic(FederatedDataModule):
             center = rng.normal(b, 1, FEATURES)
             weight, bias = shared if self.iid else own
             x = rng.normal(0 if self.iid else center, spread, (size, FEATURES))
-            clients.append((x, (x @ weight + bias).argmax(1)))
+            clients.append((torch.from_numpy(x).float(), torch.from_numpy((x @ weight + bias).argmax(1))))
         return clients
 
 
@@ -101,8 +106,3 @@ class Samples(TensorDataset):
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         return [column[indices] for column in self.tensors]
-
-
-def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Inputs as float32 and labels as int64 tensors."""
-    return torch.from_numpy(x).float(), torch.from_numpy(y)

@@ -27,7 +27,7 @@ from fl_lightning.functional._precision import (
     unit_scale,
 )
 
-EPS = 1e-12
+LEAST_NORM = 1e-12
 # columns below which products in half precision save nothing; most columns of a block, of which the products are added
 # in float32; rows around whose mean half-precision products are computed
 WIDE, BLOCK, FEW = 1024, 8192, 16
@@ -354,7 +354,7 @@ def _half_products(rows: Tensor) -> Tensor:
 def _unit_norm(gram: Tensor) -> Tensor:
     """A matrix scaled to Frobenius norm 1, in two steps, as squares of large entries could overflow; 0 stays 0."""
     gram = _unit_largest(gram)
-    return gram / (gram.norm() + EPS)
+    return gram / (gram.norm() + LEAST_NORM)
 
 
 @in_full_precision
@@ -393,7 +393,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _by_columns(x: Tensor, y: Tensor) -> Tensor:
     """CKA from inner products of columns, which are the smaller matrices if there are more rows than columns."""
-    return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + EPS)
+    return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + LEAST_NORM)
 
 
 def _width(x: Tensor) -> int:
@@ -423,7 +423,7 @@ def _typical(distances: Tensor) -> Tensor:
 
 
 def _alignment(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741 - K and L, as in the paper
-    return (k * l).sum() / (k.norm() * l.norm() + EPS)
+    return (k * l).sum() / (k.norm() * l.norm() + LEAST_NORM)
 
 
 def _center(k: Tensor) -> Tensor:

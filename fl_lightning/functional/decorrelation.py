@@ -21,7 +21,7 @@ from fl_lightning.errors import require
 from fl_lightning.functional._precision import centered, in_full_precision, linked_zero
 from fl_lightning.functional.rows import as_rows
 
-EPS = 1e-8
+LEAST_VARIANCE = 1e-8
 
 
 @in_full_precision
@@ -61,7 +61,7 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
     if batch < 2:
         return linked_zero(z)
     normal = centered(rows)
-    normal = normal / torch.sqrt(EPS + normal.square().sum(0) / (batch - 1))
+    normal = normal / torch.sqrt(LEAST_VARIANCE + normal.square().sum(0) / (batch - 1))
     if form == "paper":
         return _products(normal).square().sum() / (batch * d) ** 2
     return _off_diagonal(normal) / (batch * max(d * (d - 1), 1))

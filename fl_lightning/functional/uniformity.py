@@ -61,9 +61,9 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
         return linked_zero(z)
     rows = as_rows(z)
     if rows.dtype == torch.float32 and rows.device.type == "cpu":
-        found = _squared_distances(rows.detach())
-        if found is not None:
-            return _Uniformity.apply(rows, *found, bandwidth_factor, detach_bandwidth)
+        squares = _squared_distances(rows.detach())
+        if squares is not None:
+            return _Uniformity.apply(rows, *squares, bandwidth_factor, detach_bandwidth)
     return _by_distances(rows, bandwidth_factor, detach_bandwidth)
 
 

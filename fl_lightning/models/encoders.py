@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -121,7 +121,41 @@ class FedUVCNN(Encoder):
         return self.layers(x).mean(dim=(2, 3))
 
 
-class FedCKACNN(Encoder):
+class _TwoConvolutions(Encoder):
+    """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU, and a head."""
+
+    def _stack(
+        self,
+        in_channels: int,
+        channels: tuple[int, int],
+        image_size: int,
+        widths: tuple[int, int],
+        head: Sequence[nn.Module] = (),
+    ) -> None:
+        check_channels(in_channels)
+        require(image_size >= 16, "image_size", image_size, "give 16 or more")
+        side = ((image_size - 4) // 2 - 4) // 2
+        first, second = channels
+        check_layer("image_size", image_size, second * side * side, widths[0])
+        self.layers = nn.Sequential(
+            nn.Sequential(nn.Conv2d(in_channels, first, 5), nn.ReLU()),
+            nn.MaxPool2d(2),
+            nn.Sequential(nn.Conv2d(first, second, 5), nn.ReLU()),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Sequential(nn.Linear(second * side * side, widths[0]), nn.ReLU()),
+            nn.Sequential(nn.Linear(*widths), nn.ReLU()),
+            *head,
+        )
+        self.out_features = head[-1].out_features if head else widths[1]  # type: ignore[assignment]
+        self.in_channels, self.image_size = in_channels, image_size
+        self.early = tuple(f"layers.{i}" for i in (0, 2, *range(5, len(self.layers))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class FedCKACNN(_TwoConvolutions):
     """The seven-layer CNN of FedCKA (Son et al., 2021), without its output layer.
 
     5x5/16, ReLU, 2x2 max-pool, 5x5/32, ReLU, 2x2 max-pool, then 120, 84, 84 with ReLU and 256 without activation:
@@ -136,15 +170,10 @@ class FedCKACNN(Encoder):
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
         head = [nn.Sequential(nn.Linear(84, 84), nn.ReLU()), nn.Linear(84, 256)]
-        self.layers = nn.Sequential(*two_convolutions(in_channels, (16, 32), image_size, (120, 84)), *head)
-        self.out_features, self.in_channels, self.image_size = 256, in_channels, image_size
-        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6, 7, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        self._stack(in_channels, (16, 32), image_size, (120, 84), head)
 
 
-class MOONCNN(Encoder):
+class MOONCNN(_TwoConvolutions):
     """The small CNN of MOON (Li et al., CVPR 2021) and NIID-Bench, without its head.
 
     5x5/6, ReLU, 2x2 max-pool, 5x5/16, ReLU, 2x2 max-pool, then 120 and 84 with ReLU: ``(B, in_channels, S, S)`` to
@@ -157,15 +186,10 @@ class MOONCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*two_convolutions(in_channels, (6, 16), image_size, (120, 84)))
-        self.out_features, self.in_channels, self.image_size = 84, in_channels, image_size
-        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        self._stack(in_channels, (6, 16), image_size, (120, 84))
 
 
-class FedDynCNN(Encoder):
+class FedDynCNN(_TwoConvolutions):
     """The CNN of FedDyn (Acar et al., ICLR 2021), without its output layer.
 
     5x5/64, ReLU, 2x2 max-pool, twice, then 384 and 192 with ReLU: ``(B, in_channels, S, S)`` to ``(B, 192)``. It has
@@ -178,32 +202,7 @@ class FedDynCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*two_convolutions(in_channels, (64, 64), image_size, (384, 192)))
-        self.out_features, self.in_channels, self.image_size = 192, in_channels, image_size
-        self.early = tuple(f"layers.{i}" for i in (0, 2, 5, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-def two_convolutions(
-    in_channels: int, channels: tuple[int, int], image_size: int, widths: tuple[int, int]
-) -> list[nn.Module]:
-    """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU."""
-    check_channels(in_channels)
-    require(image_size >= 16, "image_size", image_size, "give 16 or more")
-    side = ((image_size - 4) // 2 - 4) // 2
-    first, second = channels
-    check_layer("image_size", image_size, second * side * side, widths[0])
-    return [
-        nn.Sequential(nn.Conv2d(in_channels, first, 5), nn.ReLU()),
-        nn.MaxPool2d(2),
-        nn.Sequential(nn.Conv2d(first, second, 5), nn.ReLU()),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Sequential(nn.Linear(second * side * side, widths[0]), nn.ReLU()),
-        nn.Sequential(nn.Linear(*widths), nn.ReLU()),
-    ]
+        self._stack(in_channels, (64, 64), image_size, (384, 192))
 
 
 class Logistic(Encoder):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from fl_lightning.client import targets_of
-from fl_lightning.data.labels import LABEL_KEYS, domains_of, labels_of
+from fl_lightning.data.labels import LABEL_KEYS, dataset_labels, domains_of
 
 X = torch.randn(4, 2)
 
@@ -61,7 +61,7 @@ class Graph:
 
 
 def read(dataset):
-    labels = labels_of(dataset)
+    labels = dataset_labels(dataset)
     assert labels is None or (labels.dtype == np.int64 and labels.ndim == 1)
     return None if labels is None else labels.tolist()
 

@@ -17,7 +17,7 @@ from fl_lightning.data import (
     QuantityDirichlet,
     Shards,
 )
-from fl_lightning.data.labels import labels_of
+from fl_lightning.data.labels import dataset_labels
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.errors import UsageError
 
@@ -110,7 +110,7 @@ class Classes(Items):
     ],
 )
 def test_labels_are_found_where_they_are(dataset, labels):
-    read = labels_of(dataset)
+    read = dataset_labels(dataset)
     assert (None if read is None else read.tolist()) == labels
 
 
@@ -132,7 +132,7 @@ def test_the_search_for_labels_stops_at_the_first_that_is_none():
             return super().__getitem__(index)
 
     dataset = Counted([(X[0], 0.5)] * 20)
-    assert labels_of(dataset) is None
+    assert dataset_labels(dataset) is None
     assert dataset.read == 1
 
 

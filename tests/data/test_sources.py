@@ -625,7 +625,7 @@ def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3e6 + 20e6
-    monkeypatch.setattr(femnist, "read_file", None)
+    monkeypatch.setattr(femnist, "read_writers", None)
     again = ready(FEMNIST(str(tmp_path), num_clients=36))
     assert isinstance(again.load().train_images, np.memmap)
     assert torch.equal(again._train[0], data._train[0]) and torch.equal(again._train[1], data._train[1])
