@@ -15,7 +15,7 @@ from helpers.runs import small_data, small_model, small_trainer
 from fl_lightning import callbacks, methods, optim
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import main
-from fl_lightning.cli.report import parser_of
+from fl_lightning.cli.report import report_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -167,10 +167,10 @@ def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_p
     for name in re.findall(r"`(report[a-z.]*\.[a-z]+)`", text.split("## What it can read")[0]):
         assert (tmp_path / name).is_file() or name == "report.paper.csv", name
     for line in sources:
-        parser_of().parse_args(shlex.split(line, comments=True)[3:])
+        report_parser().parse_args(shlex.split(line, comments=True)[3:])
 
 
 def test_the_guide_of_reports_names_all_arguments():
     text = (ROOT / "docs" / "report.md").read_text()
-    keys = {key for action in parser_of()._actions for key in action.option_strings if key.startswith("--")}
+    keys = {key for action in report_parser()._actions for key in action.option_strings if key.startswith("--")}
     assert set(re.findall(r"`(--[a-z]+)", text)) == keys - {"--help"}

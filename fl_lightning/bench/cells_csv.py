@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from fl_lightning.bench.fragments import of_result
-from fl_lightning.bench.numbers import waiting
-from fl_lightning.bench.results import Result, State
+from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
-T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 # the columns beside the labels; ``value`` is for the reader, it is the last of ``values``
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
 LAST = ("values", "metrics", "config", "code")
 # columns that files of former versions lack
-NEW = {"code"}
+ADDED_COLUMNS = {"code"}
 # what a spreadsheet takes for the begin of a formula, or strips before it looks for one
 FORMULA = re.compile(r"'*[=+@\t\r\n-]")
 
 
-def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> str:
+def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """One line a cell: its labels, what has become of it, its numbers by round, and its config as JSON.
 
     Args:
@@ -36,7 +35,7 @@ def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]
         results: results by the digest of the cell; a cell without one waits.
     """
     columns = ["cell", *map(column, suite.axes), *FIRST[1:], *LAST]
-    return in_columns(columns, (line_of(cell, results.get(cell.digest, waiting(cell))) for cell in cells))
+    return in_columns(columns, (_cell_line(cell, results.get(cell.digest, waiting(cell))) for cell in cells))
 
 
 def in_columns(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
@@ -74,7 +73,7 @@ def column(axis: str) -> str:
     return f"axis {axis}" if axis in (*FIRST, *LAST) else axis
 
 
-def line_of(cell: Cell, result: Result) -> dict[str, Any]:
+def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
     """The line of one cell. Of the run's folder it has the name alone, and the config is without paths."""
     return {
         **{"cell": cell.name, **{column(axis): label for axis, label in cell.labels.items()}, "seed": cell.seed},
@@ -89,7 +88,7 @@ def line_of(cell: Cell, result: Result) -> dict[str, Any]:
     }
 
 
-def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, Result]:
+def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, CellResult]:
     """The results that a file of cells has, by digest.
 
     Args:
@@ -99,7 +98,7 @@ def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, Result
     Raises:
         UsageError: it cannot be read, is no such file or of other axes, or a line holds what bench does not write.
     """
-    return {result.digest: result for result in parsed(Path(path), result_of, axes)}
+    return {result.digest: result for result in parsed_cells(Path(path), result_in, axes)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
@@ -113,24 +112,24 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
         UsageError: the file cannot be read, is no such file, or is of a suite with other axes or labels.
     """
 
-    def cell_of(line: Mapping[str, str]) -> Cell:
+    def cell_in(line: Mapping[str, str]) -> Cell:
         labels = {axis: line[column(axis)] for axis in suite.axes}
         for axis, label in labels.items():
             hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
             require(label in suite.axes[axis], axis, label, hint)
-        return Cell(labels, seed_of(line), (mapping_of(line, "config"),), result_of(line).scale)
+        return Cell(labels, seed_of(line), (mapping_of(line, "config"),), result_in(line).scale)
 
-    return list(parsed(Path(path), cell_of, suite.axes))
+    return list(parsed_cells(Path(path), cell_in, suite.axes))
 
 
-def result_of(line: Mapping[str, str]) -> Result:
+def result_in(line: Mapping[str, str]) -> CellResult:
     """The result of one line.
 
     Raises:
         UsageError: a column holds what bench does not write there; names the column and the value.
     """
     state, digest, seconds = line["state"], line["digest"], line["seconds"]
-    require(state in get_args(State), "state", state, f"give one of {', '.join(get_args(State))}")
+    require(state in get_args(CellState), "state", state, f"give one of {', '.join(get_args(CellState))}")
     require(re.fullmatch("[0-9a-f]{8,}", digest) is not None, "digest", digest, "give 8 or more hexadecimal digits")
     values = mapping_of(line, "values")
     for round_, value in values.items():
@@ -144,11 +143,12 @@ def result_of(line: Mapping[str, str]) -> Result:
     for name, known in (code or {}).items():
         require(isinstance(known, str), "code", {name: known}, "give the digest of each module, or nothing")
     mapping_of(line, "config")
-    scale, _ = number_in(line, "scale"), seed_of(line)
+    scale = number_in(line, "scale")
+    seed_of(line)
     require(0 < scale <= 1, "scale", line["scale"], "give a share above 0, up to 1")
     if seconds:
         require(0 <= number_in(line, "seconds") < 1e9, "seconds", seconds, "give the seconds of a round, or nothing")
-    return Result(
+    return CellResult(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
         state=state,  # type: ignore[arg-type]
         values={int(round_): float(value) for round_, value in values.items()},
@@ -188,7 +188,9 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**1000)
 
 
-def parsed(path: Path, parse: Callable[[Mapping[str, str]], T], axes: Collection[str] = ()) -> Iterator[T]:
+def parsed_cells(
+    path: Path, parse: Callable[[Mapping[str, str]], Parsed], axes: Collection[str] = ()
+) -> Iterator[Parsed]:
     """What ``parse`` makes of each line of a file of cells.
 
     Raises:
@@ -200,7 +202,7 @@ def parsed(path: Path, parse: Callable[[Mapping[str, str]], T], axes: Collection
             lines = csv.reader(file)
             columns = [alive(name) for name in next(lines, [])]
             for name in (*FIRST, *LAST, *map(column, axes)):
-                if columns.count(name) != 1 and name not in NEW - {*columns}:
+                if columns.count(name) != 1 and name not in ADDED_COLUMNS - {*columns}:
                     raise ValueError(f"its header has the column {name} {columns.count(name)} times")
             first: dict[str, Mapping[str, str]] = {}
             for fields in filter(None, lines):

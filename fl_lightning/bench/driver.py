@@ -8,17 +8,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
-from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial
 
 from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.study import (
+    Database,
     QueueEmpty,
     digest_of,
     enqueue_missing,
@@ -34,7 +35,7 @@ from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
 
 # seconds between two looks at an empty queue while other processes run cells
-POLL = 2.0
+QUEUE_POLL = 2.0
 # seconds between two values of a cell that goes on which the study is told, for its charts
 PACE = 1.0
 # the signals after which the program goes on later: SLURM sends the last one before the end of a job
@@ -59,7 +60,7 @@ class Driver:
     Args:
         suite: the suite.
         cells: those of its cells that are run.
-        backend: the connection to the database.
+        database: the connection to it.
         output: folder of all runs.
         jobs: number of runner processes.
         say: takes the lines that say what has been done.
@@ -74,13 +75,13 @@ class Driver:
         self,
         suite: Suite,
         cells: Sequence[Cell],
-        backend: RDBStorage,
+        database: Database,
         output: Path,
         jobs: int = 1,
         say: Callable[[str], object] = print,
         runner: Callable[[int], Any] = Runner,
     ) -> None:
-        self.suite, self.cells, self.backend, self.output, self.say = suite, cells, backend, output, say
+        self.suite, self.cells, self.database, self.output, self.say = suite, cells, database, output, say
         self.by_digest = {cell.digest: cell for cell in cells}
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
@@ -89,15 +90,19 @@ class Driver:
 
     def run(self) -> None:
         """Run all cells that are not done."""
-        threads = [threading.Thread(target=self._job, args=(runner,)) for runner in self.runners]
-        before = self._install()
+        before: dict[signal.Signals, Any] = {}
+        # others than the main thread cannot have any; one that is ignored stays ignored
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOPPING}
+            before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, self._catch)
         try:
-            for thread in threads:
-                thread.start()
-            # with a timeout: a handler of a signal runs between two waits
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(0.2)
+            with ThreadPoolExecutor(len(self.runners)) as pool:
+                jobs = [pool.submit(self._job, runner) for runner in self.runners]
+                # with a timeout: a handler of a signal runs between two waits
+                while wait(jobs, 0.2).not_done:
+                    pass
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -108,18 +113,6 @@ class Driver:
         for runner in self.runners:
             runner.interrupt()
 
-    # ------------------------------------------------------------------ signals
-    def _install(self) -> dict[signal.Signals, Any]:
-        """Install handlers of the signals; none outside the main thread, which cannot have any."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        given = {number: signal.getsignal(number) for number in STOPPING}
-        # one that is ignored stays ignored
-        before = {number: handler for number, handler in given.items() if handler not in (signal.SIG_IGN, None)}
-        for number in before:
-            signal.signal(number, self._catch)
-        return before
-
     def _catch(self, number: int, frame: Any) -> None:
         if self.caught is None:
             self.caught = signal.Signals(number)
@@ -129,7 +122,6 @@ class Driver:
             for runner in self.runners:
                 runner.kill()
 
-    # ------------------------------------------------------------------ jobs
     def _job(self, runner: Any) -> None:
         """Work with one runner until nothing is left to do."""
         try:
@@ -142,10 +134,14 @@ class Driver:
 
     def _work(self, runner: Any) -> None:
         """Take cells from the queue until all are done."""
-        study = open_study(self.suite, self.backend, self.cells)
+        study = open_study(self.suite, self.database, self.cells)
         while not self._stop.is_set() and self._waits_for_work(study):
             with suppress(QueueEmpty, Interrupt, Dropped):
-                self._next(study, runner)
+                lines: list[str] = []
+                run_next(study, lambda trial: self._objective(study, trial, runner, lines))  # noqa: B023
+                if lines:
+                    done = sum(result.state == "done" for result in results_of(study, self.cells).values())
+                    self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
 
     def _waits_for_work(self, study: Study) -> bool:
         """Wait until a cell is in the queue; false where all are done or failed."""
@@ -158,7 +154,7 @@ class Driver:
             if not elsewhere:
                 return False
             self._say_once(f"the queue is empty; still running, here or in other processes: {elsewhere}")
-            self._stop.wait(POLL)
+            self._stop.wait(QUEUE_POLL)
         return False
 
     def _say_once(self, line: str) -> None:
@@ -167,15 +163,6 @@ class Driver:
             if not self._waits:
                 self._waits = True
                 self.say(line)
-
-    def _next(self, study: Study, runner: Any) -> None:
-        """Run the next cell of the queue, with the exceptions of :func:`run_next`."""
-        lines: list[str] = []
-        run_next(study, lambda trial: self._objective(study, trial, runner, lines))
-        if not lines:
-            return
-        done = sum(result.state == "done" for result in results_of(study, self.cells).values())
-        self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
 
     def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
         cell = self.by_digest[trial.user_attrs["digest"]]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.fragments import digest, look_up
+from fl_lightning.bench.fragments import config_digest, look_up
 from fl_lightning.bench.process import Runner
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell
 
 
@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimates(
-    cells: Sequence[Cell], results: Mapping[str, Result], metric: str, runner: Any = None
+    cells: Sequence[Cell], results: Mapping[str, CellResult], metric: str, runner: Any = None
 ) -> Iterator[Estimate]:
     """What the cells will take that are not done, kind by kind.
 
@@ -54,33 +54,29 @@ def estimates(
     """
     kinds: dict[str, list[Cell]] = {}
     for cell in cells:
-        kinds.setdefault(digest({**cell.config, "seed_everything": None}), []).append(cell)
+        kinds.setdefault(config_digest({**cell.config, "seed_everything": None}), []).append(cell)
     runner = runner or Runner()
     try:
         for alike in kinds.values():
-            yield estimate(alike, results, metric, runner)
+            left = [cell for cell in alike if results[cell.digest].state in ("waiting", "running")]
+            rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
+            kind = alike[0].name.rpartition(",")[0] or alike[0].name
+            known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
+            if not left or known:
+                yield Estimate(kind, len(left), rounds, sum(known) / len(known) if known else None)
+            else:
+                yield measured_estimate(kind, left, rounds, metric, runner)
     finally:
         runner.close()
 
 
-def estimate(alike: Sequence[Cell], results: Mapping[str, Result], metric: str, runner: Any) -> Estimate:
-    """What the cells of one kind will take."""
-    left = [cell for cell in alike if results[cell.digest].state in ("waiting", "running")]
-    rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
-    kind = alike[0].name.rpartition(",")[0] or alike[0].name
-    known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
-    if not left or known:
-        return Estimate(kind, len(left), rounds, sum(known) / len(known) if known else None)
-    return measured(kind, left, rounds, metric, runner)
-
-
-def measured(kind: str, left: Sequence[Cell], rounds: int, metric: str, runner: Any) -> Estimate:
+def measured_estimate(kind: str, left: Sequence[Cell], rounds: int, metric: str, runner: Any) -> Estimate:
     """What the cells of one kind will take, from one round in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="fl_lightning-") as folder:
-        one = {"trainer": {"max_rounds": 1}}
-        cell = {"name": kind, "fragments": [*left[0].fragments, one], "folder": "round", "output": folder}
+        fragments = [*left[0].fragments, {"trainer": {"max_rounds": 1}}]
+        places = {"folder": "round", "output": folder, "log": str(Path(folder) / "log")}
         began = time.monotonic()
-        answer = runner.run({**cell, "log": str(Path(folder) / "log"), "metric": metric}, lambda *_: None)
+        answer = runner.run({"name": kind, "fragments": fragments, "metric": metric, **places}, lambda *_: None)
         whole = time.monotonic() - began
     if "failed" in answer:
         return Estimate(kind, len(left), rounds, None, reason=answer["failed"])

@@ -16,9 +16,9 @@ from fl_lightning.yaml_files import read_yaml
 
 Fragment = dict[str, Any]
 # no bit of a result depends on these: arguments of the data that say where files are, ...
-FREE = ("root", "cache_dir", "download")
+PLACES_OF_DATA = ("root", "cache_dir", "download")
 # ... and those of the trainer that say where files go and how a run is carried out
-FREE_OF_TRAINER = (
+WAYS_OF_TRAINER = (
     *("default_root_dir", "name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory"),
     *("cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
 )
@@ -43,32 +43,28 @@ def fragments_of(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Itera
 
     ``within`` are the files that name the one at ``path``.
     """
-    for one in value if isinstance(value, list) else [] if value is None else [value]:
-        if isinstance(one, str):
-            inner = path.parent / one
-            files = (*within, path)
-            require(
-                inner.resolve() not in (file.resolve() for file in files),
-                f"{path}: config",
-                one,
-                "the file names itself; name another",
-            )
+    where = f"{path}: config"
+    for part in value if isinstance(value, list) else [] if value is None else [value]:
+        if isinstance(part, str):
+            inner, files = path.parent / part, (*within, path)
+            itself = inner.resolve() in (file.resolve() for file in files)
+            require(not itself, where, part, "the file names itself; name another")
             yield from fragments_of(read_yaml(inner), inner, files)
         else:
-            require(isinstance(one, Mapping), f"{path}: config", one, "give a mapping, or the name of a file")
-            for key in one:
-                require(isinstance(key, str), f"{path}: config", key, "is no key of a config; give the name of one")
-            yield dict(one)
+            require(isinstance(part, Mapping), where, part, "give a mapping, or the name of a file")
+            for key in part:
+                require(isinstance(key, str), where, key, "is no key of a config; give the name of one")
+            yield dict(part)
 
 
-def nested(key: str, value: Any) -> Fragment:
+def nested_config(key: str, value: Any) -> Fragment:
     """``a.b.c`` and a value as nested mappings."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
-def merged(fragments: Iterable[Fragment]) -> Fragment:
+def merged_config(fragments: Iterable[Fragment]) -> Fragment:
     """Fragments as one: later values take the place of earlier ones, mappings are merged, ``key+`` appends to a list.
 
     A parser does the same, but for the arguments of a class that another one replaces: it drops those which the new
@@ -81,7 +77,7 @@ def merged(fragments: Iterable[Fragment]) -> Fragment:
                 added = value if isinstance(value, list) else [value]
                 result[key[:-1]] = [*(result.get(key[:-1]) or []), *added]
             elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-                result[key] = merged([result[key], dict(value)])
+                result[key] = merged_config([result[key], dict(value)])
             else:
                 result[key] = value
     return result
@@ -106,20 +102,20 @@ def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
 
     def resolve(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: resolve(one) for key, one in value.items()}
+            return {key: resolve(inner) for key, inner in value.items()}
         if isinstance(value, list):
-            return [resolve(one) for one in value]
-        found = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None
-        if not found:
+            return [resolve(inner) for inner in value]
+        factors = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None
+        if not factors:
             return value
         if classes is None:
             raise UsageError(f"method: {value!r}: give model.init_args.num_classes, which C stands for")
-        return classes * float(found[1] or 1) / float(found[2] or 1)
+        return classes * float(factors[1] or 1) / float(factors[2] or 1)
 
     return {key: resolve(value) if key.rstrip("+") == "method" else value for key, value in fragment.items()}
 
 
-def digest(config: Fragment) -> str:
+def config_digest(config: Fragment) -> str:
     """Eight hexadecimal digits of what a config says, without what changes no bit of a result."""
     return hashlib.sha256(json.dumps(of_result(config), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
@@ -128,23 +124,20 @@ def of_result(config: Fragment) -> Fragment:
     """A config without the keys that change no bit of a result, and with what files hold instead of their names."""
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
-        config = {**config, "trainer": {key: one for key, one in trainer.items() if key not in FREE_OF_TRAINER}}
-    return {str(key): without_paths(value) if key == "data" else with_contents(value) for key, value in config.items()}
+        config = {**config, "trainer": {key: value for key, value in trainer.items() if key not in WAYS_OF_TRAINER}}
+    return {str(key): _of_result(value, is_data=key == "data") for key, value in config.items()}
 
 
-def without_paths(value: Any) -> Any:
-    """The part of a config that describes the data, without paths; a number of such a name is none."""
+def _of_result(value: Any, is_data: bool) -> Any:
+    """A part of a config: of the data without paths, of the rest with a digest of what a file holds that it names."""
     if isinstance(value, Mapping):
-        kept = {key: one for key, one in value.items() if key not in FREE or type(one) not in (str, bool, type(None))}
-        return {str(key): without_paths(one) for key, one in kept.items()}
-    return [without_paths(one) for one in value] if isinstance(value, list) else value
-
-
-def with_contents(value: Any) -> Any:
-    """A value with a digest of what a file holds wherever it names one, such as that of given weights."""
-    if isinstance(value, Mapping):
-        return {str(key): with_contents(one) for key, one in value.items()}
+        return {
+            str(key): _of_result(inner, is_data)
+            for key, inner in value.items()
+            # a number of such a name is no path
+            if not (is_data and key in PLACES_OF_DATA and isinstance(inner, str | bool | None))
+        }
     if isinstance(value, list):
-        return [with_contents(one) for one in value]
-    held = content_of(value) if isinstance(value, str) else None
+        return [_of_result(inner, is_data) for inner in value]
+    held = content_of(value) if isinstance(value, str) and not is_data else None
     return value if held is None else f"sha256 {held}"

@@ -21,7 +21,7 @@ IN_LATEX = {
     "|": "$|$",
     "±": r"$\pm$",
     "†": r"$^\dagger$",
-    **{one: f"\\{one}" for one in "&%$#_{}"},
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }
 
 

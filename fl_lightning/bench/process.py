@@ -23,7 +23,6 @@ ATTEMPTS = 3
 LEAVE = 30.0
 # what torchrun tells a worker
 WORKERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-PACKAGE = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "fl_lightning.cli.cells")
 
 
@@ -41,7 +40,7 @@ class Runner:
 
     def __init__(self, job: int = 0, command: Sequence[str] = COMMAND) -> None:
         self.command = list(command)
-        self.environment = environment(job)
+        self.environment = runner_environment(job)
         self.interrupted = self._begun = False
         self._process: subprocess.Popen[str] | None = None
 
@@ -94,7 +93,9 @@ class Runner:
         """Begin or resume a cell; None where the process has died."""
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._start()
+            # in a session of its own: Ctrl-C reaches the driver alone, which tells its runners
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+            self._process = subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
         self._begun = False
         self._send({"run": cell})
         while not self.interrupted or self._begun:
@@ -105,11 +106,6 @@ class Runner:
             if "round" in message and on_round(message["round"], message["value"]):
                 self._send({"stop": True})
         return None
-
-    def _start(self) -> None:
-        # in a session of its own: Ctrl-C reaches the driver alone, which tells its runners
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self._process = subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
 
     def _send(self, message: Message) -> None:
         with suppress(BrokenPipeError):
@@ -136,24 +132,20 @@ class Runner:
         if status >= 0:
             return f"ended with status {status}"
         often = " (often for lack of memory)" if -status == signal.SIGKILL else ""
-        return f"was killed by {signal_name(-status)}{often}"
+        # most real-time ones have no name
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        return f"was killed by {name}{often}"
 
 
-def signal_name(number: int) -> str:
-    """The name of a signal; its number where it has none, as most real-time ones."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def environment(job: int) -> dict[str, str]:
+def runner_environment(job: int) -> dict[str, str]:
     """The environment of a runner, in which it sees one of the GPUs where there are several to choose from."""
     # it is no worker of a cluster's, even where SLURM or torchrun has started several drivers
     own = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_") and key not in WORKERS}
     # it runs this package, wherever it lies; -m adds the working folder, which has the user's own classes
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE), own.get("PYTHONPATH", "")]))
-    gpus = [one for one in own.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    own["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2].resolve()), own.get("PYTHONPATH", "")])
+    )
+    gpus = [gpu for gpu in own.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if len(gpus) > 1:
         own["CUDA_VISIBLE_DEVICES"] = gpus[job % len(gpus)]
     return own

@@ -20,13 +20,13 @@ from typing import Any
 from fl_lightning.errors import Stopped, UsageError, clipped, located, text_of
 from fl_lightning.records.temporary import lock
 
-Report = Callable[[int, float], bool]
-Run = Callable[[Mapping[str, Any], Report], dict[str, Any]]
+RoundReport = Callable[[int, float], bool]
+RunCell = Callable[[Mapping[str, Any], RoundReport], dict[str, Any]]
 # seconds between two attempts to lock the folder of a run
-POLL = 0.5
+LOCK_POLL = 0.5
 
 
-def serve(run: Run, clean: Callable[[], object] = gc.collect) -> None:
+def serve(run: RunCell, clean: Callable[[], object] = gc.collect) -> None:
     """Run the cells that arrive on stdin, until it is closed.
 
     A cell has its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of its
@@ -39,28 +39,22 @@ def serve(run: Run, clean: Callable[[], object] = gc.collect) -> None:
     """
     # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    line = Line()
+    driver = DriverLine()
     with suppress(KeyboardInterrupt):
-        while True:
-            cell = line.cells.get()
-            line.send({"begun": cell["name"]})
-            answer = outcome(run, cell, line)
-            line.send(answer)
-            if "stopped" in answer or not cleaned(clean):
+        answer: dict[str, Any] = {}
+        while "stopped" not in answer:
+            cell = driver.cells.get()
+            driver.send({"begun": cell["name"]})
+            answer = outcome(run, cell, driver)
+            driver.send(answer)
+            try:
+                clean()
+            except Exception as error:  # as on a GPU that a failed run has left unusable
+                print(f"the process that runs cells ends, and the next begins another: {error}", file=sys.stderr)
                 return
 
 
-def cleaned(clean: Callable[[], object]) -> bool:
-    """Free what a cell has left; false where that fails, as on a GPU that a failed run has left unusable."""
-    try:
-        clean()
-    except Exception as error:
-        print(f"the process that runs cells ends, and the next begins another: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-class Line:
+class DriverLine:
     """The line to the driver: stdin and stdout, which the runs themselves do not see.
 
     Attributes:
@@ -103,27 +97,24 @@ class Line:
         os._exit(0)
 
 
-def outcome(run: Run, cell: Mapping[str, Any], line: Line) -> dict[str, Any]:
+def outcome(run: RunCell, cell: Mapping[str, Any], driver: DriverLine) -> dict[str, Any]:
     """Run a cell, and say what became of it; a cell that fails does not end the process."""
     try:
         with logging_to(Path(cell["log"])), locked(Path(cell["output"]) / cell["folder"]):
             try:
-                return {"done": run(cell, line.report)}
+                return {"done": run(cell, driver.report)}
             except Exception as error:
                 if not isinstance(error, UsageError):
                     traceback.print_exc()
-                return {"failed": clipped(text_of(error) if told(error) else located(error))}
+                # the text of an error of our own says enough without its type
+                own = type(error).__module__ == UsageError.__module__
+                return {"failed": clipped(text_of(error) if own else located(error))}
     except (Stopped, KeyboardInterrupt) as stopped:
         return {"stopped": str(stopped)}
     except OSError as error:
         return {"failed": clipped(f"--output: {error}; give a folder that can be written to")}
     except SystemExit as ended:
         return {"failed": clipped(f"the run ended the program with status {ended.code or 0}")}
-
-
-def told(error: Exception) -> bool:
-    """Whether the text of an error says enough without its type."""
-    return type(error).__module__ == "fl_lightning.errors"
 
 
 @contextmanager
@@ -159,7 +150,7 @@ def locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             print(f"waiting for the run of another process: {file.read().strip()}", file=sys.stderr, flush=True)
         while waits and lock(file) is False:
-            time.sleep(POLL)
+            time.sleep(LOCK_POLL)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -16,7 +16,7 @@ DECIMALS = 12
 
 
 @dataclass(frozen=True)
-class Summary:
+class SeedSummary:
     """Numbers of several seeds.
 
     Args:
@@ -54,14 +54,14 @@ class Difference:
         return (f"no interval: {self.why}",) if self.why else ()
 
 
-def summary(values: Sequence[float]) -> Summary | None:
+def summarize(values: Sequence[float]) -> SeedSummary | None:
     """The mean and the standard deviation of some numbers; None without a number."""
     if not values:
         return None
-    return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+    return SeedSummary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
-def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: float) -> Difference | None:
+def paired_difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: float) -> Difference | None:
     """The mean of first minus second, with its confidence interval; None without a pair.
 
     Equal differences have no interval: they would give one without width, as if more seeds could not differ.
@@ -85,40 +85,30 @@ def difference(pairs: Sequence[tuple[float, float]], kind: str, confidence: floa
             return Difference(mean, None, n, why=f"{n} pairs are too few for a bootstrap at {100 * confidence:g} %")
         if not np.isfinite(values).all():
             return Difference(mean, None, n, why="a difference is not finite")
-        interval = (student if kind == "t" else bootstrap)(values, confidence)
+        if kind == "t":
+            half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * stats.sem(values))
+            interval = mean - half, mean + half
+        else:
+            # Always the same 9,999 resamples. The smallest mean of a resample of n values has the probability n^-n: the
+            # percentiles of two or three values are their smallest and largest one, up to a level of 1 - 2 n^-n.
+            how: Any = {"method": "percentile", "random_state": np.random.default_rng(0)}
+            ends = stats.bootstrap((values,), np.mean, confidence_level=confidence, **how).confidence_interval
+            interval = float(ends.low), float(ends.high)
     finite = all(map(math.isfinite, interval))
     return Difference(mean, interval if finite else None, n, why="" if finite else "its ends are not finite")
 
 
-def bounded(found: Difference | None, bounds: Collection[str]) -> Difference | None:
+def bounded(difference: Difference | None, bounds: Collection[str]) -> Difference | None:
     """A difference of pairs of which some are bounds, which leave no interval; None where they bound it on two sides.
 
     Args:
-        found: the difference.
+        difference: the difference.
         bounds: what the pairs are: ``>``, ``<`` or, for numbers that are known, nothing.
     """
-    sides = {one for one in bounds if one}
-    if found is None or not sides:
-        return found
-    return replace(found, interval=None, bound=sides.pop(), why="") if len(sides) == 1 else None
-
-
-def student(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The interval of the mean by Student's t."""
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
-    return float(values.mean()) - half, float(values.mean()) + half
-
-
-def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The percentile interval of the mean over 9,999 resamples, always the same ones for a number of values.
-
-    The smallest mean of a resample of n values has the probability n^-n. The percentiles of two or three values are
-    therefore their smallest and largest one, whatever the level, up to 1 - 2 n^-n.
-    """
-    made = stats.bootstrap(
-        (values,), np.mean, confidence_level=confidence, method="percentile", random_state=np.random.default_rng(0)
-    )
-    return float(made.confidence_interval.low), float(made.confidence_interval.high)
+    sides = {side for side in bounds if side}
+    if difference is None or not sides:
+        return difference
+    return replace(difference, interval=None, bound=sides.pop(), why="") if len(sides) == 1 else None
 
 
 def verdict(ours: Difference | None, published: float | None) -> Verdict | None:
@@ -142,4 +132,4 @@ def verdict(ours: Difference | None, published: float | None) -> Verdict | None:
 
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:
     """The rank of each value, where 1 is best; equal values share the mean of their ranks."""
-    return [float(rank) for rank in stats.rankdata(values if minimize else [-one for one in values])]
+    return [float(rank) for rank in stats.rankdata(values if minimize else [-value for value in values])]

@@ -15,19 +15,21 @@ import time
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
-from optuna.storages import RDBStorage, _CachedStorage, fail_stale_trials
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import UsageError, clipped, require, text_of
 
@@ -42,6 +44,8 @@ MOMENT = 2.0
 SQLITE = "sqlite:///"
 # the attribute of a trial before which nothing counts of its cell
 ANEW = "anew"
+# what a trial keeps of a result
+KEPT_OF_RESULT = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code")
 # what a database fails with, such as one that is locked or whose disk is full
 DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 
@@ -50,41 +54,50 @@ class QueueEmpty(Exception):
     """No cell waits."""
 
 
-class CellStorage(_CachedStorage):
-    """The database, in which only some cells of the study are taken from the queue.
-
-    A study may hold cells of another scale, of a suite as it was before an edit, or that ``--only`` leaves out.
-
-    Args:
-        backend: the connection, which several of these may share.
-        digests: those of the cells that are taken.
-    """
-
-    def __init__(self, backend: RDBStorage, digests: Container[str]) -> None:
-        super().__init__(backend)
-        self.digests = digests
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """The trials of a study; of those that wait, only our own."""
-        trials = super().get_all_trials(study_id, deepcopy, states)
-        return [one for one in trials if one.state != TrialState.WAITING or digest_of(one) in self.digests]
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Queue a trial.
-
-        Raises:
-            QueueEmpty: ``optimize`` asks for one without fixed parameters, because the queue is empty.
-        """
-        if template_trial is None:
-            raise QueueEmpty
-        return super().create_new_trial(study_id, template_trial)
+class Database(RDBStorage):
+    """The database of studies, which several threads may share."""
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Give a sign of life; where the database fails, the next one counts, which the thread must live to give."""
         with suppress(*DATABASE_ERRORS):
             super().record_heartbeat(trial_id)
+
+
+class CellStudy(Study):
+    """A study of which only some cells are taken from the queue.
+
+    It may hold cells of another scale, of a suite as it was before an edit, or that ``--only`` leaves out.
+
+    Args:
+        name: its name.
+        database: the connection.
+        digests: those of the cells that are taken.
+        **kwargs: ``sampler`` and ``pruner``, as of Optuna's own.
+    """
+
+    def __init__(self, name: str, database: Database, digests: Container[str], **kwargs: Any) -> None:
+        super().__init__(name, database, **kwargs)
+        self.database, self.digests = database, digests
+
+    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """The trials; of those that wait, only our own."""
+        trials = super().get_trials(deepcopy, states)
+        return [trial for trial in trials if trial.state != TrialState.WAITING or digest_of(trial) in self.digests]
+
+    def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
+        """Take the next trial from the queue; ``optimize`` asks for it. All distributions are the objective's.
+
+        Raises:
+            QueueEmpty: no trial of ours waits.
+        """
+        study = self.database.get_study_id_from_name(self.study_name)
+        for trial in self.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            number = self.database.get_trial_id_from_study_id_trial_number(study, trial.number)
+            # another process may have taken it meanwhile, or even have finished it
+            with suppress(UpdateFinishedTrialError):
+                if self.database.set_trial_state_values(number, TrialState.RUNNING):
+                    return Trial(self, number)
+        raise QueueEmpty
 
 
 def cause_of(error: BaseException) -> str:
@@ -94,7 +107,7 @@ def cause_of(error: BaseException) -> str:
     return clipped(text_of(error).strip().partition("\n")[0])
 
 
-def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStorage:
+def open_database(url: str) -> Database:
     """A connection to the database at ``url``, for several threads.
 
     Raises:
@@ -108,18 +121,17 @@ def connect(url: str, heartbeat: int = HEARTBEAT, grace: int = GRACE) -> RDBStor
         how["connect_args"] = {"timeout": PATIENCE}
     for pause in (0.5, 1.0, None):
         try:
-            backend = RDBStorage(url, how, heartbeat_interval=heartbeat, grace_period=grace)
+            database = Database(url, how, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
             if url.startswith("sqlite"):
-                prepare_sqlite(backend)
-            return backend
+                prepare_sqlite(database)
+            return database
         except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
             # two processes that create the tables at the same time meet here, too
             why = cause_of(error)
             if pause is None or "locked" in why:
-                hint = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
-                driver = hint if isinstance(error, ImportError) else ""
-                text = f"--storage={hidden(url)!r}: cannot be used: {why}; {driver}give another URL"
-                raise UsageError(text) from error
+                driver = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
+                hint = f"{driver * isinstance(error, ImportError)}give another URL"
+                raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; {hint}") from error
         time.sleep(pause)
     raise AssertionError
 
@@ -138,18 +150,18 @@ def tell_of_lock(url: str) -> None:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def prepare_sqlite(backend: RDBStorage) -> None:
+def prepare_sqlite(database: Database) -> None:
     """Let transactions lock the database from their begin on, and wait for the disk less often."""
     # SQLite knows no SELECT FOR UPDATE, so that two could take the same trial from the queue
-    event.listen(backend.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
-    @event.listens_for(backend.engine, "connect")
+    @event.listens_for(database.engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         # what a power cut may lose is the end of a cell, which is in the folder of its run, too
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
 
-    backend.engine.dispose()  # the connections that have been opened before
+    database.engine.dispose()  # the connections that have been opened before
 
 
 def hidden(url: str) -> str:
@@ -170,38 +182,42 @@ def exists(url: str) -> bool:
     return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
 
 
-def open_study(suite: Suite, backend: RDBStorage, cells: Sequence[Cell] = ()) -> Study:
+def open_study(suite: Suite, database: Database, cells: Sequence[Cell] = ()) -> CellStudy:
     """The study of a suite, created where there is none, from whose queue only ``cells`` are taken.
 
     Raises:
         UsageError: it is that of another suite.
     """
-    storage = CellStorage(backend, {cell.digest for cell in cells})
-    direction: Literal["minimize", "maximize"] = "minimize" if suite.minimize else "maximize"
-    # what is never asked for parameters needs no sampler that looks at the others
-    how: dict[str, Any] = {"storage": storage, "sampler": optuna.samplers.RandomSampler(seed=0)}
-    try:
-        study = optuna.create_study(study_name=suite.name, direction=direction, **how)
-    except DuplicatedStudyError:
-        study = optuna.load_study(study_name=suite.name, **how)
-    check_study(study, suite)
-    told = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
-    for key, value in told.items():
+    direction = StudyDirection.MINIMIZE if suite.minimize else StudyDirection.MAXIMIZE
+    optuna.create_study(study_name=suite.name, direction=direction, storage=database, load_if_exists=True)
+    study = find_study(suite, database, cells)
+    assert study is not None  # it has just been made
+    about = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
+    for key, value in about.items():
         study.set_user_attr(key, value)
     return study
 
 
-def find_study(suite: Suite, backend: RDBStorage) -> Study | None:
+def find_study(suite: Suite, database: Database, cells: Sequence[Cell] = ()) -> CellStudy | None:
     """The study of a suite, None where there is none.
 
     Raises:
         UsageError: it is that of another suite.
     """
     try:
-        study = optuna.load_study(study_name=suite.name, storage=CellStorage(backend, ()))
+        # what is never asked for parameters needs no sampler that looks at the others
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        study = CellStudy(suite.name, database, {cell.digest for cell in cells}, sampler=sampler)
     except KeyError:
         return None
-    check_study(study, suite)
+    with undamaged():
+        attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
+    # one that has just been created has no attributes yet
+    known = {key: attributes.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
+    hint = f"the study {suite.name!r} there is of another suite, or of another metric than {suite.metric}; "
+    hint += "give another --output or --storage, or rename the suite's file"
+    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(attributes) or not trials)
+    require(same, "--storage", f"{attributes.get('title', 'not a suite')} ({known['metric']})", hint)
     return study
 
 
@@ -215,33 +231,17 @@ def undamaged() -> Iterator[None]:
         raise UsageError(f"--storage: the study is damaged: {text_of(error)}; {hint}") from error
 
 
-def check_alone(suite: Suite, backend: RDBStorage, output: Path) -> None:
+def check_alone(suite: Suite, database: Database, output: Path) -> None:
     """Refuse an output folder of another suite.
 
     Raises:
         UsageError: its database has the study of another suite.
     """
     with undamaged():
-        summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
-        others = {one.user_attrs.get("suite", suite.name) for one in summaries} - {suite.name}
+        summaries = optuna.get_all_study_summaries(database, include_best_trial=False)
+        others = {summary.user_attrs.get("suite", suite.name) for summary in summaries} - {suite.name}
     hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
     require(not others, "--output", str(output), hint)
-
-
-def check_study(study: Study, suite: Suite) -> None:
-    """Refuse the study of another suite.
-
-    Raises:
-        UsageError: it is.
-    """
-    with undamaged():
-        given, trials = study.user_attrs, study.get_trials(deepcopy=False)
-    # one that has just been created has no attributes yet
-    known = {key: given.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
-    hint = f"the study {suite.name!r} there is of another suite, or of another metric than {suite.metric}; "
-    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(given) or not trials)
-    hint += "give another --output or --storage, or rename the suite's file"
-    require(same, "--storage", f"{given.get('title', 'not a suite')} ({known['metric']})", hint)
 
 
 def digest_of(trial: FrozenTrial) -> str | None:
@@ -251,11 +251,11 @@ def digest_of(trial: FrozenTrial) -> str | None:
 
 def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTrial]]:
     """The trials of each digest, in their order; where one was to begin anew, it and those after it."""
-    found: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
+    trials_of: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
     for trial in study.get_trials(deepcopy=False):
-        if (digest := digest_of(trial)) in found:
-            found[digest] = [*([] if ANEW in trial.user_attrs else found[digest]), trial]
-    return found
+        if (digest := digest_of(trial)) in trials_of:
+            trials_of[digest] = [*([] if ANEW in trial.user_attrs else trials_of[digest]), trial]
+    return trials_of
 
 
 def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
@@ -266,6 +266,13 @@ def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
                 return trial
     # the last of the others: without a reason, it was interrupted, or its process has died
     return trials[-1] if trials and "reason" in trials[-1].user_attrs else None
+
+
+def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
+    """Each cell with its trials; of several cells of the same config, one."""
+    alike = {cell.digest: cell for cell in cells}
+    for digest, trials in by_digest(study, alike).items():
+        yield alike[digest], trials
 
 
 def enqueue_missing(study: Study, cells: Sequence[Cell]) -> int:
@@ -280,31 +287,19 @@ def enqueue_missing(study: Study, cells: Sequence[Cell]) -> int:
 
 def enqueue_failed(study: Study, cells: Sequence[Cell]) -> int:
     """Queue the cells that failed; returns how many."""
-    last = ((cell, decisive(trials)) for cell, trials in with_trials(study, cells))
-    return enqueue(study, [cell for cell, trial in last if trial is not None and trial.state == TrialState.FAIL])
+    ends = [(cell, decisive(trials)) for cell, trials in with_trials(study, cells)]
+    return enqueue(study, [cell for cell, end in ends if end is not None and end.state == TrialState.FAIL])
 
 
-def enqueue_anew(study: Study, cells: Sequence[Cell]) -> int:
-    """Queue cells whose results count no more; returns how many."""
-    return enqueue(study, {cell.digest: cell for cell in cells}.values(), {ANEW: True})
-
-
-def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
-    """Each cell with its trials; of several cells of the same config, one."""
-    alike = {cell.digest: cell for cell in cells}
-    for digest, trials in by_digest(study, alike).items():
-        yield alike[digest], trials
-
-
-def enqueue(study: Study, cells: Iterable[Cell], more: Mapping[str, Any] | None = None) -> int:
-    """Queue cells, with ``more`` attributes; returns how many."""
-    queued = list(cells)
+def enqueue(study: Study, cells: Iterable[Cell], anew: bool = False) -> int:
+    """Queue cells; returns how many. Begun ``anew``, their results until now count no more."""
+    queued = {cell.digest: cell for cell in cells}.values()
     for cell in queued:
-        study.enqueue_trial({"cell": cell.name}, user_attrs={**attributes(cell), **(more or {})})
+        study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell) | ({ANEW: True} if anew else {}))
     return len(queued)
 
 
-def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, Result]) -> int:
+def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellResult]) -> int:
     """Count cells as done whose results are known from elsewhere; returns how many.
 
     Args:
@@ -312,25 +307,22 @@ def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, Result
         cells: the cells that it may have; those that it has a result of keep it.
         known: results by digest.
     """
+    worst = math.inf if study.direction == StudyDirection.MINIMIZE else -math.inf
     loaded = 0
     for cell, trials in with_trials(study, cells):
         result = known.get(cell.digest)
-        if result is not None and result.state == "done" and all(one.state != TrialState.COMPLETE for one in trials):
-            study.add_trial(done_trial(cell, result, worst=math.inf if study.direction.value == 1 else -math.inf))
-            loaded += 1
+        if result is None or result.state != "done" or any(trial.state == TrialState.COMPLETE for trial in trials):
+            continue
+        kept = {key: getattr(result, key) for key in KEPT_OF_RESULT}
+        last = result.values[max(result.values)]
+        trial = optuna.trial.create_trial(
+            value=worst if math.isnan(last) else last,  # Optuna takes no nan
+            intermediate_values=dict(result.values),
+            user_attrs={**attributes(cell), "result": kept},
+        )
+        study.add_trial(trial)
+        loaded += 1
     return loaded
-
-
-def done_trial(cell: Cell, result: Result, worst: float) -> FrozenTrial:
-    """The trial of a cell that is done; Optuna takes no nan, for which it has the ``worst`` value."""
-    kept = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code")
-    given = {key: getattr(result, key) for key in kept}
-    last = result.values[max(result.values)]
-    return optuna.trial.create_trial(
-        value=worst if math.isnan(last) else last,
-        intermediate_values=dict(result.values),
-        user_attrs={**attributes(cell), "result": given},
-    )
 
 
 def attributes(cell: Cell) -> dict[str, Any]:
@@ -350,11 +342,11 @@ def repeats(study: Study, number: int, digest: str) -> int | None:
     Both of two that begin at the same time know the other, since they look after they have begun.
     """
     trials = by_digest(study, [digest])[digest]
-    began = {one.number: (one.datetime_start, one.number) for one in trials if one.datetime_start is not None}
-    for one in trials:
-        earlier = one.state == TrialState.RUNNING and began[one.number] < began.get(number, began[one.number])
-        if one.number != number and (one.state == TrialState.COMPLETE or earlier):
-            return one.number
+    began = {trial.number: (trial.datetime_start, trial.number) for trial in trials if trial.datetime_start is not None}
+    for trial in trials:
+        earlier = trial.state == TrialState.RUNNING and began[trial.number] < began.get(number, began[trial.number])
+        if trial.number != number and (trial.state == TrialState.COMPLETE or earlier):
+            return trial.number
     return None
 
 
@@ -375,7 +367,7 @@ def running(study: Study) -> list[FrozenTrial]:
 
 def is_running(study: Study, number: int) -> bool:
     """Whether a trial is running."""
-    return any(one.number == number for one in running(study))
+    return any(trial.number == number for trial in running(study))
 
 
 def is_queued(study: Study) -> bool:
@@ -383,32 +375,26 @@ def is_queued(study: Study) -> bool:
     return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
 
-def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, Result]:
+def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:
     """The result of each cell, by its digest; a cell that is not in the study waits."""
-    found = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
+    trials_of = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
     with undamaged():
-        return {cell.digest: result_of(cell, decisive(found.get(cell.digest, ()))) for cell in cells}
+        return {cell.digest: result_of_trial(cell, decisive(trials_of.get(cell.digest, ()))) for cell in cells}
 
 
-def result_of(cell: Cell, trial: FrozenTrial | None) -> Result:
+def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:
     """The result of a cell, from the trial that is decisive for it."""
     if trial is None:
-        return Result(cell.name, cell.digest, "waiting", scale=cell.scale)
-    states: Mapping[TrialState, Any] = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
-    state = states.get(trial.state, "running" if trial.state == TrialState.RUNNING else "waiting")
-    given: Mapping[str, Any] = trial.user_attrs.get("result", {})
-    values = given.get("values") or trial.intermediate_values
-    return Result(
-        cell=cell.name,
-        digest=cell.digest,
-        state=state,
+        return waiting(cell)
+    states: Mapping[TrialState, CellState]
+    states = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
+    kept: Mapping[str, Any] = trial.user_attrs.get("result", {})
+    values = kept.get("values") or trial.intermediate_values
+    return replace(
+        waiting(cell),
+        state=states.get(trial.state, "waiting"),
         reason=trial.user_attrs.get("reason", ""),
-        values={int(round_): float(value) for round_, value in values.items()},
-        seconds=given.get("seconds"),
-        plan=given.get("plan", ""),
-        metrics=given.get("metrics", {}),
-        machine=given.get("machine", ""),
-        run_dir=given.get("run_dir", ""),
         scale=trial.user_attrs.get("scale", cell.scale),
-        code=given.get("code"),
+        **{key: kept[key] for key in KEPT_OF_RESULT[1:] if key in kept},
+        values={int(round_): float(value) for round_, value in values.items()},
     )

@@ -12,18 +12,18 @@ from typing import Any, Literal, get_args
 
 from fl_lightning.bench.fragments import (
     Fragment,
-    digest,
+    config_digest,
     in_classes,
     look_up,
-    merged,
-    nested,
+    merged_config,
+    nested_config,
 )
 from fl_lightning.errors import require
 
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
-SHOWN: tuple[str, ...] = get_args(Show)
+SHOWS: tuple[str, ...] = get_args(Show)
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
@@ -53,12 +53,12 @@ class Cell:
     @property
     def name(self) -> str:
         """Its address within the suite, such as ``alpha=0.1,method=FedAvg,seed=0``."""
-        return ",".join([*(f"{axis}={plain(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
+        return ",".join([*(f"{axis}={file_part(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
 
     @cached_property
     def digest(self) -> str:
         """Eight hexadecimal digits of what its config says, without paths and what changes no bit of a result."""
-        return digest(self.config)
+        return config_digest(self.config)
 
     @property
     def folder(self) -> str:
@@ -68,7 +68,7 @@ class Cell:
     @cached_property
     def config(self) -> Fragment:
         """Its fragments as one."""
-        return merged(self.fragments)
+        return merged_config(self.fragments)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Suite:
         """The labels of each cell, in the order of the axes, without what is excluded."""
         for labels in itertools.product(*self.axes.values()):
             combination = dict(zip(self.axes, labels, strict=True))
-            if not any(matches(combination, one) for one in self.exclude):
+            if not any(matches(combination, when) for when in self.exclude):
                 yield combination
 
     def cells(
@@ -158,7 +158,7 @@ class Suite:
         """The cells, seed by seed, so that the whole table fills up evenly.
 
         Args:
-            scale: share of the work to do, see :func:`scaled`.
+            scale: share of the work to do, see :func:`scaled_work`.
             extra: fragments that come after those of the suite, such as where the data lie.
             seeds: seeds to take instead of the suite's.
 
@@ -180,13 +180,13 @@ class Suite:
         parts = [DEFAULTS, *self.base, *(part for axis, label in labels.items() for part in self.axes[axis][label])]
         for when, more in self.overrides:
             parts += more if matches(labels, when) else ()
-        parts += [scaled(merged(parts), scale)] if scale != 1 else []
+        parts += [scaled_work(merged_config(parts), scale)] if scale != 1 else []
         parts += [*extra, {"seed_everything": seed}]
-        classes = look_up(merged(parts), "model.init_args.num_classes")
+        classes = look_up(merged_config(parts), "model.init_args.num_classes")
         return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts if part), scale)
 
 
-def scaled(config: Fragment, scale: float) -> Fragment:
+def scaled_work(config: Fragment, scale: float) -> Fragment:
     r"""The fragment that makes a run do about the share F of its work.
 
     The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
@@ -205,19 +205,20 @@ def scaled(config: Fragment, scale: float) -> Fragment:
     share = scale ** (1 / 3)
     trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     work = "local_steps" if trainer.get("local_steps") else "local_epochs"
-    given = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
-    fewer: Fragment = {key: max(1, round(share * value)) for key, value in given.items()}
-    if look_up(trainer, OVER_ROUNDS) == given["max_rounds"]:
-        fewer |= nested(OVER_ROUNDS, fewer["max_rounds"])
+    whole = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
+    fewer: Fragment = {key: max(1, round(share * value)) for key, value in whole.items()}
+    if look_up(trainer, OVER_ROUNDS) == whole["max_rounds"]:
+        fewer |= nested_config(OVER_ROUNDS, fewer["max_rounds"])
     if "train_size" not in data:
         return {"trainer": fewer}
     size = data["train_size"]
-    whole = isinstance(size, int)
-    examples = max(1, round(share * size)) if whole else share * size if size else round(share, 4)
+    examples: Any = share * size if size else round(share, 4)
+    if isinstance(size, int):
+        examples = max(1, round(share * size))
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
 
 
-def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """The cells that match any of some patterns; all of them without a pattern.
 
     Args:
@@ -230,10 +231,10 @@ def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     wanted: set[str] = set()
     for pattern in only:
         terms = set(pattern.split(","))
-        found = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
+        matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
         hint = f"no cell matches; one is called {cells[0].name if cells else ''}: give one or more of its parts"
-        require(bool(found), "--only", pattern, hint)
-        wanted |= found
+        require(bool(matching), "--only", pattern, hint)
+        wanted |= matching
     return [cell for cell in cells if not only or cell.name in wanted]
 
 
@@ -242,6 +243,6 @@ def matches(labels: Labels, when: Choice) -> bool:
     return all(labels[axis] in chosen for axis, chosen in when.items())
 
 
-def plain(label: str) -> str:
+def file_part(label: str) -> str:
     """A label as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", label).strip("_")

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
-from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Entry, Part
+from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
 from fl_lightning.bench.fragments import write_text
 from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, in_markdown, latex, markdown, prose
-from fl_lightning.bench.results import Result
-from fl_lightning.bench.stale import with_notes
+from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable, require
 
-Form = Literal["md", "tex", "csv"]
-FORMS: tuple[Form, ...] = ("md", "tex", "csv")
-STATES = ("done", "nan", "failed", "running", "waiting")
+TableForm = Literal["md", "tex", "csv"]
+FORMS: tuple[TableForm, ...] = get_args(TableForm)
+STATES_OF_CELLS = ("done", "nan", "failed", "running", "waiting")
 VERDICTS = ("reproduced", "reversed", "undecided", NOT_COMPARED)
 AT_THIS_SCALE = " at this scale"
 INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)"}
 
 
-def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], form: Form = "md") -> str:
+def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], form: TableForm = "md") -> str:
     """The tables of a suite.
 
     Args:
@@ -40,14 +39,26 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], f
     results = with_notes(cells, results)
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
-        return in_csv(comparisons)
+        entries = [line for at, comparison in enumerate(comparisons, 1) for line in csv_lines(at, comparison)]
+        return in_columns(list(entries[0]) if entries else [], entries)
+    lines = list(about(suite, cells, results))
     if form == "tex":
-        lines = ["% \\usepackage{booktabs}", *(f"% {printable(line)}" for line in about(suite, cells, results) if line)]
-        return "\n".join([*lines, *(line for one in comparisons for sheet in sheets(one) for line in latex(sheet))])
-    return "\n".join([*about(suite, cells, results), *(line for one in comparisons for line in section(one))])
+        lines = ["% \\usepackage{booktabs}", *(f"% {printable(line)}" for line in lines if line)]
+    for comparison in comparisons:
+        if form == "md":
+            table = comparison.table
+            caption = table.caption or first_upper(what_is_shown(comparison))
+            page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+            lines += [f"## {prose(f'{caption} ({page})' if page is not None else caption)}", ""]
+        for sheet in sheets(comparison):
+            lines += markdown(sheet) if form == "md" else latex(sheet)
+        lines += map(in_markdown, summary_lines(comparison)) if form == "md" else ()
+    return "\n".join(lines)
 
 
-def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result], folder: str | Path) -> list[Path]:
+def write_tables(
+    suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], folder: str | Path
+) -> list[Path]:
     """Write the tables of a suite as ``<suite>.table.md``, ``.tex`` and ``.csv``, its cells as ``<suite>.cells.csv``.
 
     The names of scaled tables end in their scale, so that tables of two scales do not overwrite each other.
@@ -62,67 +73,51 @@ def write_tables(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Resu
     return [write_text(Path(folder) / name, text) for name, text in texts.items()]
 
 
-def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:
+def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
     """What comes above the tables: title, source, how far the cells are, machines, what the source leaves open."""
     yield from (f"# {prose(suite.title)}", "")
     if suite.source:
         yield from (f"Source: {prose(suite.source)}", "")
     states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
-    told = [f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state]]
-    yield from (f"{len(cells)} cells: {', '.join(told)}.", "")
+    counts = [f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state]]
+    yield from (f"{len(cells)} cells: {', '.join(counts)}.", "")
     machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
-        yield from (
-            "What the source leaves open, and how it is filled in:",
-            "",
-            *(f"- {prose(one)}" for one in suite.notes),
-            "",
-        )
-
-
-def section(comparison: Comparison) -> Iterator[str]:
-    """A table in Markdown, and what it says of the paper's ordering."""
-    table = comparison.table
-    caption = table.caption or first_upper(shown(comparison))
-    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    yield from (f"## {prose(f'{caption} ({page})' if page is not None else caption)}", "")
-    for sheet in sheets(comparison):
-        yield from markdown(sheet)
-    yield from map(in_markdown, summary_lines(comparison))
+        yield from ("What the source leaves open, and how it is filled in:", "")
+        yield from (*(f"- {prose(note)}" for note in suite.notes), "")
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
     """The table of our numbers beside the published ones, and that of the differences to the baseline."""
     notes: dict[str, str] = {}
-    numbers = numbers_sheet(comparison, notes)
-    yield numbers
-    if comparison.suite.baseline and any(differs(one) for one in comparison.entries.values()):
-        yield differences_sheet(comparison, notes)
-
-
-def numbers_sheet(comparison: Comparison, notes: dict[str, str]) -> Sheet:
-    """Our numbers, one row for each row of the table, with the published ones at their right."""
-    published = any(one.published for one in comparison.entries.values())
-    groups = [(column_name(comparison, one), ["ours", "paper"] if published else []) for one in comparison.columns()]
+    entries = comparison.entries.values()
+    published = any(entry.published for entry in entries)
+    inner = ["ours", "paper"] if published else []
+    groups = [(column_name(comparison, column), inner) for column in comparison.columns()]
     lines = []
     for row in comparison.rows():
         line = [Text(label) for label in row]
         for column in comparison.columns():
             entry = comparison.entries.get((row, column))
-            line.append(ours(entry, comparison, numbered(entry.notes, notes)) if entry else Text(NONE))
-            line += [paper(entry, comparison)] if published else []
+            line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else Text(NONE))
+            if published:
+                numbers = entry.published if entry and entry.published else ()
+                texts = [number_text(number, comparison) for number in numbers if number is not None]
+                line.append(Text(" ± ".join(texts) or NONE))
         lines.append(line)
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
         for row, line in zip(comparison.rows(), lines, strict=True):
             line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
-    return Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
+    yield Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
+    if comparison.suite.baseline and any(map(differs, entries)):
+        yield differences_sheet(comparison, notes)
 
 
-def numbered(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
+def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
     """The numbers of footnotes, which are added to ``notes``; equal footnotes share one."""
     numbers = []
     for note in texts:
@@ -133,24 +128,22 @@ def numbered(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
     return tuple(numbers)
 
 
-def ours(entry: Entry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
+def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
     """Our mean and deviation, with how many seeds it is of unless these are all; or what the cells are at."""
-    pending = [
-        f"{entry.states[state]} {state}" for state in ("nan", "failed", "running", "waiting") if entry.states[state]
-    ]
+    pending = [f"{entry.states[state]} {state}" for state in STATES_OF_CELLS[1:] if entry.states[state]]
     if entry.ours is None:
         alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
         return Text(alone or NONE, marks=marks)
-    text = number(entry.ours.mean, comparison, entry.bound)
+    text = number_text(entry.ours.mean, comparison, entry.bound)
     if entry.ours.deviation is not None and not entry.bound:
-        text += f" ± {number(entry.ours.deviation, comparison)}"
+        text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if entry.ours.n < entry.cells:
         inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
         text += f" ({', '.join(inner)})"
     return Text(text, entry.best, (*([DAGGER] if entry.scale != 1 else []), *marks))
 
 
-def number(value: float, comparison: Comparison, bound: bool = False) -> str:
+def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
     """A number with the decimals of its table; rounds without decimals where they are whole."""
     text = f"{value:.{comparison.decimals}f}"
     if comparison.table.show == "rounds_to":
@@ -158,27 +151,18 @@ def number(value: float, comparison: Comparison, bound: bool = False) -> str:
     return f"> {text}" if bound else text
 
 
-def paper(entry: Entry | None, comparison: Comparison) -> Text:
-    """The published number."""
-    if entry is None or entry.published is None:
-        return Text(NONE)
-    mean, deviation = entry.published
-    text = number(mean, comparison)
-    return Text(text if deviation is None else f"{text} ± {number(deviation, comparison)}")
-
-
 def overall(comparison: Comparison) -> dict[Part, str]:
     """The mean rank of each row over the columns, of the rows that have one in each column."""
     made = {}
     for row in comparison.rows():
-        found = [comparison.entries.get((row, column)) for column in comparison.columns()]
-        means = [one.ours.mean for one in found if one and one.ours]
-        if len(means) == len(found):
-            made[row] = number(sum(means) / len(means), comparison)
+        entries = [comparison.entries.get((row, column)) for column in comparison.columns()]
+        means = [entry.ours.mean for entry in entries if entry and entry.ours]
+        if len(means) == len(entries):
+            made[row] = number_text(sum(means) / len(means), comparison)
     return made
 
 
-def differs(entry: Entry) -> bool:
+def differs(entry: TableEntry) -> bool:
     """Whether there is something to say of an entry's difference to the baseline."""
     return entry.difference is not None or entry.verdict == NOT_COMPARED
 
@@ -202,7 +186,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
                 continue
             labels = [*row, *(label for _, label in of_columns(comparison, column))]
             line = [Text(label) for label in labels] + difference_texts(entry, comparison, both)
-            line += [Text(signed(entry.published_difference, comparison)), Text(said(entry))] if table.published else []
+            if table.published:
+                line += [Text(signed(entry.published_difference, comparison)), Text(ordering(entry))]
             lines.append(line)
     caption = (
         f"Difference to {comparison.numbers.baseline} on equal seeds and equal partitions, mean over the pairs; "
@@ -213,16 +198,16 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines, own)
 
 
-def difference_texts(entry: Entry, comparison: Comparison, notes: dict[str, str]) -> list[Text]:
+def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[Text]:
     """Our difference, its interval and the number of pairs, with the footnotes that they need."""
-    marks = numbered((note for note in entry.notes if NOT_COMPARED in note), notes)
+    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
     if entry.difference is None:
         return [Text(NONE, marks=marks), Text(NONE), Text("0")]
     interval = entry.difference.interval
     ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
     daggers = (DAGGER, *marks) if entry.scale != 1 else marks
     mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
-    marks = numbered(entry.difference.notes, notes)
+    marks = footnotes(entry.difference.notes, notes)
     return [Text(mean, marks=daggers), Text(ends, marks=marks), Text(str(entry.difference.n))]
 
 
@@ -231,7 +216,7 @@ def signed(value: float | None, comparison: Comparison) -> str:
     return NONE if value is None else f"{value:+.{comparison.decimals}f}"
 
 
-def said(entry: Entry) -> str:
+def ordering(entry: TableEntry) -> str:
     """The verdict in words; it holds at the scale of the run alone."""
     if entry.published_difference == 0:
         return "none: equal in the paper"
@@ -242,18 +227,18 @@ def said(entry: Entry) -> str:
 
 def column_name(comparison: Comparison, column: Part) -> str:
     """The name of a column, such as ``alpha=0.1``; what is shown, for a table of one column."""
-    named = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
-    return ", ".join(named) or first_upper(shown(comparison))
+    labels = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
+    return ", ".join(labels) or first_upper(what_is_shown(comparison))
 
 
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
     """The axes of the columns with the labels of one of them; without the axes on which all are alike."""
     pairs = list(zip(comparison.table.columns, column, strict=True))
     labels = list(zip(*comparison.columns(), strict=True))
-    return [pair for pair, found in zip(pairs, labels, strict=True) if len(set(found)) > 1] or pairs
+    return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
 
 
-def shown(comparison: Comparison) -> str:
+def what_is_shown(comparison: Comparison) -> str:
     """What a number of the table is."""
     suite, table = comparison.suite, comparison.table
     unit = f"{suite.metric} in %" if suite.percent else suite.metric
@@ -265,83 +250,57 @@ def shown(comparison: Comparison) -> str:
         "final": f"final {unit}",
         "best": f"best {unit} of all rounds",
         "last": f"mean {unit} of the last {table.k} rounds",
-        "seconds": "seconds a round"
-        + (f", divided by those of {comparison.numbers.baseline}" if suite.baseline else ""),
+        "seconds": f"seconds a round{f', divided by those of {comparison.numbers.baseline}' * bool(suite.baseline)}",
         "rank": f"rank by final {suite.metric} among the rows of a column",
     }[table.show]
 
 
 def caption_of(comparison: Comparison) -> str:
     """What a table shows and how to read it."""
-    entries = comparison.entries.values()
-    seeds = max((one.cells for one in entries), default=0)
+    table, numbers, entries = comparison.table, comparison.numbers, comparison.entries.values()
+    seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
-    said = [f"{first_upper(shown(comparison))}: {over}."]
-    said += ["In bold: the best of a column." if any(one.best for one in entries) else ""]
-    said += ["Under “paper”: the published number." if any(one.published for one in entries) else ""]
-    said += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
-    said += [*of_all(comparison), *of_rounds(comparison), *of_seconds(comparison)]
-    said += ["1 is best; a run without a number has no rank." if comparison.table.show == "rank" else ""]
-    return " ".join(one for one in said if one)
+    texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
+    texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
+    texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
+    texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
+    for column in comparison.columns()[:1]:
+        in_names = of_columns(comparison, column)
+        alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]
+        texts += [f"All with {', '.join(f'{axis}={label}' for axis, label in alike)}."] if alike else []
+    if any(entry.bound for entry in entries):
+        texts.append("A run that does not reach it counts with all its rounds: a mean with > is a lower bound.")
+        texts.append("A pair of which neither run reaches it is left out; where one of them does, the difference is")
+        texts.append(
+            "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out."
+        )
+    if table.show == "seconds" and comparison.suite.baseline:
+        seconds: dict[str, list[float]] = {}
+        for key in filter(numbers.is_baseline, numbers.seconds):
+            column = tuple(numbers.cells[key].labels[axis] for axis in table.columns)
+            seconds.setdefault(column_name(comparison, column), []).append(numbers.seconds[key])
+        means = [f"{sum(all_) / len(all_):.3g} s{f' ({name})' * (len(seconds) > 1)}" for name, all_ in seconds.items()]
+        texts += [f"A round of {numbers.baseline} takes {', '.join(means)}."] if means else []
+    texts += ["1 is best; a run without a number has no rank."] * (table.show == "rank")
+    return " ".join(texts)
 
 
 def scales(comparison: Comparison) -> list[float]:
     """The scales of the entries that are scaled."""
-    return sorted({one.scale for one in comparison.entries.values()} - {1.0})
-
-
-def of_all(comparison: Comparison) -> Iterator[str]:
-    """The labels that all columns have, and that are not in their names."""
-    for column in comparison.columns()[:1]:
-        named = of_columns(comparison, column)
-        pairs = zip(comparison.table.columns, column, strict=True)
-        alike = [f"{axis}={label}" for axis, label in pairs if (axis, label) not in named]
-        yield f"All with {', '.join(alike)}." if alike else ""
-
-
-def of_rounds(comparison: Comparison) -> Iterator[str]:
-    """How runs that do not reach the target are counted, if there are any."""
-    if any(one.bound for one in comparison.entries.values()):
-        yield "A run that does not reach it counts with all its rounds: a mean with > is a lower bound."
-        yield "A pair of which neither run reaches it is left out; where one of them does, the difference is"
-        yield "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out."
-
-
-def of_seconds(comparison: Comparison) -> Iterator[str]:
-    """The seconds of a round of the baseline, by column."""
-    numbers = comparison.numbers
-    if comparison.table.show != "seconds" or not comparison.suite.baseline:
-        return
-    found: dict[str, list[float]] = {}
-    for key in filter(numbers.is_baseline, numbers.seconds):
-        labels = numbers.cells[key].labels
-        column = tuple(labels[axis] for axis in comparison.table.columns)
-        found.setdefault(column_name(comparison, column), []).append(numbers.seconds[key])
-    told = [f"{sum(one) / len(one):.3g} s{f' ({name})' * (len(found) > 1)}" for name, one in found.items()]
-    if told:
-        yield f"A round of {numbers.baseline} takes {', '.join(told)}."
+    return sorted({entry.scale for entry in comparison.entries.values()} - {1.0})
 
 
 def summary_lines(comparison: Comparison) -> Iterator[str]:
     """By row, in how many columns the paper's ordering holds."""
     lines = []
     for row in comparison.rows():
-        found = [one.verdict for (labels, _), one in comparison.entries.items() if labels == row and one.verdict]
-        counts = [
-            f"{found.count(one)} {one}" for one in ("reproduced", "reversed", "undecided", NOT_COMPARED) if one in found
-        ]
-        if found:
-            lines.append(f"- {', '.join(row)}: {', '.join(counts)}")
+        counts = Counter(entry.verdict for (labels, _), entry in comparison.entries.items() if labels == row)
+        texts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+        lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
         scaled = AT_THIS_SCALE if scales(comparison) else ""
         yield f"The paper's ordering relative to {comparison.numbers.baseline}{scaled}, in number of columns:"
         yield from ("", *lines, "")
-
-
-def in_csv(comparisons: Sequence[Comparison]) -> str:
-    """One line for each row and column of each table, with all numbers unrounded."""
-    lines = [line for at, one in enumerate(comparisons, 1) for line in csv_lines(at, one)]
-    return in_columns(list(lines[0]) if lines else [], lines)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -352,9 +311,9 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
         low, high = apart.interval if apart and apart.interval else (None, None)
         notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
-            **{"table": at, "caption": comparison.table.caption, "shows": shown(comparison)},
+            **{"table": at, "caption": comparison.table.caption, "shows": what_is_shown(comparison)},
             **{axis: entry.labels[axis] for axis in suite.axes},
-            **{"seeds": entry.cells, **{state: entry.states[state] for state in STATES}},
+            **{"seeds": entry.cells, **{state: entry.states[state] for state in STATES_OF_CELLS}},
             "n": entry.ours.n if entry.ours else 0,
             "mean": entry.ours.mean if entry.ours else None,
             "deviation": entry.ours.deviation if entry.ours else None,
@@ -364,7 +323,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
-            **{"verdict": said(entry) if entry.verdict else "", "scale": entry.scale, "notes": notes},
+            **{"verdict": ordering(entry) if entry.verdict else "", "scale": entry.scale, "notes": notes},
         }
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 import yaml
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
-from optuna.storages import RDBStorage
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.driver import POLL, Driver, Dropped, Failed, drop_repetition, run_next
-from fl_lightning.bench.estimate import measured
+from fl_lightning.bench.driver import QUEUE_POLL, Driver, Dropped, Failed, drop_repetition, run_next
+from fl_lightning.bench.estimate import measured_estimate
 from fl_lightning.bench.fragments import Fragment, write_text
 from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.study import (
-    CellStorage,
+    CellStudy,
+    Database,
     QueueEmpty,
     by_digest,
     decisive,
@@ -32,7 +33,7 @@ from fl_lightning.bench.study import (
     is_running,
     running,
 )
-from fl_lightning.bench.suite import Suite, plain
+from fl_lightning.bench.suite import Suite, file_part
 from fl_lightning.bench.tuning import Search, Space
 from fl_lightning.errors import UsageError, printable, require
 
@@ -46,7 +47,7 @@ class Tuner(Driver):
     Args:
         suite: the suite.
         searches: the searches.
-        backend: the connection to the database.
+        database: the connection to it.
         output: folder of all runs.
         jobs: number of runner processes.
         say: takes the lines that say what has been done.
@@ -57,26 +58,29 @@ class Tuner(Driver):
         self,
         suite: Suite,
         searches: Sequence[Search],
-        backend: RDBStorage,
+        database: Database,
         output: Path,
         jobs: int = 1,
         say: Callable[[str], object] = print,
         runner: Callable[[int], Any] = Runner,
     ) -> None:
-        super().__init__(suite, (), backend, output, jobs, say, runner)
+        super().__init__(suite, (), database, output, jobs, say, runner)
         self.searches = searches
 
     def _work(self, runner: Any) -> None:
         """Take trials from the queues of the searches until all are done."""
-        studies = [(search, open_search(search, self.backend)) for search in self.searches]
+        studies = [(search, open_search(search, self.database)) for search in self.searches]
         while not self._stop.is_set():
-            found = next((pair for pair in studies if self._has_work(*pair)), None)
-            if found is not None:
+            search, study = next((pair for pair in studies if self._has_work(*pair)), (None, None))
+            if search is not None and study is not None:
                 with suppress(QueueEmpty, Interrupt, Dropped):
-                    self._next_trial(*found, runner)
+                    objective = partial(self._value, search, study, runner)
+                    outcome = trial_outcome(study.get_trials(deepcopy=False)[run_next(study, objective)], search)
+                    over = sum(trial.state.is_finished() for trial in last_trials(search, study))
+                    self.say(f"{search.label}: {outcome} ({over} of {len(search.slots)})")
             elif any(running(study) for _, study in studies):
                 self._say_once("the queue is empty; trials still run, here or in other processes")
-                self._stop.wait(POLL)
+                self._stop.wait(QUEUE_POLL)
             else:
                 return
 
@@ -86,28 +90,15 @@ class Tuner(Driver):
         with self._lock:
             if is_queued(study):
                 return True
-            found = by_digest(study, search.slots)
-            missing = [slot for slot, trials in found.items() if decisive(trials) is None]
+            trials_of = by_digest(study, search.slots)
+            missing = [slot for slot, trials in trials_of.items() if decisive(trials) is None]
             for slot in missing:
                 # of a grid its own, else those of the trial that was interrupted, if there is one
-                given = search.slots[slot] or (dict(found[slot][-1].params) if found[slot] else {})
-                study.enqueue_trial(given, user_attrs={"digest": slot})
+                values = search.slots[slot] or (dict(trials_of[slot][-1].params) if trials_of[slot] else {})
+                study.enqueue_trial(values, user_attrs={"digest": slot})
             return bool(missing)
 
-    def _next_trial(self, search: Search, study: Study, runner: Any) -> None:
-        """Run the next trial of a search, with the exceptions of :func:`run_next`."""
-        number = run_next(study, lambda trial: self._value(search, study, trial, runner))
-        ended = told(study.get_trials(deepcopy=False)[number], search)
-        self.say(f"{search.label}: {ended}{self._count(search, study)}")
-
-    def _count(self, search: Search, study: Study) -> str:
-        over = sum(
-            (last := decisive(trials)) is not None and last.state.is_finished()
-            for trials in by_digest(study, search.slots).values()
-        )
-        return f" ({over} of {len(search.slots)})"
-
-    def _value(self, search: Search, study: Study, trial: Trial, runner: Any) -> float:
+    def _value(self, search: Search, study: Study, runner: Any, trial: Trial) -> float:
         """The metric of a trial: its last value, as the mean over the seeds."""
         drop_repetition(study, trial, Dropped)
         # a sampler that went on from trial to trial would draw the same points in each process
@@ -154,19 +145,17 @@ class PruningReport:
         return self.pruned is not None
 
 
-def open_search(search: Search, backend: RDBStorage) -> Study:
+def open_search(search: Search, database: Database) -> CellStudy:
     """The study of a search, created where there is none.
 
     Raises:
         UsageError: the study there is of another search.
     """
-    study = optuna.create_study(
-        study_name=search.study,
-        direction="minimize" if search.tuning.minimize else "maximize",
-        storage=CellStorage(backend, search.slots),
-        pruner=pruner_of(search),
-        load_if_exists=True,
-    )
+    direction = StudyDirection.MINIMIZE if search.tuning.minimize else StudyDirection.MAXIMIZE
+    optuna.create_study(study_name=search.study, direction=direction, storage=database, load_if_exists=True)
+    by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
+    pruner = NopPruner() if search.tuning.pruner == "none" else by_median
+    study = CellStudy(search.study, database, search.slots, pruner=pruner)
     known = study.user_attrs.get("digest", search.digest)
     hint = f"the study {search.study!r} there has another config, search or seeds; give another --output or --storage"
     require(known == search.digest, "--storage", known, hint)
@@ -174,18 +163,6 @@ def open_search(search: Search, backend: RDBStorage) -> Study:
     for key, value in attributes.items():
         study.set_user_attr(key, value)
     return study
-
-
-def any_begun(searches: Sequence[Search], backend: RDBStorage) -> bool:
-    """Whether there is a study of any of the searches."""
-    return not {search.study for search in searches}.isdisjoint(optuna.get_all_study_names(backend))
-
-
-def pruner_of(search: Search) -> BasePruner:
-    """What ends trials that are worse than the median of the former ones, not in the first quarter of the rounds."""
-    if search.tuning.pruner == "none":
-        return NopPruner()
-    return MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
 
 
 def suggested(trial: Trial, key: str, space: Space) -> Any:
@@ -198,19 +175,17 @@ def suggested(trial: Trial, key: str, space: Space) -> Any:
     return trial.suggest_float(key, low, high, log=log)
 
 
+def last_trials(search: Search, study: Study) -> list[FrozenTrial]:
+    """The trials that say what became of those of a search, as far as it has come."""
+    trials = map(decisive, by_digest(study, search.slots).values())
+    return [trial for trial in trials if trial is not None]
+
+
 def retry_failed(search: Search, study: Study) -> None:
     """Queue the trials that failed."""
-    for slot, trials in by_digest(study, search.slots).items():
-        last = decisive(trials)
-        if last is not None and last.state == TrialState.FAIL:
-            study.enqueue_trial(dict(last.params), user_attrs={"digest": slot})
-
-
-def why_none(search: Search, study: Study) -> str:
-    """Why a search has no best trial."""
-    lasts = map(decisive, by_digest(study, search.slots).values())
-    reasons = [last.user_attrs.get("reason") for last in lasts if last]
-    return next(filter(None, reasons), "none has ended")
+    for trial in last_trials(search, study):
+        if trial.state == TrialState.FAIL:
+            study.enqueue_trial(dict(trial.params), user_attrs={"digest": trial.user_attrs["digest"]})
 
 
 def check_metric(search: Search, runner: Any) -> None:
@@ -220,7 +195,7 @@ def check_metric(search: Search, runner: Any) -> None:
         UsageError: it fails, or has no such metric.
     """
     tuning, cell = search.tuning, search.cells({})[0]
-    reason = measured(search.label, [cell], 1, tuning.metric, runner).reason
+    reason = measured_estimate(search.label, [cell], 1, tuning.metric, runner).reason
     where = f"{search.suite.path}: tune.metric"
     hint = "the run does not log it; set tune.val_fraction above 0, or give the data module a val_dataloader"
     require(not reason.startswith("metric="), where, tuning.metric, hint)
@@ -228,47 +203,41 @@ def check_metric(search: Search, runner: Any) -> None:
         raise UsageError(f"{search.suite.path}: tune.search.{search.label}: {reason}")
 
 
-def told(trial: FrozenTrial, search: Search) -> str:
+def trial_outcome(trial: FrozenTrial, search: Search) -> str:
     """What became of a trial, in words."""
-    given = ", ".join(f"{key} {short(value)}" for key, value in trial.params.items())
     if trial.state == TrialState.COMPLETE:
-        return f"{given}: {search.tuning.metric} {trial.value:.4g}"
+        return f"{parameters_text(trial)}: {search.tuning.metric} {trial.value:.4g}"
     why = trial.user_attrs.get("reason", "interrupted")
-    return f"{given}: {'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
+    return f"{parameters_text(trial)}: {'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
 
 
-def short(value: Any) -> str:
-    """A parameter's value as a reader wants it, on one line, since it stands in a comment, too."""
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
-
-
-def best_of(search: Search, study: Study) -> FrozenTrial | None:
-    """The best trial of a search, of equal ones the first point, whenever it was run; None where none is complete."""
-    lasts = map(decisive, by_digest(study, search.slots).values())
-    complete = [last for last in lasts if last is not None and last.state == TrialState.COMPLETE]
-    best = min if search.tuning.minimize else max
-    return best(complete, key=lambda trial: trial.value, default=None)  # type: ignore[arg-type, return-value]
+def parameters_text(trial: FrozenTrial) -> str:
+    """A trial's parameters as a reader wants them, on one line, since they stand in a comment, too."""
+    texts = {key: f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for key, v in trial.params.items()}
+    return ", ".join(f"{key} {text}" for key, text in texts.items())
 
 
 def write_best(search: Search, study: Study, output: Path, url: str) -> Path | None:
     """Write the best values of a search as a config, with what they come from in its head; None without a trial.
 
+    Of equal trials the first point is taken, whenever it was run.
+
     Returns:
         The file, which ``fit --config`` takes.
     """
-    best = best_of(search, study)
-    if best is None:
+    complete = [trial for trial in last_trials(search, study) if trial.state == TrialState.COMPLETE]
+    if not complete:
         return None
-    path = output / "tuned" / f"{plain(search.label)}.yaml"
-    fragment: Fragment = search.fragment(best.params)
-    text = "".join(f"# {line}\n" for line in head(search, study, best, url)) + yaml.safe_dump(fragment, sort_keys=False)
-    return write_text(path, text)
+    complete.sort(key=lambda trial: trial.value, reverse=not search.tuning.minimize)  # type: ignore[arg-type, return-value]
+    fragment: Fragment = search.fragment(complete[0].params)
+    text = "".join(f"# {line}\n" for line in head(search, study, complete, url))
+    path = output / "tuned" / f"{file_part(search.label)}.yaml"
+    return write_text(path, text + yaml.safe_dump(fragment, sort_keys=False))
 
 
-def head(search: Search, study: Study, best: FrozenTrial, url: str) -> Iterator[str]:
+def head(search: Search, study: Study, complete: Sequence[FrozenTrial], url: str) -> Iterator[str]:
     """Where tuned values come from: the study, the number of trials, and the numbers of all that were not pruned."""
-    tuning = search.tuning
-    trials = [last for last in map(decisive, by_digest(study, search.slots).values()) if last is not None]
+    tuning, trials = search.tuning, last_trials(search, study)
     states = Counter(trial.state for trial in trials)
     names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
     counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
@@ -279,6 +248,4 @@ def head(search: Search, study: Study, best: FrozenTrial, url: str) -> Iterator[
     setting = "".join(f"{axis}={label}, " for axis, label in tuning.at.items())
     yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
     yield f"{tuning.metric} after {search.rounds} rounds:"
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    for trial in sorted(complete, key=lambda one: one.value, reverse=not tuning.minimize):  # type: ignore[arg-type, return-value]
-        yield f"  {trial.value:.6g} with {', '.join(f'{key} {short(one)}' for key, one in trial.params.items())}"
+    yield from (f"  {trial.value:.6g} with {parameters_text(trial)}" for trial in complete)

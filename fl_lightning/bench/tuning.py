@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fl_lightning.bench.fragments import Fragment, digest, in_classes, look_up, merged, nested, of_result
+from fl_lightning.bench.fragments import (
+    Fragment,
+    config_digest,
+    in_classes,
+    look_up,
+    merged_config,
+    nested_config,
+    of_result,
+)
 from fl_lightning.bench.suite import Cell, Labels, Suite
-from fl_lightning.bench.suite_file import check_keys, seeds_of, strings
+from fl_lightning.bench.suite_file import check_keys, read_seeds, strings
 from fl_lightning.errors import UsageError, require
 
 AXIS = "method"
@@ -56,41 +64,32 @@ def tuning_of(suite: Suite) -> Tuning:
         UsageError: it says nothing, or what cannot be done.
     """
     raw, where = suite.tune, f"{suite.path}: tune"
-    require(
-        bool(raw), where, None, "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
-    )
-    check_keys(raw, [one.name for one in fields(Tuning)], where)
-    check_values(raw, where)
-    return Tuning(
-        **{
-            **raw,
-            "search": searches_of(suite, raw.get("search"), f"{where}.search"),
-            "at": labels_of(suite, strings(raw.get("at") or {}), f"{where}.at"),
-            "seeds": seeds_of(raw.get("seeds", [100]), f"{suite.path}: tune.seeds"),
-        }
-    )
-
-
-def check_values(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse values that a key cannot have."""
+    hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
+    require(bool(raw), where, None, hint)
+    check_keys(raw, [field.name for field in fields(Tuning)], where)
     share, trials, metric = raw.get("val_fraction"), raw.get("trials"), raw.get("metric", "")
     validation = "name one of the validation split, such as val/accuracy; the test images are not for tuning"
+    a_share = share is None or (isinstance(share, float) and 0 < share < 1)
     for key, good, hint in (
         ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
         ("metric", isinstance(metric, str) and not metric.startswith("test/"), validation),
         ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
-        (
-            "val_fraction",
-            share is None or (isinstance(share, float) and 0 < share < 1),
-            "give a share in (0, 1), or null",
-        ),
+        ("val_fraction", a_share, "give a share in (0, 1), or null"),
         ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),
         ("pruner", raw.get("pruner", "none") in ("median", "none"), "choose median or none"),
     ):
         require(good, f"{where}.{key}", raw.get(key), hint)
+    return Tuning(
+        **{
+            **raw,
+            "search": read_spaces(suite, raw.get("search"), f"{where}.search"),
+            "at": read_setting(suite, strings(raw.get("at") or {}), f"{where}.at"),
+            "seeds": read_seeds(raw.get("seeds", [100]), f"{where}.seeds"),
+        }
+    )
 
 
-def searches_of(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:
+def read_spaces(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:
     """The values of each key of each method, of the form that :class:`Tuning` says."""
     require(isinstance(raw, Mapping) and bool(raw), where, raw, "give {METHOD: {ARGUMENT: [values]}}")
     known = suite.axes.get(AXIS, {})
@@ -99,32 +98,29 @@ def searches_of(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space
         require(str(label) in known, where, label, hint)
         require(isinstance(keys, Mapping) and bool(keys), f"{where}.{label}", keys, "give {ARGUMENT: [values]}")
         for key, space in keys.items():
-            check_space(space, f"{where}.{label}.{key}")
+            if isinstance(space, Mapping):
+                ends = [space.get(name) for name in ("low", "high")]
+                low, high = (end if isinstance(end, (int, float)) else 0 for end in ends)
+                good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
+            else:
+                good = isinstance(space, list) and len(space) > 0
+                good = good and all(isinstance(value, bool | int | float | str | None) for value in space)
+            hint = "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
+            require(good, f"{where}.{label}.{key}", space, hint)
     return {str(label): {str(key): space for key, space in keys.items()} for label, keys in raw.items()}
 
 
-def check_space(space: Any, where: str) -> None:
-    """Refuse what is neither a list of values nor a range."""
-    if isinstance(space, Mapping):
-        low, high = (end if isinstance(end := space.get(name), (int, float)) else 0 for name in ("low", "high"))
-        good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
-    else:
-        plain = (type(None), bool, int, float, str)
-        good = isinstance(space, list) and len(space) > 0 and all(isinstance(one, plain) for one in space)
-    require(good, where, space, "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high")
-
-
-def labels_of(suite: Suite, given: Labels, where: str) -> Labels:
+def read_setting(suite: Suite, chosen: Labels, where: str) -> Labels:
     """The label on each axis beside that of the methods."""
-    taken = {}
+    setting = {}
     for axis, labels in suite.axes.items():
         if axis != AXIS:
-            label = given.get(axis, next(iter(labels)) if len(labels) == 1 else None)
+            label = chosen.get(axis, next(iter(labels)) if len(labels) == 1 else None)
             require(label in labels, f"{where}.{axis}", label, f"choose the setting to tune in: {', '.join(labels)}")
-            taken[axis] = str(label)
-    for axis in given.keys() - taken.keys():
-        require(False, where, axis, f"is no axis to choose on; those are {', '.join(taken) or 'none'}")
-    return taken
+            setting[axis] = str(label)
+    for axis in chosen:
+        require(axis in setting, where, axis, f"is no axis to choose on; those are {', '.join(setting) or 'none'}")
+    return setting
 
 
 class Search:
@@ -160,7 +156,7 @@ class Search:
         self.spaces = tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
         self.slots = self._slots(trials or tuning.trials)
-        self.digest = digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
+        self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
 
     @property
     def study(self) -> str:
@@ -195,23 +191,22 @@ class Search:
             if first == "method":
                 self._put(methods, inner, value)
             else:
-                rest.append(nested(key, value))
+                rest.append(nested_config(key, value))
         classes = look_up(self.base, "model.init_args.num_classes")
-        return in_classes(merged([*rest, *([{"method": methods}] if methods else [])]), classes)
+        return in_classes(merged_config([*rest, *([{"method": methods}] if methods else [])]), classes)
 
     def _put(self, methods: list[Any], key: str, value: Any) -> None:
         """Give an argument of one of the methods its value."""
         place, _, inner = key.partition(".")
-        found = place.isdigit() and int(place) < len(methods) and inner.startswith("init_args.")
-        if not found:
-            known = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
-            hint = (
-                known if methods else f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
-            )
+        if not (place.isdigit() and int(place) < len(methods) and inner.startswith("init_args.")):
+            hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
+            if not methods:
+                hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
             raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{key}: {hint}")
-        one = methods[int(place)]
-        entry = {"class_path": one} if isinstance(one, str) else dict(one)
-        methods[int(place)] = merged([{**entry, "init_args": entry.get("init_args") or {}}, nested(inner, value)])
+        method = methods[int(place)]
+        entry = {"class_path": method} if isinstance(method, str) else dict(method)
+        entry["init_args"] = entry.get("init_args") or {}
+        methods[int(place)] = merged_config([entry, nested_config(inner, value)])
 
     def _cell(self, seed: int, tuned: Fragment | None = None) -> Cell:
         labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
@@ -222,4 +217,4 @@ class Search:
             return {f"trial {number}": {} for number in range(trials or TRIALS)}
         points = itertools.product(*self.spaces.values())
         grid = [dict(zip(self.spaces, point, strict=True)) for point in points]
-        return {digest({"point": point}): point for point in grid[:trials]}
+        return {config_digest({"point": point}): point for point in grid[:trials]}

@@ -14,7 +14,7 @@ from typing import NoReturn
 from fl_lightning.errors import UsageError, clipped
 
 
-class Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
@@ -43,6 +43,12 @@ def end_with_status(command: Callable[[], int | None]) -> None:
         status = 128 + signal.SIGINT
     if status:
         sys.exit(status)
+
+
+def find_own_classes() -> None:
+    """Let imports find a user's own classes in the working folder, where the installed program does not look."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def program() -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from fl_lightning.bench.runner import Report, serve
+from fl_lightning.bench.runner import RoundReport, serve
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
@@ -29,7 +29,7 @@ from fl_lightning.trainer import FederatedTrainer
 class MetricReport(Callback):
     """Reports the metric of each round that has it, and ends the run where that is the answer."""
 
-    def __init__(self, metric: str, report: Report) -> None:
+    def __init__(self, metric: str, report: RoundReport) -> None:
         self.metric, self.report = metric, report
 
     def on_round_end(self, trainer: RunAccess) -> None:
@@ -68,7 +68,7 @@ class CellCLI(FederatedCLI):
         return trainer
 
 
-def run_cell(cell: Mapping[str, Any], report: Report) -> dict[str, Any]:
+def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     """Run a cell, or what is left of it; all of it where the user's code has changed since its last checkpoint.
 
     Returns:
@@ -81,15 +81,19 @@ def run_cell(cell: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """
     root = Path(cell["output"]) / cell["folder"]
     where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}
-    configs = write_configs(root / "configs", [*cell["fragments"], where])
     callback = MetricReport(cell["metric"], report)
-    command = ["fit", *(f"--config={path}" for path in configs)]
+    command, configs = ["fit"], root / "configs"
+    configs.mkdir(exist_ok=True)
+    for number, fragment in enumerate([*cell["fragments"], where]):  # a fit takes them in this order
+        path = configs / f"{number}.yaml"
+        path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
+        command.append(f"--config={path}")
     try:
-        return told_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
+        return outcome_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
     except ChangedCodeError as error:
         # one cell is of one code
         print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
-        return told_of(fitted(command, callback), cell["metric"])
+        return outcome_of(fitted(command, callback), cell["metric"])
 
 
 def fitted(command: list[str], callback: Callback) -> Any:
@@ -104,16 +108,7 @@ def fitted(command: list[str], callback: Callback) -> Any:
         raise usage from error
 
 
-def write_configs(folder: Path, fragments: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write each fragment as a file; ``fit`` takes them in this order."""
-    folder.mkdir(exist_ok=True)
-    paths = [folder / f"{number}.yaml" for number in range(len(fragments))]
-    for path, fragment in zip(paths, fragments, strict=True):
-        path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
-    return paths
-
-
-def told_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
+def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
     """What a run that is done tells of itself.
 
     Raises:

@@ -17,29 +17,28 @@ import jsonargparse
 from fl_lightning.errors import UsageError, clipped, is_users, require, text_of
 from fl_lightning.trainer import FederatedTrainer
 
-OURS = str(Path(__file__).parents[1])
 LARGEST_SEED = 2**32 - 1
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_resolved(config: Mapping[str, Any]) -> None:
     """Refuse sections that are no mappings, seeds out of range, and nulls where a type has none.
 
     Raises:
         UsageError: there is such an entry; the error names it.
     """
     trainer, seed = config.get("trainer"), config.get("seed_everything")
-    given = isinstance(trainer, (Mapping, jsonargparse.Namespace))
-    require(given, "trainer", trainer, "give a mapping of its arguments, such as {max_rounds: 10}")
+    is_mapping = isinstance(trainer, (Mapping, jsonargparse.Namespace))
+    require(is_mapping, "trainer", trainer, "give a mapping of its arguments, such as {max_rounds: 10}")
     in_range = seed is None or isinstance(seed, bool) or 0 <= seed <= LARGEST_SEED
     require(in_range, "seed_everything", seed, f"give a seed from 0 to {LARGEST_SEED}")
     check_nulls(FederatedTrainer, entries(trainer), "trainer")
-    check_classes(config)
+    check_nulls_of_classes(config)
 
 
-def check_classes(value: Any) -> None:
+def check_nulls_of_classes(value: Any) -> None:
     """Check the arguments of all classes in a value, at any depth."""
     for part in value if isinstance(value, (list, tuple)) else entries(value).values():
-        check_classes(part)
+        check_nulls_of_classes(part)
     path = entries(value).get("class_path")
     if isinstance(path, str):
         module, _, name = path.rpartition(".")
@@ -54,28 +53,29 @@ def entries(value: Any) -> Mapping[str, Any]:
 
 def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
     """Refuse null for an argument whose type does not allow it: a parser takes it for one that is not given."""
-    for argument, annotation in annotations_of(kind).items():
+    annotations: dict[str, Any] = {}
+    for base, parameters in constructors(kind):
+        try:
+            hints = typing.get_type_hints(base.__init__)
+        except (NameError, TypeError):
+            hints = {}  # a type that is imported for typing alone
+        nulls = {parameter.name for parameter in parameters if parameter.default is None}
+        annotations = {n: h for n, h in hints.items() if n != "return" and n not in nulls} | annotations
+    for argument, annotation in annotations.items():
         if argument in arguments and arguments[argument] is None and not takes_none(annotation):
-            said = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
-            raise UsageError(f"{name}.{argument}=null: give a value of type {said}, or leave the key out")
+            wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
+            raise UsageError(f"{name}.{argument}=null: give a value of type {wanted}, or leave the key out")
 
 
-def annotations_of(kind: Any) -> dict[str, Any]:
-    """The types of the arguments of a class, with those of the bases to which it passes others on."""
-    found: dict[str, Any] = {}
+def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
+    """The constructor of a class and those of the bases to which it passes arguments on: the class, its parameters."""
     bases: tuple[Any, ...] = kind.__mro__ if isinstance(kind, type) else ()
     for base in bases:
         if "__init__" in vars(base) and base is not object:
-            try:
-                hints = typing.get_type_hints(base.__init__)
-            except (NameError, TypeError):
-                hints = {}  # a type that is imported for typing alone
-            taken = inspect.signature(base.__init__).parameters.values()
-            defaults = {p.name: p.default for p in taken}
-            found = {n: h for n, h in hints.items() if n != "return" and defaults.get(n, 0) is not None} | found
-            if all(p.kind is not p.VAR_KEYWORD for p in taken):
-                break
-    return found
+            parameters = list(inspect.signature(base.__init__).parameters.values())
+            yield base, parameters
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+                return
 
 
 def takes_none(annotation: Any) -> bool:
@@ -101,12 +101,12 @@ def building() -> Iterator[None]:
         # without the frames of this function and of the block
         frames = [frame for frame, _ in traceback.walk_tb(errors[-1].__traceback__)][2:]
         files = [frame.f_code.co_filename for frame in frames]
-        usage = any(isinstance(one, UsageError) for one in errors)
+        usage = any(isinstance(cause, UsageError) for cause in errors)
         if usage or any(is_users(file) for file in files if file[0] != "<"):
             raise
-        kind, given = constructor_of(frames)
+        kind, arguments = constructor_of(frames)
         text = clipped(text_of(errors[-1]), 110)
-        raise UsageError(f"{kind}({clipped(given, 90)}): {text}; give arguments that it takes") from error
+        raise UsageError(f"{kind}({clipped(arguments, 90)}): {text}; give arguments that it takes") from error
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -118,7 +118,9 @@ def chain(error: BaseException) -> list[BaseException]:
 def constructor_of(frames: list[types.FrameType]) -> tuple[str, str]:
     """The class of this package in whose constructor an error happened, and its arguments that are plain."""
     for frame in reversed(frames):
-        inside = frame.f_code.co_name == "__init__" and frame.f_code.co_filename.startswith(OURS)
+        inside = frame.f_code.co_name == "__init__" and frame.f_code.co_filename.startswith(
+            str(Path(__file__).parents[1])
+        )
         if inside and "self" in frame.f_locals:
             names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
             plain = {n: v for n in names if isinstance(v := frame.f_locals.get(n), (int, float, str, list))}

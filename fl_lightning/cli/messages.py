@@ -7,13 +7,14 @@ import os
 import re
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.refused import replacement
+from fl_lightning.cli.config import constructors
 from fl_lightning.cli.packaged import names_near
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import clipped
@@ -36,7 +37,9 @@ BASES: dict[str, type] = {
     "server_optimizer": torch.optim.Optimizer,
 }
 # folders of this package whose classes a config names
-NAMED = tuple(f"fl_lightning.{part}" for part in ("callbacks", "data", "methods", "models", "optim", "sampling"))
+FOLDERS_OF_CLASSES = tuple(
+    f"fl_lightning.{part}" for part in ("callbacks", "data", "methods", "models", "optim", "sampling")
+)
 # What a parser says at the innermost place of an error. In its text, the first error of several is that of the type
 # which fits the value best, and what is within comes after what it is in: the first such sentence is the cause.
 CAUSES = {
@@ -63,12 +66,11 @@ GIVEN = re.compile(
 # what a message ends with where it is about a class in the place of a function
 INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 # a value as a command line gives it to one argument of a class
-NESTED = re.compile(r"NestedArg\(key='[^']*', val=(.+)\)$")
-CLASS_REPR = re.compile(r"<class '|'>")
+NESTED_ARGUMENT = re.compile(r"NestedArg\(key='[^']*', val=(.+)\)$")
 NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
 
 
-class Place(NamedTuple):
+class ErrorPlace(NamedTuple):
     """Where in a parser's message the cause of the error is.
 
     Args:
@@ -87,22 +89,18 @@ class Place(NamedTuple):
 def shorten(message: str) -> str:
     """The key, the value and the hint in a parser's message, where its form is known; else the message on one line."""
     text = NOT_A_PATH.sub("", " ".join(message.split()))
-    found = [(match.start(), kind, match) for kind, one in CAUSES.items() if (match := one.search(text))]
-    line = of_unknown_key(text)
-    if found and line is None:
-        start, kind, match = min(found, key=lambda one: one[0])
-        place = place_of(text[:start], text[match.end() :])
-        line = LINES[kind](place, match)
+    causes = [(match.start(), kind, match) for kind, cause in CAUSES.items() if (match := cause.search(text))]
+    line = line_of_unknown_key(text)
+    if causes and line is None:
+        start, kind, match = min(causes, key=lambda cause: cause[0])
+        before, after = text[:start], text[match.end() :]
+        classes_before = list(re.finditer(r"class_path '([\w.]+)'", before))
+        end = classes_before[-1].end() if classes_before else 0
+        # of a class in a function's place, as an optimizer's, the path comes after the message
+        inner = INNER.search(after) if "callable class" in before[end:] else None
+        owner = inner[1] if inner else classes_before[-1][1] if classes_before else ""
+        line = LINE_OF_CAUSE[kind](ErrorPlace(key_in(before), owner, before, after), match)
     return clipped(line or text)
-
-
-def place_of(before: str, after: str) -> Place:
-    """The keys and the class around the cause of an error, from the message before and after it."""
-    named = list(re.finditer(r"class_path '([\w.]+)'", before))
-    # of a class in a function's place, as an optimizer's, the path comes after the message
-    inner = INNER.search(after) if "callable class" in before[named[-1].end() if named else 0 :] else None
-    owner = inner[1] if inner else named[-1][1] if named else ""
-    return Place(key_in(before), owner, before, after)
 
 
 def key_in(message: str) -> str:
@@ -110,76 +108,71 @@ def key_in(message: str) -> str:
     return ".".join(re.findall(r'Parser key "([^"]+)"', message))
 
 
-def of_unknown_key(text: str) -> str | None:
+def line_of_unknown_key(text: str) -> str | None:
     """The line about a key that the parser does not have; None where the message is not about one."""
     match = re.search(r"(?:does not accept option|^Option) '([^']+)'|^unrecognized arguments: --([\w.+]+)", text)
     if match is None:
         return None
+    from fl_lightning.trainer import FederatedTrainer
+
+    # the keys that are not arguments of a class which the config names
+    keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
+    keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
     key = match[1] or match[2]
     if key.partition(".")[0] == "axes":
         return "axes: no such key; a file with axes is a suite: run it with bench SUITE"
     if text.startswith("unrecognized"):
-        return f"no such key (--help lists them): {text.partition(': ')[2]}{near(key, keys_of_trainer())}"
-    return f"{key}: no such key (--help lists them){near(key, keys_of_trainer()) or '; remove it'}"
+        return f"no such key (--help lists them): {text.partition(': ')[2]}{near(key, keys)}"
+    return f"{key}: no such key (--help lists them){near(key, keys) or '; remove it'}"
 
 
-def keys_of_trainer() -> list[str]:
-    """The keys of a config that are not arguments of a class which the config names."""
-    from fl_lightning.trainer import FederatedTrainer
-
-    names = list(inspect.signature(FederatedTrainer).parameters)
-    top = ("seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer")
-    return [*top, *(f"trainer.{name}" for name in names)]
-
-
-def of_option(place: Place, match: re.Match[str]) -> str | None:
+def line_of_option(place: ErrorPlace, match: re.Match[str]) -> str | None:
     """The line about an argument that a class does not have."""
     name, names = match["name"], parameters(place.owner)
     if name in ("class_path", "init_args"):
         return f"{place.key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
     listed = ", ".join(names) or "no arguments"
-    return f"{place.key}: {short(place.owner)} has no {name!r}; it takes {listed}{near(name, [*names, 'class_path'])}"
+    return (
+        f"{place.key}: {last_part(place.owner)} has no {name!r}; it takes {listed}{near(name, [*names, 'class_path'])}"
+    )
 
 
-def of_required(place: Place, match: re.Match[str]) -> str:
+def line_of_required(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about an argument that is missing."""
-    where = f"{short(place.owner)}." if place.owner else ""
+    where = f"{last_part(place.owner)}." if place.owner else ""
     return f"{where}{match['name']}: it is required; give a value"
 
 
-def of_class(place: Place, match: re.Match[str]) -> str:
+def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a class that cannot be imported, has the wrong base or is abstract."""
-    given = match.groupdict()
-    value = given.get("value") or class_in(place)
+    groups = match.groupdict()
+    value = groups.get("value")
+    if not value:
+        # the class around the cause, or the value itself
+        quoted = re.search(r"Given value: ([\w.]+)", place.after)
+        callable_ = place.before.endswith("callable class: ") and not INNER.search(place.after)
+        value = quoted[1] if quoted and (callable_ or not place.owner) else place.owner
     theirs = lightning_callback(value) if place.key.endswith("callbacks") else None
     if theirs:
         return f"{place.key}={value!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
-    why = f"{short(value)} is abstract" if why == "abstract" else why
-    known = known_classes(place.key)
-    suggestion = near(short(value), [*known, *members(given.get("module"))])
+    why = f"{last_part(value)} is abstract" if why == "abstract" else why
+    suggestion = near(last_part(value), [*known_classes(place.key), *members(groups.get("module"))])
     return f"{place.key}={value!r}: {why}; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
 
 
-def class_in(place: Place) -> str:
-    """The class that a message says cannot be imported: the one around the cause, or the value itself."""
-    given = re.search(r"Given value: ([\w.]+)", place.after)
-    callable_ = place.before.endswith("callable class: ") and not INNER.search(place.after)
-    return given[1] if given and (callable_ or not place.owner) else place.owner
-
-
-def of_entries(place: Place, match: re.Match[str]) -> str:
+def line_of_entries(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about ``init_args`` that are no mapping."""
     kind = match["kind"].replace("NoneType", "null")
-    return f"{place.key}: {short(place.owner)}.init_args={kind}: give a mapping of its arguments, or leave it out"
+    return f"{place.key}: {last_part(place.owner)}.init_args={kind}: give a mapping of its arguments, or leave it out"
 
 
-def of_key(place: Place, match: re.Match[str]) -> str:
+def line_of_key(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a key that can be no name."""
     return f"{place.key or 'config'}: {match['name']} is no key; give the name of an argument"
 
 
-def of_spec(place: Place, match: re.Match[str]) -> str:
+def line_of_spec(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a value that names no class where one belongs."""
     kind = "a list of classes" if "Subtypes: [list[" in place.before else "a class"
     value = value_in(place.after)
@@ -189,25 +182,25 @@ def of_spec(place: Place, match: re.Match[str]) -> str:
     return f"{place.key}={brief_text(value)}: {hint}"
 
 
-def of_value(place: Place, match: re.Match[str]) -> str:
+def line_of_value(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a value that does not fit its type, plain or one of several."""
     # of several types, the last to be told is null; what was told of the first had another form
     last = ".*" if "NoneType" in match["type"] else ""
     several = re.search(rf"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - {last}$", place.before)
     value = brief_text(value_in(place.after))
-    owner = f"{short(place.owner)}." if place.owner else ""
+    owner = f"{last_part(place.owner)}." if place.owner else ""
     key = re.findall(r'Parser key "([^"]+)"(?: element \d+)?', place.before)
     where = owner + (key[-1] if key else "")
     return f"{where}={value}: give {wanted(several[1] if several else match['type'])}"
 
 
-def of_unloaded(place: Place, match: re.Match[str]) -> str:
+def line_of_unloaded(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a section of the config that is no mapping."""
     hint = "give a mapping of its arguments, or the path of a file that holds one"
     return f"{place.key or 'config'}={brief_text(match['value'].strip(chr(39) + chr(34)))}: {hint}"
 
 
-def of_file(place: Place, match: re.Match[str]) -> str:
+def line_of_file(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a file of a config that cannot be read."""
     hint = f"{match['why'].lower()}; give the path of a file that can be read"
     if place.key in ("", "config"):
@@ -215,20 +208,20 @@ def of_file(place: Place, match: re.Match[str]) -> str:
     return f"{place.key or 'config'}={os.path.relpath(match['value'])!r}: {hint}"
 
 
-LINES = {
-    "option": of_option,
-    "required": of_required,
-    "import": of_class,
-    "module": of_class,
-    "attribute": of_class,
-    "base": of_class,
-    "abstract": of_class,
-    "entries": of_entries,
-    "key": of_key,
-    "spec": of_spec,
-    "value": of_value,
-    "file": of_file,
-    "unloaded": of_unloaded,
+LINE_OF_CAUSE = {
+    "option": line_of_option,
+    "required": line_of_required,
+    "import": line_of_class,
+    "module": line_of_class,
+    "attribute": line_of_class,
+    "base": line_of_class,
+    "abstract": line_of_class,
+    "entries": line_of_entries,
+    "key": line_of_key,
+    "spec": line_of_spec,
+    "value": line_of_value,
+    "file": line_of_file,
+    "unloaded": line_of_unloaded,
 }
 
 
@@ -236,7 +229,7 @@ def value_in(after: str) -> str:
     """The value that a message gives after the cause of the error, without the other types that it does not fit."""
     match = GIVEN.search(after)
     value = (match[1] or match[2] or "").strip() if match else ""
-    nested = NESTED.search(value)
+    nested = NESTED_ARGUMENT.search(value)
     return nested[1].strip("'") if nested else value
 
 
@@ -247,8 +240,8 @@ def brief_text(value: str) -> str:
 
 def near(name: str, known: list[str]) -> str:
     """A hint to the nearest of the known names; empty where none is near."""
-    last, initials = name.rsplit(".", 1)[-1].lower(), "".join(part[:1] for part in name.split("_"))
-    by_end = {one.rsplit(".", 1)[-1].lower(): one for one in reversed(known)}
+    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
+    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
     matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
     return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
 
@@ -259,7 +252,7 @@ def members(module: str | None) -> list[str]:
         names = vars(import_module(module)) if module else {}
     except ImportError:
         return []
-    return [name for name, one in names.items() if isinstance(one, type) and name[0] != "_"]
+    return [name for name, kind in names.items() if isinstance(kind, type) and name[0] != "_"]
 
 
 def lightning_callback(path: str) -> type | None:
@@ -272,8 +265,8 @@ def lightning_callback(path: str) -> type | None:
     return kind if isinstance(kind, type) and issubclass(kind, classes("Callback")) else None
 
 
-def short(path: str) -> str:
-    """The name of a class without its module."""
+def last_part(path: str) -> str:
+    """The last part of a dotted name, such as the name of a class without its module."""
     return path.rsplit(".", 1)[-1]
 
 
@@ -282,29 +275,23 @@ def wanted(kind: str) -> str:
     choices = re.match(r"typing.Literal\[(.+)\]$", kind)
     if choices:
         return " or ".join(re.findall(r"'([^']*)'", choices[1]))
-    plain = re.sub(CLASS_REPR, "", kind)
-    plain = re.sub(r"typing\.Callable\[\[.*?\], ([\w.]+)\]", lambda match: f"the class of {short(match[1])}", plain)
+    plain = re.sub(r"<class '|'>", "", kind)
+    plain = re.sub(r"typing\.Callable\[\[.*?\], ([\w.]+)\]", lambda match: f"the class of {last_part(match[1])}", plain)
     return f"a value of type {plain.replace(', ', ' or ')}".replace("NoneType", "null")
 
 
 def parameters(path: str) -> list[str]:
     """The arguments of the constructor of the class at ``path``, with those that ``**kwargs`` passes to its bases."""
     module, name = path.rsplit(".", 1)
-    kind = getattr(import_module(module), name)
-    names: dict[str, None] = {}
-    bases: tuple[Any, ...] = kind.__mro__ if isinstance(kind, type) else ()
-    for base in bases:
-        if "__init__" in vars(base) and base is not object:
-            taken = inspect.signature(base.__init__).parameters.values()
-            names |= {p.name: None for p in taken if p.name not in ("self", "params") and p.kind is not p.VAR_KEYWORD}
-            if all(p.kind is not p.VAR_KEYWORD for p in taken):
-                break
-    return list(names)
+    taken = [parameter for _, own in constructors(getattr(import_module(module), name)) for parameter in own]
+    return list(
+        dict.fromkeys(p.name for p in taken if p.name not in ("self", "params") and p.kind is not p.VAR_KEYWORD)
+    )
 
 
 def known_classes(key: str) -> list[str]:
     """The names of our classes for a key."""
-    base = BASES.get(key.rsplit(".", 1)[-1])
+    base = BASES.get(last_part(key))
     return sorted({kind.__name__ for kind in subclasses(base)}) if base else []
 
 
@@ -318,5 +305,5 @@ def subclasses(base: type) -> list[type]:
     """The concrete subclasses that this package defines for configs, at any depth."""
     children: list[type] = base.__subclasses__()
     kinds = [kind for child in children for kind in (child, *subclasses(child))]
-    ours = [kind for kind in kinds if kind.__module__.startswith(NAMED)]
+    ours = [kind for kind in kinds if kind.__module__.startswith(FOLDERS_OF_CLASSES)]
     return [kind for kind in ours if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
 # what an installed package has, which its setup.py takes from the folder beside the package
-FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "experiments")
+FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "experiments")
 PARTS = ("smoke", "data", "models", "methods", "protocols")
 
 
@@ -21,7 +20,7 @@ def packaged_config(name: str) -> Path | None:
 
 def named_configs() -> dict[str, Path]:
     """The configs that the package carries, by name."""
-    folder = next((one for one in FOLDERS if one.is_dir()), FOLDERS[0])
+    folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
     return {f"{part}/{path.stem}": path for part in PARTS for path in sorted((folder / part).glob("*.yaml"))}
 
 

@@ -27,7 +27,8 @@ import fl_lightning.optim  # noqa: F401
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.progress import final_names
-from fl_lightning.cli.config import building, check_config
+from fl_lightning.cli.arguments import find_own_classes, program
+from fl_lightning.cli.config import building, check_resolved
 from fl_lightning.cli.messages import key_in, shorten
 from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
@@ -42,7 +43,7 @@ from fl_lightning.records.files import write_atomically
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 
-OF_SUITES = (
+OTHER_COMMANDS = (
     "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
     "split; `report DIR` makes a page of runs. `bench --help`, `tune --help` and `report --help` list their arguments."
 )
@@ -58,17 +59,17 @@ class ConfigFile(ActionConfigFile):
         if not os.path.exists(values):
             values = str(packaged_config(values) or values)
         if os.path.isfile(values):
-            given = read_yaml(Path(values))
-            if not isinstance(given, Mapping):
+            entries = read_yaml(Path(values))
+            if not isinstance(entries, Mapping):
                 hint = "give keys with their values, such as trainer: {max_rounds: 10}"
                 raise UsageError(f"{values}: the file holds no mapping; {hint}")
-            forget_lists(cfg, given)
+            forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
 
 
-def forget_lists(before: Any, given: Any) -> None:
-    """Empty the lists of classes of a config that what is given replaces."""
-    for key, value in given.items() if isinstance(given, Mapping) else ():
+def forget_lists(before: Any, entries: Any) -> None:
+    """Empty the lists of classes of a config that new entries replace."""
+    for key, value in entries.items() if isinstance(entries, Mapping) else ():
         old = before.get(key)
         if isinstance(value, list) and isinstance(old, list):
             before[key] = []
@@ -136,8 +137,8 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: Any = None) -> None:
-        given = sys.argv[1:] if args is None else args
-        self._command = given[0] if isinstance(given, list) and given and given[0] in self.subcommands() else None
+        words = sys.argv[1:] if args is None else args
+        self._command = words[0] if isinstance(words, list) and words and words[0] in self.subcommands() else None
         strict = {"allow_abbrev": False}
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         super().__init__(
@@ -150,7 +151,7 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={
                 **strict,
                 "description": about,
-                "epilog": OF_SUITES,
+                "epilog": OTHER_COMMANDS,
                 **{command: dict(strict) for command in self.subcommands()},
             },
             subclass_mode_model=True,
@@ -184,7 +185,7 @@ class FederatedCLI(LightningCLI):
         """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""
 
     def _set_seed(self) -> None:
-        check_config(self.config[self.subcommand])
+        check_resolved(self.config[self.subcommand])
         super()._set_seed()
 
     def instantiate_classes(self) -> None:
@@ -221,9 +222,12 @@ class FederatedCLI(LightningCLI):
         """Write the outputs into a file, and print where it is, on one line."""
         trainer: Any = self.trainer
         self._warn_of_weights(kwargs)
-        versions = folder_of_versions(trainer, MethodList(as_list(kwargs["method"])))
-        found = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
-        kwargs["output"] = kwargs["output"] or predictions_of(found, trainer.default_root_dir)
+        if not kwargs["output"]:
+            # beside the run, or another checkpoint, or else all runs
+            versions = folder_of_versions(trainer, MethodList(as_list(kwargs["method"])))
+            path = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
+            beside = path and (path.parents[1] if in_place(path) else path.parent)
+            kwargs["output"] = (beside or trainer.default_root_dir) / "predictions.pt"
         trainer.predict(**kwargs)
         if trainer.global_rank == 0:
             print(f"predictions in {kwargs['output']}")
@@ -260,13 +264,6 @@ class FederatedCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.global_rank == 0:
             print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-
-
-def predictions_of(path: Path | None, root: Path) -> Path:
-    """Where predictions are written: the folder of the run, or that of another checkpoint, or else of all runs."""
-    if path is None:
-        return root / "predictions.pt"
-    return (path.parents[1] if in_place(path) else path.parent) / "predictions.pt"
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:
@@ -317,20 +314,15 @@ def how_to_replay(error: ClientError) -> str:
 
 def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
     """The command that goes on with a run from its last checkpoint, or begins it again where it has none."""
-    given = sys.argv[1:]
-    program = sys.orig_argv[: len(sys.orig_argv) - len(given)]
-    kept = list(given if args is None else args)
+    kept = list(sys.argv[1:] if args is None else args)
     if stopped.checkpoint is not None:
-        kept = [*without(kept, "--ckpt_path", "--weights"), "--ckpt_path", str(stopped.checkpoint)]
+        keys = ("--ckpt_path", "--weights")  # given as `--key value` or `--key=value`
+        pairs = zip(kept, ["", *kept], strict=False)
+        kept = [word for word, before in pairs if before not in keys and word.split("=")[0] not in keys]
+        kept += ["--ckpt_path", str(stopped.checkpoint)]
         # those of a config would begin the run anew
         kept += ["--weights=null"] if stopped.weights else []
-    return shlex.join([*program, *kept])
-
-
-def without(args: list[str], *keys: str) -> list[str]:
-    """Arguments without those of some keys, given as ``--key value`` or ``--key=value``."""
-    pairs = zip(args, ["", *args], strict=False)
-    return [one for one, before in pairs if before not in keys and one.split("=")[0] not in keys]
+    return f"{program()} {shlex.join(kept)}"
 
 
 def stop(error: object, status: int) -> NoReturn:
@@ -347,9 +339,7 @@ def main(args: list[str] | None = None) -> None:
     An exception from a user's code keeps its traceback, after a line with its place. One in a step on the first batch
     is bad input.
     """
-    # a user's own classes lie in the working folder, where the installed program does not look
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    find_own_classes()
     try:
         with plain_warnings(), quiet_writers():
             FederatedCLI(args)

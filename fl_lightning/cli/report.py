@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_lightning.cli.arguments import Parser, end_with_status, program
+from fl_lightning.cli.arguments import OneLineParser, end_with_status, program
 from fl_lightning.errors import UsageError, clipped, printable, require
 
 PAGE = (".html", ".htm")
@@ -19,12 +19,12 @@ GENERATOR = '<meta name="generator" content="fl-lightning '
 PICTURE = (".pdf", ".svg", ".png")
 
 
-def parser_of() -> argparse.ArgumentParser:
+def report_parser() -> argparse.ArgumentParser:
     """The parser of the command."""
     about = "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV."
-    parser = Parser(prog=f"{program()} report", description=about, allow_abbrev=False)
-    told = "folder with runs below it, output folder of bench, URL of its database, its file of cells, or a suite"
-    parser.add_argument("sources", metavar="DIR|STUDY", nargs="+", help=told)
+    parser = OneLineParser(prog=f"{program()} report", description=about, allow_abbrev=False)
+    about = "folder with runs below it, output folder of bench, URL of its database, its file of cells, or a suite"
+    parser.add_argument("sources", metavar="DIR|STUDY", nargs="+", help=about)
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; default: report.html")
     parser.add_argument("--metric", metavar="TAG", help="what the runs are compared by; default: test/accuracy")
     parser.add_argument("--minimize", action="store_true", help="smaller values are better, as is known of a loss")
@@ -46,29 +46,35 @@ def parser_of() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str]) -> None:
     """Run ``report``. Bad input ends it with one line and exit status 2, and writes nothing."""
-    end_with_status(lambda: report(parser_of().parse_args(args[1:])))
+    end_with_status(lambda: report(report_parser().parse_args(args[1:])))
 
 
-def report(given: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
     """Make the page and its tables, or one figure, and say where they are."""
-    endings = PICTURE if given.figure else PAGE
-    output = given.output or Path("report.html" if not given.figure else f"{given.figure}.pdf")
+    endings = PICTURE if options.figure else PAGE
+    output = options.output or Path("report.html" if not options.figure else f"{options.figure}.pdf")
     require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
     check_output(output)
-    if not given.figure:
+    if not options.figure:
         output = output.with_suffix(".html")
         check_others(output)
     # these take a second to import, and bad arguments need none of them
     from fl_lightning.report.page import Asked, make_report
     from fl_lightning.report.sources import read_sources
 
-    how = {key: getattr(given, key) for key in ("metric", "minimize", "baseline", "target", "title")}
-    made = make_report(read_sources(given.sources, given.suite), Asked(**how, command=command_of(given)))
-    if given.figure:
-        write_figure(made, given.figure, output)
+    # the command line that makes the same report
+    command = [*shlex.split(program()), "report", *options.sources]
+    for key in ("metric", "baseline", "target"):
+        command += [f"--{key}", str(getattr(options, key))] if getattr(options, key) is not None else []
+    command += ["--minimize"] * options.minimize
+    command += ["--suite", *map(str, options.suite)] if options.suite else []
+    how = {key: getattr(options, key) for key in ("metric", "minimize", "baseline", "target", "title")}
+    made = make_report(read_sources(options.sources, options.suite), Asked(**how, command=command))
+    if options.figure:
+        write_figure(made, options.figure, output)
         return
     files = made.files(output.stem)
-    write_all(output.parent, files)
+    write_report(output.parent, files)
     for warning in made.warnings[:5]:
         print(f"warning: {clipped(warning)}", file=sys.stderr)
     if len(made.warnings) > 5:
@@ -76,15 +82,6 @@ def report(given: argparse.Namespace) -> None:
     runs = sum(len(section.runs) for section in made.sections)
     beside = ", ".join(name for name in files if name != output.name)
     print(printable(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it"))
-
-
-def command_of(given: argparse.Namespace) -> list[str]:
-    """The command line that makes the same report."""
-    keys = ("metric", "baseline", "target")
-    more = [part for key in keys if getattr(given, key) is not None for part in (f"--{key}", str(getattr(given, key)))]
-    more += ["--minimize"] if given.minimize else []
-    more += ["--suite", *map(str, given.suite)] if given.suite else []
-    return [*shlex.split(program()), "report", *given.sources, *more]
 
 
 def check_output(output: Path) -> None:
@@ -115,7 +112,7 @@ def check_others(output: Path) -> None:
     require(not beside, "--output", str(output), f"{', '.join(map(str, beside))} is there; give another file")
 
 
-def write_all(folder: Path, texts: Mapping[str, str]) -> None:
+def write_report(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files side by side: all of them, or none.
 
     Raises:

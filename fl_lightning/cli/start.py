@@ -9,9 +9,7 @@ from importlib import import_module
 from types import ModuleType
 
 # their process talks to a database from several threads, and starts others that train: it never imports torch
-OF_SUITES = ("bench", "tune")
-# it reads what runs have left, for which it needs no torch
-REPORT = "report"
+SUITE_COMMANDS = ("bench", "tune")
 
 
 def main(args: list[str] | None = None) -> None:
@@ -21,12 +19,13 @@ def main(args: list[str] | None = None) -> None:
 
     An exception from a user's code keeps its traceback.
     """
-    given = sys.argv[1:] if args is None else args
+    words = sys.argv[1:] if args is None else args
     try:
-        if given and given[0] in OF_SUITES:
-            imported("fl_lightning.cli.bench").main(given)
-        elif given and given[0] == REPORT:
-            imported("fl_lightning.cli.report").main(given)
+        if words and words[0] in SUITE_COMMANDS:
+            imported("fl_lightning.cli.bench").main(words)
+        elif words and words[0] == "report":
+            # it reads what runs have left, for which it needs no torch
+            imported("fl_lightning.cli.report").main(words)
         else:
             imported("fl_lightning.cli.program").main(args)
     except KeyboardInterrupt:

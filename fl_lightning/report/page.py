@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex, markdown, prose
-from fl_lightning.bench.table import first_upper, sheets, shown, summary_lines
+from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import printable
 from fl_lightning.pictures.drawing import in_style
 from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
@@ -222,7 +222,7 @@ def table_heading(comparison: Comparison) -> str:
     """What a table of a paper is called."""
     table = comparison.table
     page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    return f"{table.caption or first_upper(shown(comparison))}{f' ({page})' if page is not None else ''}"
+    return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
 
 
 def view_of(at: int, study: Study) -> dict[str, Any]:

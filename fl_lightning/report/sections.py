@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.results import Result
-from fl_lightning.bench.results import State as ResultState
+from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.errors import require
 from fl_lightning.report.configs import (
@@ -28,7 +27,7 @@ from fl_lightning.report.run import ReportedRun, RunState
 # what a report is about, in the order in which it is looked for
 METRICS = ("test/accuracy", "val/accuracy", "test/loss", "val/loss", "train/accuracy", "train/loss")
 # a run that was stopped can go on: it waits for that
-RESULT_STATES: Mapping[RunState, ResultState] = {
+RESULT_STATES: Mapping[RunState, CellState] = {
     "finished": "done",
     "running": "running",
     "stopped": "waiting",
@@ -157,11 +156,11 @@ class Section:
         return Comparison(suite, table, cells, results)
 
 
-def cell_result(run: ReportedRun, cell: Cell, tag: str) -> Result:
+def cell_result(run: ReportedRun, cell: Cell, tag: str) -> CellResult:
     """A run as the result of a cell."""
     values = run.values(tag)
     known = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-    return Result(cell.name, cell.digest, RESULT_STATES[run.state], values=values, **known)  # type: ignore[arg-type]
+    return CellResult(cell.name, cell.digest, RESULT_STATES[run.state], values=values, **known)  # type: ignore[arg-type]
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:

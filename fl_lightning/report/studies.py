@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.cells_csv import FIRST, LAST, mapping_of, parsed, seed_of
-from fl_lightning.bench.cells_csv import result_of as result_of_line
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.cells_csv import FIRST, LAST, mapping_of, parsed_cells, result_in, seed_of
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, printable, require
@@ -52,7 +51,7 @@ class Study:
 
     suite: Suite
     cells: list[Cell]
-    results: dict[str, Result]
+    results: dict[str, CellResult]
     runs: list[ReportedRun]
     told: bool
     notes: tuple[str, ...] = ()
@@ -64,7 +63,7 @@ class CellLine:
 
     labels: dict[str, str]
     seed: int
-    result: Result
+    result: CellResult
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,10 +77,10 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     def line_of(line: Mapping[str, str]) -> CellLine:
         axes = [key for key in line if key not in (*FIRST, *LAST)]
         labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
-        return CellLine(labels, seed_of(line), result_of_line(line), mapping_of(line, "config"))
+        return CellLine(labels, seed_of(line), result_in(line), mapping_of(line, "config"))
 
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
-    yield from studies_of(name, list(parsed(path, line_of)), "test/accuracy", suites, path.parent)
+    yield from studies_of(name, list(parsed_cells(path, line_of)), "test/accuracy", suites, path.parent)
 
 
 def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
@@ -95,18 +94,18 @@ def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> 
     Raises:
         UsageError: it cannot be used, or has no study of a suite.
     """
-    from fl_lightning.bench.study import connect, exists, hidden
+    from fl_lightning.bench.study import exists, hidden, open_database
 
     require(exists(url), "STUDY", hidden(url), "there is no such database")
     with snapshot(url) as copied:
-        yield from of_backend(connect(copied), url, suites, root)
+        yield from of_backend(open_database(copied), url, suites, root)
 
 
 def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | None) -> Iterator[Study]:
     """The studies of suites in a database that is open."""
     import optuna
 
-    from fl_lightning.bench.study import decisive, digest_of, hidden, result_of
+    from fl_lightning.bench.study import decisive, digest_of, hidden, result_of_trial
 
     found = 0
     for summary in optuna.get_all_study_summaries(backend, include_best_trial=False):
@@ -123,7 +122,7 @@ def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | Non
         for digest, trials in by_cell.items():
             given = trials[-1].user_attrs
             cell = StoredCell(dict(given["labels"]), int(given["seed"]), (), given.get("scale", 1.0), digest)
-            lines.append(CellLine(dict(cell.labels), cell.seed, result_of(cell, decisive(trials))))
+            lines.append(CellLine(dict(cell.labels), cell.seed, result_of_trial(cell, decisive(trials))))
         attributes = summary.user_attrs
         named = [*suites, *suite_at(attributes.get("file"))]
         yield from studies_of(attributes["suite"], lines, attributes.get("metric", "test/accuracy"), named, root)
@@ -252,7 +251,7 @@ def run_of(line: CellLine, metric: str, root: Path | None) -> ReportedRun | None
     return ReportedRun(result.cell, rows=rows, state=state, notes=notes, **given, **known)  # type: ignore[arg-type]
 
 
-def folder_of(result: Result, root: Path | None) -> Path | None:
+def folder_of(result: CellResult, root: Path | None) -> Path | None:
     """The folder of the run of a cell; None where it is not here."""
     if result.run_dir and (Path(result.run_dir) / METRICS).is_file():
         return Path(result.run_dir)

@@ -13,7 +13,7 @@ from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.suite import Show
-from fl_lightning.bench.table import csv_lines, differences_sheet, differs, numbered, ours
+from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import printable
 from fl_lightning.report.configs import ABSENT, compact, differing_between, is_of_method
 from fl_lightning.report.curves import BYTES, cumulative
@@ -66,8 +66,8 @@ def entry_text(comparison: Comparison, place: Any, notes: dict[str, str]) -> Tex
         return Text(NONE)
     # what is not compared is said of the differences
     kept = [note for note in entry.notes if "not compared" not in note]
-    numbered(entry.notes, notes)
-    text = ours(entry, comparison, numbered(kept, notes))
+    footnotes(entry.notes, notes)
+    text = ours(entry, comparison, footnotes(kept, notes))
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
 

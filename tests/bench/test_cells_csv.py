@@ -10,7 +10,7 @@ import yaml
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import alive, cells_csv, inert, read_cells, stored_cells
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.errors import UsageError
 
 LABELS = ["=1+1", "-x", "-1", "+1e3", "@a", "'=b", "''-c", "'d", "--lr", "a,b", 'c"d', "é|<y>", "2.5"]
@@ -30,7 +30,7 @@ def suite(tmp_path):
 
 def done(cell, **keys):
     given = {"values": {0: 0.25, 1: 0.5}, "seconds": 1.5, "plan": "p", "machine": "m", "metrics": {"a": 1.0}}
-    return Result(cell.name, cell.digest, "done", **{**given, "scale": cell.scale, **keys})
+    return CellResult(cell.name, cell.digest, "done", **{**given, "scale": cell.scale, **keys})
 
 
 @pytest.fixture

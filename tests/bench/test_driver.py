@@ -8,18 +8,19 @@ import pytest
 from helpers.benches import FakeRunner, outcome, toy_driver, toy_suite
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from fl_lightning.bench import driver as drivers
 from fl_lightning.bench.process import Interrupt
-from fl_lightning.bench.study import connect, enqueue_failed, enqueue_missing, open_study, results_of
+from fl_lightning.bench.study import enqueue_failed, enqueue_missing, open_database, open_study, results_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
-    monkeypatch.setattr(drivers, "POLL", 0.05)
+    monkeypatch.setattr(drivers, "QUEUE_POLL", 0.05)
     monkeypatch.setattr(drivers, "PACE", 0.0)
 
 
@@ -99,12 +100,20 @@ def test_what_is_done_is_not_done_again_after_an_edit(tmp_path, suite):
 
 def test_a_cell_of_a_dead_process_is_taken_up_again(tmp_path, suite):
     """Its trial is running and has had one heartbeat, but no more."""
-    backend = connect(f"sqlite:///{tmp_path / 'study.db'}", 1, 1)
-    study = open_study(suite, backend, suite.cells())
+    database = open_database(f"sqlite:///{tmp_path / 'study.db'}")
+    study = open_study(suite, database, suite.cells())
     enqueue_missing(study, suite.cells()[:2])
     dead = study.ask()
-    backend.record_heartbeat(dead._trial_id)
-    driver, study, said = toy_driver(suite, tmp_path, suite.cells()[:2], heartbeat=1, grace=1)
+    database.record_heartbeat(dead._trial_id)
+    driver, study, said = toy_driver(suite, tmp_path, suite.cells()[:2])
+
+    def say(line):
+        said.append(line)
+        if "still running" in line:
+            with database.engine.begin() as connection:
+                connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'"))
+
+    driver.say = say
     driver.run()
     assert driver.runners[0].ran == [suite.cells()[1].name, suite.cells()[0].name]
     assert states(study, suite)[:2] == ["done", "done"]
@@ -154,7 +163,7 @@ def test_an_interrupted_cell_is_queued_again(tmp_path, suite):
 
 def test_an_error_of_the_database_ends_all_jobs(tmp_path, suite):
     def answer(cell, on_round):
-        driver.backend.engine.dispose()
+        driver.database.engine.dispose()
         raise ConnectionError("the server is gone")
 
     driver, *_ = toy_driver(suite, tmp_path, jobs=2, runner=partial(FakeRunner, answer=answer))

@@ -7,7 +7,7 @@ import pytest
 from helpers.benches import toy_suite
 
 from fl_lightning.bench.layout import Sheet, Text, in_latex, in_markdown, latex, markdown, prose
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import render
 from fl_lightning.errors import LONGEST, clipped, printable
 
@@ -24,7 +24,7 @@ def test_what_has_two_lines_is_on_one(tmp_path, end, form):
     suite = replace(suite, title=evil, source=evil, notes=(evil, evil))
     suite = replace(suite, tables=(replace(suite.tables[0], caption=evil, page=evil),))
     cells = suite.cells()
-    done = Result("", "", "done", values={0: 0.5}, plan="p", machine=evil)
+    done = CellResult("", "", "done", values={0: 0.5}, plan="p", machine=evil)
     results = {cell.digest: replace(done, digest=cell.digest) for cell in cells}
     lines = render(suite, cells, results, form).split("\n")
     assert not any(other in line for line in lines for other in LINES)

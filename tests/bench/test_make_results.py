@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fl_lightning.bench import load_suite
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import write_tables
 from fl_lightning.errors import UsageError
 
@@ -34,7 +34,7 @@ def papers(tmp_path):
     path.write_text(yaml.safe_dump(SUITE))
     suite = load_suite(path)
     cells = suite.cells(0.125, [{"model": {"lr": 0.2}}], [0, 1])
-    done = Result("", "", "done", values={0: 0.5, 1: 0.6}, seconds=1800.0, plan="p", machine="a CPU", scale=0.125)
+    done = CellResult("", "", "done", values={0: 0.5, 1: 0.6}, seconds=1800.0, plan="p", machine="a CPU", scale=0.125)
     results = {cell.digest: replace(done, cell=cell.name, digest=cell.digest) for cell in cells}
     write_tables(suite, cells, results, tmp_path / "results")
     return tmp_path

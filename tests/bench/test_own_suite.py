@@ -69,15 +69,15 @@ def test_the_guide_names_all_keys_and_arguments():
     from dataclasses import fields
 
     from fl_lightning.bench import Suite, Table
-    from fl_lightning.bench.suite import SHOWN
+    from fl_lightning.bench.suite import SHOWS
     from fl_lightning.bench.tuning import Tuning
-    from fl_lightning.cli.bench import parser_of
+    from fl_lightning.cli.bench import bench_parser
 
     words = [one.name for kind in (Suite, Table, Tuning) for one in fields(kind) if one.name != "path"]
     options = [
-        text for name in ("bench", "tune") for action in parser_of(name)._actions for text in action.option_strings
+        text for name in ("bench", "tune") for action in bench_parser(name)._actions for text in action.option_strings
     ]
-    for word in [*words, *SHOWN, *(one for one in options if one not in ("-h", "--help"))]:
+    for word in [*words, *SHOWS, *(one for one in options if one not in ("-h", "--help"))]:
         assert re.search(rf"(?<![\w-]){word}(?![\w-])", GUIDE), word
 
 

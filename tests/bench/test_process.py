@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fl_lightning.bench.process import Interrupt, Runner, environment
+from fl_lightning.bench.process import Interrupt, Runner, runner_environment
 from fl_lightning.errors import LONGEST
 
 # a runner without torch, which does what the name of the cell says
@@ -186,7 +186,7 @@ def test_a_runner_is_no_worker_of_a_cluster_and_sees_its_own_gpu(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert [environment(job)["CUDA_VISIBLE_DEVICES"] for job in range(3)] == ["2", "5", "2"]
-    assert not {"SLURM_NTASKS", "LOCAL_RANK"} & set(environment(0))
+    assert [runner_environment(job)["CUDA_VISIBLE_DEVICES"] for job in range(3)] == ["2", "5", "2"]
+    assert not {"SLURM_NTASKS", "LOCAL_RANK"} & set(runner_environment(0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert environment(1)["CUDA_VISIBLE_DEVICES"] == "3"
+    assert runner_environment(1)["CUDA_VISIBLE_DEVICES"] == "3"

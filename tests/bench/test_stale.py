@@ -10,7 +10,7 @@ from helpers.benches import FakeRunner, outcome
 
 from fl_lightning.bench import estimate, load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
-from fl_lightning.bench.stale import changed_code
+from fl_lightning.bench.results import changed_code
 from fl_lightning.bench.table import render
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main

@@ -4,33 +4,33 @@ import math
 
 import pytest
 
-from fl_lightning.bench.statistics import Difference, bounded, difference, ranks, summary, verdict
+from fl_lightning.bench.statistics import Difference, bounded, paired_difference, ranks, summarize, verdict
 
 
 def test_a_summary_of_none_one_and_many():
-    assert summary([]) is None
-    assert (summary([3.0]).mean, summary([3.0]).deviation, summary([3.0]).n) == (3.0, None, 1)
-    assert summary([1.0, 2.0, 6.0]).deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert summarize([]) is None
+    assert (summarize([3.0]).mean, summarize([3.0]).deviation, summarize([3.0]).n) == (3.0, None, 1)
+    assert summarize([1.0, 2.0, 6.0]).deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
 
 
 def test_an_interval_of_two_pairs_by_t_is_known_in_closed_form():
     """With one degree of freedom, Student's t is Cauchy's distribution, whose quantile is a tangent."""
     for level in (0.5, 0.8, 0.95):
-        low, high = difference([(3.0, 1.0), (5.0, 2.0)], "t", level).interval
+        low, high = paired_difference([(3.0, 1.0), (5.0, 2.0)], "t", level).interval
         half = math.tan(math.pi * level / 2) * 0.5
         assert (low, high) == pytest.approx((2.5 - half, 2.5 + half))
 
 
 def test_pairs_are_subtracted_before_the_spread_is_taken():
     """Seeds differ much, the differences do not."""
-    low, high = difference([(1.0, 0.0), (100.0, 99.0), (51.1, 50.0)], "t", 0.95).interval
+    low, high = paired_difference([(1.0, 0.0), (100.0, 99.0), (51.1, 50.0)], "t", 0.95).interval
     assert 0.8 < low < high < 1.3
 
 
 @pytest.mark.parametrize("kind", ["t", "bootstrap"])
 def test_equal_numbers_in_another_order_of_addition_differ_by_0(kind):
     """0.1 + 0.2 + 0.3 depends on the order in floating-point arithmetic; a tie is no win."""
-    found = difference([((0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))] * 3, kind, 0.95)
+    found = paired_difference([((0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))] * 3, kind, 0.95)
     assert (found.mean, found.interval, found.n) == (0.0, None, 3)
     assert verdict(found, 1.0) == "undecided"
 
@@ -52,7 +52,7 @@ def test_equal_numbers_in_another_order_of_addition_differ_by_0(kind):
     ids=str,
 )
 def test_what_tells_no_spread_has_no_interval_and_decides_nothing(pairs, kind, published):
-    made = difference(pairs, kind, 0.95)
+    made = paired_difference(pairs, kind, 0.95)
     assert made.interval is None and made.why and made.why in made.notes[0]
     assert verdict(made, published) == "undecided"
 
@@ -62,25 +62,25 @@ def test_what_tells_no_spread_has_no_interval_and_decides_nothing(pairs, kind, p
 )
 def test_a_bootstrap_has_the_pairs_that_its_level_needs(n, level, enough):
     """The smallest mean of n has the probability n^-n; above half of what is left out, it is every percentile."""
-    made = difference([(float(one), 0.0) for one in range(1, n + 1)], "bootstrap", level)
+    made = paired_difference([(float(one), 0.0) for one in range(1, n + 1)], "bootstrap", level)
     assert (made.interval is not None) == enough == (not made.notes)
-    assert difference([(float(one), 0.0) for one in range(1, n + 1)], "t", level).interval is not None
+    assert paired_difference([(float(one), 0.0) for one in range(1, n + 1)], "t", level).interval is not None
     if enough:
         assert 1 <= made.interval[0] < made.interval[1] <= n
 
 
 def test_a_level_that_rounds_to_one_has_no_interval():
-    assert difference([(3.0, 1.0), (5.0, 2.0)], "t", 1 - 2**-53).interval is None
+    assert paired_difference([(3.0, 1.0), (5.0, 2.0)], "t", 1 - 2**-53).interval is None
 
 
 def test_a_bound_says_nothing_of_its_spread():
-    assert bounded(difference([(3.0, 1.0)] * 2, "t", 0.95), [">", ""]) == Difference(2.0, None, 2, ">")
+    assert bounded(paired_difference([(3.0, 1.0)] * 2, "t", 0.95), [">", ""]) == Difference(2.0, None, 2, ">")
 
 
 @pytest.mark.parametrize("kind", ["t", "bootstrap"])
 def test_one_pair_has_no_interval(kind):
-    assert difference([], kind, 0.95) is None
-    assert difference([(3.0, 1.0)], kind, 0.95) == Difference(2.0, None, 1)
+    assert paired_difference([], kind, 0.95) is None
+    assert paired_difference([(3.0, 1.0)], kind, 0.95) == Difference(2.0, None, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from fl_lightning.bench import study as studies
 from fl_lightning.bench.study import (
     QueueEmpty,
     check_alone,
-    connect,
     decisive,
     digest_of,
     enqueue_failed,
@@ -20,6 +19,7 @@ from fl_lightning.bench.study import (
     find_study,
     hidden,
     is_queued,
+    open_database,
     open_study,
     repeats,
     results_of,
@@ -36,7 +36,7 @@ def suite(tmp_path):
 
 @pytest.fixture
 def backend(tmp_path):
-    return connect(f"sqlite:///{tmp_path / 'study.db'}")
+    return open_database(f"sqlite:///{tmp_path / 'study.db'}")
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_running_cell_without_a_sign_of_life_is_queued_again(study, suite, mon
 def test_a_storage_that_cannot_be_used_is_named(url, said, monkeypatch):
     monkeypatch.setattr(studies.time, "sleep", lambda seconds: None)
     with pytest.raises(UsageError, match="--storage=") as refused:
-        connect(url)
+        open_database(url)
     assert said in str(refused.value) and "secret" not in str(refused.value) and len(str(refused.value)) < 300
 
 

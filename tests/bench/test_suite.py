@@ -7,8 +7,8 @@ from helpers.benches import TOY, toy_suite
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
-from fl_lightning.bench.fragments import digest, fragments_of, merged, nested, of_result
-from fl_lightning.bench.suite import scaled
+from fl_lightning.bench.fragments import config_digest, fragments_of, merged_config, nested_config, of_result
+from fl_lightning.bench.suite import scaled_work
 from fl_lightning.errors import UsageError
 
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
@@ -21,13 +21,13 @@ def over(rounds, most):
 
 @pytest.mark.parametrize(("scale", "rounds"), [(1.0, 100), (0.125, 50), (1e-9, 1)])
 def test_a_cosine_over_all_rounds_ends_with_the_fewer_ones(scale, rounds):
-    trainer = scaled(over(100, 100), scale)["trainer"]
+    trainer = scaled_work(over(100, 100), scale)["trainer"]
     assert trainer["max_rounds"] == trainer["client_lr_scheduler"]["init_args"]["T_max"] == rounds
 
 
 def test_another_schedule_stays_as_it_is():
-    assert scaled(over(60, 6), 0.125)["trainer"] == {"max_rounds": 3, "local_epochs": 1}
-    assert scaled({}, 0.125)["trainer"] == {"max_rounds": 5, "local_epochs": 1}
+    assert scaled_work(over(60, 6), 0.125)["trainer"] == {"max_rounds": 3, "local_epochs": 1}
+    assert scaled_work({}, 0.125)["trainer"] == {"max_rounds": 5, "local_epochs": 1}
 
 
 # ---------------------------------------------------------------- fragments in files
@@ -52,17 +52,19 @@ def test_a_file_may_be_named_twice_and_a_mapping_within_a_fragment_may_have_numb
     (tmp_path / "inner.yaml").write_text("model: {init_args: {weights: {0: 1, 1: 2}}}")
     parts = list(fragments_of(["inner.yaml", "inner.yaml"], tmp_path / "suite.yaml"))
     assert len(parts) == 2
-    assert merged(parts) == {"model": {"init_args": {"weights": {0: 1, 1: 2}}}}
+    assert merged_config(parts) == {"model": {"init_args": {"weights": {0: 1, 1: 2}}}}
 
 
 # ---------------------------------------------------------------- what a cell is known by
 def test_a_digest_leaves_out_where_files_are_and_how_a_run_is_carried_out():
     """Not every key of such a name: the ``name`` of a user's network, or the ``path`` of a plan, decides what runs."""
     plain = {"model": {"init_args": {"name": "resnet18"}}, "trainer": {"max_rounds": 3}, "data": {"init_args": {}}}
-    moved = merged([plain, {"trainer": {"name": "a", "devices": 2}}, nested("data.init_args.source.root", "/there")])
-    assert digest(moved) == digest(merged([plain, nested("data.init_args.source", {})]))
+    moved = merged_config(
+        [plain, {"trainer": {"name": "a", "devices": 2}}, nested_config("data.init_args.source.root", "/there")]
+    )
+    assert config_digest(moved) == config_digest(merged_config([plain, nested_config("data.init_args.source", {})]))
     for key in ("model.init_args.name", "data.init_args.partitioner.init_args.path", "trainer.precision"):
-        assert digest(merged([plain, nested(key, "other")])) != digest(plain)
+        assert config_digest(merged_config([plain, nested_config(key, "other")])) != config_digest(plain)
 
 
 def test_cells_that_one_result_would_stand_for_are_refused(tmp_path):
@@ -77,7 +79,7 @@ def test_cells_that_one_result_would_stand_for_are_refused(tmp_path):
 def test_examples_shrink_with_the_scale_to_at_least_one(size, share):
     scale = 0.125 if size in (1000, 0.5) else 0.001
     config = {"data": {"init_args": {"train_size": size}}}
-    assert scaled(config, scale)["data"]["init_args"]["train_size"] == pytest.approx(share)
+    assert scaled_work(config, scale)["data"]["init_args"]["train_size"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("values", ["[0.1, '0.1']", "['a b', a_b]"])
@@ -91,19 +93,23 @@ def test_labels_of_one_name_are_refused(tmp_path, values):
     ["method.0.init_args.root", "model.init_args.cache_dir", "trainer.callbacks.download", "data.init_args.depth.root"],
 )
 def test_an_argument_of_such_a_name_counts_where_it_is_no_path_of_data(key):
-    assert digest(nested(key, 1)) != digest(nested(key, 3))
+    assert config_digest(nested_config(key, 1)) != config_digest(nested_config(key, 3))
 
 
 def test_a_file_counts_by_what_it_holds_outside_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pt").write_text("one")
     (tmp_path / "b.pt").write_text("one")
-    a, b, free = nested("model.weights", "a.pt"), nested("model.weights", "b.pt"), nested("data.list", "a.pt")
-    before = digest(a), digest(free)
-    assert digest(b) == before[0] != digest(nested("model.weights", "nowhere.pt"))
-    assert digest(of_result(a)) == before[0]
+    a, b, free = (
+        nested_config("model.weights", "a.pt"),
+        nested_config("model.weights", "b.pt"),
+        nested_config("data.list", "a.pt"),
+    )
+    before = config_digest(a), config_digest(free)
+    assert config_digest(b) == before[0] != config_digest(nested_config("model.weights", "nowhere.pt"))
+    assert config_digest(of_result(a)) == before[0]
     (tmp_path / "a.pt").write_text("another")
-    assert digest(a) != before[0] and digest(free) == before[1]
+    assert config_digest(a) != before[0] and config_digest(free) == before[1]
 
 
 @pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)

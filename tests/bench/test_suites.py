@@ -17,7 +17,7 @@ import torch
 from jsonargparse import Namespace
 
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.cli.config import check_config
+from fl_lightning.cli.config import check_resolved
 from fl_lightning.cli.program import FederatedCLI
 from fl_lightning.data import ImageDataModule
 from fl_lightning.errors import UsageError
@@ -55,7 +55,7 @@ def fit_parser():
 def parsed(fragments):
     """The config of some fragments, as ``fit`` reads it from several ``--config``."""
     config = fit_parser().parse_args([f"--config={json.dumps(fragment)}" for fragment in fragments if fragment])
-    check_config(config)
+    check_resolved(config)
     return config
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.errors import UsageError
 
@@ -50,7 +50,7 @@ def results_of(cells, finals, **changes):
         if value is None:
             continue
         given = {"values": {0: 0.0, 1: value}, "plan": f"plan{cell.seed}", "seconds": 1.0, "machine": "cpu"}
-        result = Result(cell.name, cell.digest, "done", scale=cell.scale, **given)
+        result = CellResult(cell.name, cell.digest, "done", scale=cell.scale, **given)
         name = cell.labels["alpha"], cell.labels["method"], cell.seed
         made[cell.digest] = replace(result, **changes.get("of", {}).get(name, {}))
     return made
@@ -417,7 +417,7 @@ def test_a_suite_of_one_axis_has_one_column(make):
     finals = {"FedAvg": [0.5, 1.5, 2.5], "FedProx": [0.5, 1.5, 2.5], "MOON": [0.59, 1.6, 2.61]}
     done = {"state": "done", "plan": "p"}
     results = {
-        cell.digest: Result(cell.name, cell.digest, values={0: finals[cell.labels["method"]][cell.seed]}, **done)
+        cell.digest: CellResult(cell.name, cell.digest, values={0: finals[cell.labels["method"]][cell.seed]}, **done)
         for cell in cells
     }
     text = render(suite, cells, results, "md")

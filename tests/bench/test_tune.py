@@ -10,10 +10,10 @@ import yaml
 from sqlalchemy import event
 
 from fl_lightning.bench import load_suite
-from fl_lightning.bench.fragments import merged
+from fl_lightning.bench.fragments import merged_config
 from fl_lightning.bench.process import Interrupt
-from fl_lightning.bench.study import connect
-from fl_lightning.bench.tune import Tuner, check_metric, open_search, retry_failed, told, write_best
+from fl_lightning.bench.study import open_database
+from fl_lightning.bench.tune import Tuner, check_metric, open_search, retry_failed, trial_outcome, write_best
 from fl_lightning.bench.tuning import Search, tuning_of
 from fl_lightning.errors import UsageError
 
@@ -56,7 +56,7 @@ class FakeRunner:
         self.curve, self.rounds = curve, []
 
     def run(self, cell, on_round):
-        config = merged(cell["fragments"])
+        config = merged_config(cell["fragments"])
         assert cell["metric"] == "val/accuracy"
         values = {}
         self.rounds.append((config, values))
@@ -92,7 +92,7 @@ def near_a_tenth(config, round_):
 def empty_database():
     """The bytes of a database without a study; to make its tables takes a second."""
     with tempfile.TemporaryDirectory() as folder:
-        connect(f"sqlite:///{folder}/study.db").engine.dispose()
+        open_database(f"sqlite:///{folder}/study.db").engine.dispose()
         return Path(folder, "study.db").read_bytes()
 
 
@@ -101,7 +101,7 @@ def database(folder):
     path = folder / "study.db"
     if not path.exists():
         path.write_bytes(empty_database())
-    backend = connect(f"sqlite:///{path}")
+    backend = open_database(f"sqlite:///{path}")
     event.listen(backend.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
     return backend
 
@@ -218,7 +218,7 @@ def test_hopeless_trials_are_pruned_by_their_rounds(make, tmp_path):
     assert (states[10.0], states[8.0], states[0.11]) == ("PRUNED", "PRUNED", "COMPLETE")
     text = write_best(search, study, tmp_path, "sqlite:///x").read_text()
     assert "the best of 8 trials (6 complete, 2 pruned)" in text
-    assert told(study.get_trials()[5], search) == "mu 10: pruned after round 2 with seed 100"
+    assert trial_outcome(study.get_trials()[5], search) == "mu 10: pruned after round 2 with seed 100"
     assert tuned(suite, tmp_path)[2].rounds == []
 
 
@@ -238,7 +238,7 @@ def test_a_trial_that_fails_has_the_reason_and_the_others_run(make, tmp_path):
 
     search, study, _ = tuned(make(), tmp_path, curve)
     assert [trial.state.name for trial in study.get_trials()] == ["COMPLETE"] * 3 + ["FAIL"]
-    assert told(study.get_trials()[-1], search) == "mu 1: failed: FedProx.mu=1: is too much"
+    assert trial_outcome(study.get_trials()[-1], search) == "mu 1: failed: FedProx.mu=1: is too much"
     assert "(3 complete, 1 failed)" in write_best(search, study, tmp_path, "sqlite:///x").read_text()
     assert tuned(make(), tmp_path)[2].rounds == []
     retry_failed(search, study)
@@ -261,7 +261,7 @@ def test_an_interrupted_trial_goes_on_with_its_own_values(make, tmp_path, space)
 
     class Killed(FakeRunner):
         def run(self, cell, on_round):
-            config = merged(cell["fragments"])
+            config = merged_config(cell["fragments"])
             seen.append((cell["folder"], mu(config)))
             if len(seen) == 2:
                 raise Interrupt
@@ -357,7 +357,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(make, tune, named):
 def test_a_run_without_the_metric_is_refused_with_the_remedy(make):
     class Lacks(FakeRunner):
         def run(self, cell, on_round):
-            assert merged(cell["fragments"])["trainer"]["max_rounds"] == 1
+            assert merged_config(cell["fragments"])["trainer"]["max_rounds"] == 1
             return {"failed": "metric='val/accuracy': the run does not log it; among others it logs test/accuracy"}
 
     suite = make()

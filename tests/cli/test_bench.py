@@ -15,7 +15,7 @@ from test_cells import BASE
 
 from fl_lightning.bench import estimate, load_suite
 from fl_lightning.bench.cells_csv import cells_csv
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
 
@@ -263,7 +263,7 @@ def stored(toy, folder, scale=1.0):
     suite = load_suite(toy)
     cells = suite.cells(scale)
     told = {**outcome()["done"], "state": "done"}
-    results = {cell.digest: Result(cell.name, cell.digest, **told, scale=scale) for cell in cells}
+    results = {cell.digest: CellResult(cell.name, cell.digest, **told, scale=scale) for cell in cells}
     (folder / "x.cells.csv").write_text(cells_csv(suite, cells, results))
     return folder / "x.cells.csv"
 

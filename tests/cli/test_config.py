@@ -3,7 +3,7 @@
 import pytest
 from jsonargparse import Namespace
 
-from fl_lightning.cli.config import building, check_config, check_nulls, takes_none
+from fl_lightning.cli.config import building, check_nulls, check_resolved, takes_none
 from fl_lightning.data import PACS, Digits
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
@@ -16,24 +16,24 @@ def config(**given):
 @pytest.mark.parametrize("trainer", [3, [], None, True, "abc"])
 def test_a_trainer_that_is_no_mapping_is_refused(trainer):
     with pytest.raises(UsageError, match=r"^trainer=.*: give a mapping of its arguments"):
-        check_config({"trainer": trainer})
+        check_resolved({"trainer": trainer})
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
 def test_a_seed_out_of_range_is_refused(seed):
     with pytest.raises(UsageError, match=rf"^seed_everything={seed}: give a seed from 0 to 4294967295"):
-        check_config({"trainer": Namespace(), "seed_everything": seed})
+        check_resolved({"trainer": Namespace(), "seed_everything": seed})
     for fits in (None, True, False, 0, 2**32 - 1):
-        check_config({"trainer": Namespace(), "seed_everything": fits})
+        check_resolved({"trainer": Namespace(), "seed_everything": fits})
 
 
 def test_null_is_refused_at_any_depth_where_the_type_has_none():
     inner = Namespace(class_path="fl_lightning.data.Dirichlet", init_args=Namespace(alpha=None))
     data = Namespace(class_path="fl_lightning.data.Digits", init_args=Namespace(partitioner=inner, image_size=None))
     with pytest.raises(UsageError, match=r"^Dirichlet.alpha=null: give a value of type float, or leave the key out"):
-        check_config(config(data=data))
+        check_resolved(config(data=data))
     with pytest.raises(UsageError, match=r"^FedProx.mu=null"):
-        check_config(config(method=[{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": None}}]))
+        check_resolved(config(method=[{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": None}}]))
 
 
 def test_null_of_an_argument_that_goes_to_a_base_is_refused():

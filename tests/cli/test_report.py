@@ -12,7 +12,7 @@ from helpers.benches import TOY, FakeRunner, outcome, toy_driver, toy_suite
 from helpers.reports import make_old, write_run
 from optuna import create_study
 
-from fl_lightning.bench.study import connect, open_study, results_of
+from fl_lightning.bench.study import open_database, open_study, results_of
 from fl_lightning.bench.table import write_tables
 from fl_lightning.cli import main
 from fl_lightning.report.figures import Card
@@ -329,14 +329,14 @@ def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
 
 
 def test_a_database_of_something_else_is_refused(command, tmp_path):
-    connect(f"sqlite:///{tmp_path / 'study.db'}")
+    open_database(f"sqlite:///{tmp_path / 'study.db'}")
     status, _, err = command(tmp_path / "study.db")
     assert status == 2 and "it has no study of a suite; give the output of bench" in err
 
 
 def test_a_study_of_which_nothing_has_run_has_a_page(command, tmp_path):
     suite = toy_suite(tmp_path)
-    open_study(suite, connect(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
+    open_study(suite, open_database(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
     status, out, _ = command(tmp_path / "study.db")
     assert (status, out) == (0, f"0 runs: {WITH_PAPER}\n")
     assert "4 cells: 4 waiting." in page_of(tmp_path)

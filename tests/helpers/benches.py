@@ -2,7 +2,7 @@
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.driver import Driver
-from fl_lightning.bench.study import connect, open_study
+from fl_lightning.bench.study import open_database, open_study
 
 TOY = """
 title: Toy
@@ -51,10 +51,10 @@ class FakeRunner:
         self.closed = True
 
 
-def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner, heartbeat=20, grace=90):
+def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
     said = []
-    backend = connect(f"sqlite:///{folder / 'study.db'}", heartbeat, grace)
+    backend = open_database(f"sqlite:///{folder / 'study.db'}")
     cells = suite.cells() if cells is None else cells
     study = open_study(suite, backend, cells)
     return Driver(suite, cells, backend, folder, jobs, said.append, runner), study, said

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from helpers.reports import write_run
 
-from fl_lightning.bench.results import Result
+from fl_lightning.bench.results import CellResult
 from fl_lightning.cli.report import main
 from fl_lightning.errors import UsageError
 from fl_lightning.report.arrays import load_arrays
@@ -329,7 +329,7 @@ def test_a_cell_whose_folder_cannot_be_read_has_the_numbers_of_the_study(tmp_pat
     for folder in (broken, other):
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text("name,price\n")
-    result = Result("cell", "digest", "done", values={0: 0.5})
+    result = CellResult("cell", "digest", "done", values={0: 0.5})
     assert folder_of(result, tmp_path) == broken
     run = run_of(CellLine({"method": "FedAvg"}, 0, result), "test/accuracy", tmp_path)
     assert run.values("test/accuracy") == {0: 0.5}

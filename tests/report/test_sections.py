@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.reports import accuracies, make_old, write_run
 
-from fl_lightning.bench.statistics import difference
+from fl_lightning.bench.statistics import paired_difference
 from fl_lightning.errors import UsageError
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.configs import data_set, flat_config, method_names
@@ -56,7 +56,7 @@ def test_differences_are_taken_seed_by_seed_within_a_setting(table):
     _, differences = results_sheets(section)
     for line, alpha in zip(texts(differences), (0.1, 1.0), strict=True):
         pairs = zip(finals(table, "FedUV", alpha), finals(table, "FedAvg", alpha), strict=True)
-        expected = difference([(100 * a, 100 * b) for a, b in pairs], "t", 0.95)
+        expected = paired_difference([(100 * a, 100 * b) for a, b in pairs], "t", 0.95)
         assert line[:3] == ["FedUV", f"alpha={alpha:g}", f"{expected.mean:+.2f}"]
         assert line[3] == f"[{expected.interval[0]:+.2f}, {expected.interval[1]:+.2f}]"
         assert line[4] == "3"

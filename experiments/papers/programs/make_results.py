@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
 from fl_lightning.bench.fragments import of_result  # noqa: E402
-from fl_lightning.bench.results import Result  # noqa: E402
+from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.errors import UsageError  # noqa: E402
 
@@ -70,7 +70,7 @@ def suite_of(file: Path, papers: Path) -> Suite:
     raise UsageError(f"{file}: there is no suite {name} below {papers}: give the file its suite's name")
 
 
-def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[str]:
+def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
     """Seeds, scale, seconds, and the keys of the configs in which the cells are not the suite's."""
     seeds = sorted({cell.seed for cell in cells})
     done = [result for cell in cells if (result := results[cell.digest]).state == "done"]
