@@ -172,9 +172,9 @@ def test_the_shares_of_all_workers_hold_every_batch_once(make, size, limit):
 
 def test_a_share_computes_its_own_batches_only(monkeypatch):
     loader, computed = images(20, shuffle=True), []
-    real = Batches._images
+    real = Batches._batch
     monkeypatch.setattr(
-        Batches, "_images", lambda self, rows, last: computed.append(len(rows)) or real(self, rows, last)
+        Batches, "_batch", lambda self, rows, last: computed.append(len(rows)) or real(self, rows, last)
     )
     labels = [y for _, (_, y) in loader.share(1, 2)]
     assert computed == [4, 4]
