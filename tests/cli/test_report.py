@@ -235,7 +235,7 @@ def run_study(folder):
     driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
     driver.run()
     # the study that tunes a method of the suite lies in the same database
-    tuned = create_study(study_name=f"{suite.name}/tune/FedProx", storage=driver.backend)
+    tuned = create_study(study_name=f"{suite.name}/tune/FedProx", storage=driver.database)
     tuned.set_user_attr("suite", suite.name)
     tuned.enqueue_trial({"mu": 0.1}, user_attrs={"digest": "trial 0"})
     write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")
