@@ -5,6 +5,7 @@ from collections import UserDict
 
 import pytest
 import torch
+from helpers.errors import warned
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from fl_lightning.client.batch import _warn_of_ambiguous_size, batch_size, count_examples, targets_of
@@ -51,7 +52,7 @@ def test_graphs_are_examples_where_a_batch_counts_them():
     batch = Graphs(x=torch.zeros(40, 2), y=torch.zeros(3), num_graphs=3)
     assert count_examples(batch) == 3
     _warn_of_ambiguous_size.cache_clear()
-    with pytest.warns(UserWarning, match="several lengths") as caught:
+    with warned("batch_size") as caught:
         sizes = [batch_size(one) for one in (batch, (X, torch.zeros(3)))]
     assert sizes == [40, 5]
     assert len(caught) == 1

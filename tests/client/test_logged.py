@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from helpers.errors import refused
 from lightning.pytorch import LightningModule
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from fl_lightning.client.entry import MANY
 from fl_lightning.client.logged import Logged, tagged
-from fl_lightning.errors import UsageError
 
 
 class Module(LightningModule):
@@ -129,7 +129,7 @@ def test_nan_is_no_extreme_that_could_be_missed():
 @pytest.mark.parametrize("reduce_fx", ["median", torch.prod, lambda values: values, None, [1]])
 def test_another_reduction_is_refused_by_its_name(reduce_fx):
     _, found = in_hook()
-    with pytest.raises(UsageError, match=r"^reduce_fx=.*self.log\('a', ...\) takes mean, sum, max or min"):
+    with refused("reduce_fx=", "self.log('a', ...)"):
         found.log("a", 1.0, reduce_fx=reduce_fx)
 
 
@@ -166,13 +166,13 @@ def test_each_hook_has_its_own_defaults(hook, options, names):
 @pytest.mark.parametrize(
     ("hook", "options", "message"),
     [
-        ("on_train_epoch_end", {"on_step": True}, r"You can't `self.log\(on_step=True\)` inside `on_train_epoch_end`"),
-        ("on_fit_start", {}, r"You can't `self.log\(\)` inside `on_fit_start`"),
-        ("training_step", {"on_step": False}, "logs nothing"),
+        ("on_train_epoch_end", {"on_step": True}, ("self.log(on_step=True)", "on_train_epoch_end")),
+        ("on_fit_start", {}, ("self.log()", "on_fit_start")),
+        ("training_step", {"on_step": False}, ("on_step=False", "on_epoch=False")),
     ],
 )
 def test_levels_that_a_hook_does_not_allow_are_refused(hook, options, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         in_hook(hook)[1].log("a", 1.0, **options)
 
 
@@ -186,18 +186,18 @@ def test_a_value_logged_once_an_epoch_weighs_as_much_as_the_clients_examples():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "named"),
     [
-        ("text", "'str'"),
-        ({"b": {"c": 1.0}}, "'dict'"),
-        ([1.0], "'list'"),
-        (MetricCollection([SumMetric()]), "'MetricCollection'"),
-        (torch.zeros(2, 3), r"try value.mean\(\), not \(2, 3\)"),
+        ("text", ("'str'",)),
+        ({"b": {"c": 1.0}}, ("'dict'",)),
+        ([1.0], ("'list'",)),
+        (MetricCollection([SumMetric()]), ("'MetricCollection'",)),
+        (torch.zeros(2, 3), ("'tensor'", "value.mean()", "(2, 3)")),
     ],
 )
-def test_what_is_no_single_number_is_refused_by_its_name(value, message):
+def test_what_is_no_single_number_is_refused_by_its_name(value, named):
     _, found = in_hook()
-    with pytest.raises(UsageError, match=rf"self.log\('a', ...\)=.*{message}|self.log\('a', ...\)={message}"):
+    with refused("self.log('a', ...)=", *named):
         found.log("a", value)
 
 
@@ -205,7 +205,7 @@ def test_the_same_name_with_other_arguments_is_refused():
     _, found = in_hook()
     found.log("a", 1.0, reduce_fx="mean", on_step=True)
     found.log("a", 1.0, reduce_fx=torch.mean)
-    with pytest.raises(UsageError, match=r"self.log\('a', ...\)='training_step': the hook logs it with different"):
+    with refused("self.log('a', ...)='training_step'"):
         found.log("a", 1.0, reduce_fx="max")
 
 
@@ -217,9 +217,9 @@ def test_loaders_have_suffixes_or_names_of_their_own():
         found.log("b", float(index), on_step=True)
         found.log(f"own{index}", float(index), add_dataloader_idx=False)
         found.end_loader()
-    with pytest.raises(UsageError, match="for two loaders"):
+    with refused("self.log('own0', ...)='validation_step'"):
         found.log("own0", 1.0, add_dataloader_idx=False)
-    with pytest.raises(UsageError, match="the name 'a/dataloader_idx_1' has the index already"):
+    with refused("'a/dataloader_idx_1'"):
         found.log("a/dataloader_idx_1", 1.0)
     record = found.end_evaluation()
     assert record == {
@@ -243,7 +243,7 @@ def test_a_batch_without_a_size_needs_one_where_lightning_needs_it():
     found.log("step", 1.0)
     found.log("sum", 1.0, reduce_fx="sum", on_epoch=True)
     found.log("given", 1.0, on_epoch=True, batch_size=3)
-    with pytest.raises(UsageError, match="its size cannot be told from the batch, a object: give batch_size="):
+    with refused("batch_size="):
         found.log("mean", 1.0, on_epoch=True)
 
 
@@ -273,14 +273,14 @@ def test_a_collection_is_logged_as_a_dictionary():
 
 def test_a_metric_that_is_no_attribute_or_no_number_is_refused():
     module, found = in_hook()
-    with pytest.raises(UsageError, match=r"='SumMetric': it is no attribute of the module; .*\['mean', 'total'\]"):
+    with refused("='SumMetric'", "['mean', 'total']"):
         found.log("m", SumMetric())
     module.matrix = MulticlassConfusionMatrix(3)
     module, found = in_hook()
     module.matrix = MulticlassConfusionMatrix(3)
     module.matrix.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
     found.log("m", module.matrix)
-    with pytest.raises(UsageError, match=r"its compute\(\) gives a tensor \(3, 3\)"):
+    with refused("compute()"):
         found.end_epoch()
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.errors import refused
 from lightning.pytorch import LightningModule
 from torch import nn
 
@@ -183,5 +184,5 @@ def test_a_step_that_changes_its_batch_is_refused(kind, batch):
     found.load("global", clone(tensors(net)), ["early"])
     found.begin_batch(batch, 0, None)
     net.training_step(batch, 0)
-    with pytest.raises(ClientError, match=rf"^{kind.__name__}.training_step changes its batch.*work on a copy"):
+    with refused(f"{kind.__name__}.training_step", kind=ClientError):
         found.observe("global")

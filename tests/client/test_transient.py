@@ -4,6 +4,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -11,7 +12,7 @@ from torchmetrics import MeanMetric
 
 from fl_lightning.client.taps import Taps
 from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone, settings_undone
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.state import tensors
 
 
@@ -119,13 +120,13 @@ def test_data_are_not_looked_into():
 def test_a_scripted_layer_is_refused_by_name():
     module = nn.Sequential(nn.Linear(2, 2))
     module.append(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)))
-    with pytest.raises(UsageError, match=r"^model=Sequential: 1 is of torch.jit"):
+    with refused("model=Sequential", "torch.jit"):
         check_state(module, tensors(module))
 
 
 def test_a_complex_parameter_is_refused_by_name():
     module = nn.Linear(2, 2, dtype=torch.complex64)
-    with pytest.raises(UsageError, match=r"^model=Linear: weight, bias is complex"):
+    with refused("model=Linear"):
         check_state(module, tensors(module))
 
 
@@ -157,7 +158,7 @@ def test_a_buffer_that_becomes_another_is_refused_by_name(name, value):
     module = Rebinding()
     buffers = Places(module, tensors(module))
     setattr(module, name, value)
-    with pytest.raises(ClientError, match=f"the buffer {name} |{name} is new"):
+    with refused(name, kind=ClientError):
         buffers.settle()
 
 
@@ -171,7 +172,7 @@ def test_a_state_dict_that_leaves_out_what_is_trained_is_refused():
             return {k: v for k, v in super().state_dict(*args, **kwargs).items() if k.startswith("head")}
 
     module = Partial()
-    with pytest.raises(UsageError, match=r"inner\.weight, inner\.bias is trained, but its state_dict leaves it out"):
+    with refused("inner.weight", "inner.bias", "state_dict"):
         check_state(module, tensors(module))
     module.inner.requires_grad_(False)
     check_state(module, tensors(module))
@@ -186,7 +187,7 @@ def test_a_state_dict_with_something_that_is_no_tensor_is_refused():
             pass
 
     module = Extra(1, 1)
-    with pytest.raises(UsageError, match="_extra_state of its state_dict is no tensor"):
+    with refused("_extra_state", "state_dict"):
         check_state(module, tensors(module))
 
 
@@ -303,17 +304,20 @@ def coordinates():
 @pytest.mark.parametrize(("make", "entry"), [(lambda: Extra(2, 2), "_extra_state"), (coordinates, "adjacency")])
 def test_an_entry_that_cannot_be_averaged_is_refused_by_name(make, entry):
     module = make()
-    with pytest.raises(UsageError, match=rf"^model=\w+: {entry} (is sparse|of its state_dict is another tensor)"):
+    with refused("model=", entry):
         check_state(module, tensors(module))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda module: module.mean.resize_(3), r"^the buffer mean became \(3,\) torch.float32, and was \(2,\)"),
-        (lambda module: setattr(module.weight, "data", module.weight.data.half()), "^the parameter weight became"),
-        (lambda module: delattr(module, "mean"), "^the buffer mean became None"),
-        (lambda module: delattr(module, "weight"), "^weight was removed since the start of the run"),
+        (lambda module: module.mean.resize_(3), ("mean", "(3,)", "(2,)", "persistent=False")),
+        (
+            lambda module: setattr(module.weight, "data", module.weight.data.half()),
+            ("weight", "torch.float16", "torch.float32"),
+        ),
+        (lambda module: delattr(module, "mean"), ("mean", "None", "(2,)", "persistent=False")),
+        (lambda module: delattr(module, "weight"), ("weight",)),
     ],
 )
 def test_a_state_that_is_changed_in_place_is_refused_by_name_and_put_back(change, message):
@@ -323,7 +327,7 @@ def test_a_state_that_is_changed_in_place_is_refused_by_name_and_put_back(change
     places = Places(module, live)
     before = {name: (value.shape, value.dtype) for name, value in live.items()}
     change(module)
-    with pytest.raises(ClientError, match=message):
+    with refused(*message, kind=ClientError):
         places.settle()
     places.bind()
     assert {name: (value.shape, value.dtype) for name, value in module.state_dict().items()} == before
