@@ -1,9 +1,8 @@
 """FedBN keeps normalisation layers with the client."""
 
-import pytest
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_model
 
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -20,5 +19,5 @@ def test_fedbn_keeps_normalisation_with_the_client_and_averages_the_rest(run):
 
 
 def test_fedbn_without_batchnorm_is_refused(run):
-    with pytest.raises(UsageError, match=r"FedBN with the model='ImageClassifier': it has no BatchNorm layer"):
+    with refused("FedBN", "model='ImageClassifier'", "BatchNorm"):
         run([FedBN()], model=ImageClassifier(MLP(64, [16])))

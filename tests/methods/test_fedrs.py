@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, plain_sgd_model
 
-from fl_lightning.errors import UsageError
 from fl_lightning.functional import restricted_logits
 from fl_lightning.methods import FedProx, FedRS, FedUV
 
@@ -54,6 +54,5 @@ def test_fedrs_without_bias_takes_a_classifier_that_has_none_and_refuses_what_is
     states = [run([FedRS(use_bias=use)], model=copy.deepcopy(model), max_rounds=1)[0] for use in (True, False)]
     assert_same_bits(*states)
     model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 10))
-    message = r"FedRS.use_bias=False: the tap logits is bound to 'classifier', which has no bias; bind it to"
-    with pytest.raises(UsageError, match=message):
+    with refused("FedRS.use_bias=False", "logits", "'classifier'"):
         run([FedRS(use_bias=False)], model=model)

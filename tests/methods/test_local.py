@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.errors import warned
 from helpers.runs import assert_same_bits, small_data
 from torch.optim import SGD
 
@@ -18,7 +19,7 @@ def test_local_models_never_hear_of_each_other_and_metrics_are_their_mean(run):
     data = small_data()
     model = ImageClassifier(MLP(64, [16]), optimizer=partial(SGD, lr=0.1))
     start = copy.deepcopy(model)
-    with pytest.warns(UserWarning, match="all entries of the state stay with each client"):
+    with warned("entries of the state"):
         state, trainer = run([Local()], model=model, data=data, max_rounds=2)
     assert_same_bits(state, dict(start.state_dict()))
     assert trainer.metrics["bytes/up"] == 0
