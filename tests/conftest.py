@@ -29,6 +29,15 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_start_of_shared_runs():
+    """The runs that several tests share are made before the fixtures of the first of these."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch):
     torch.set_num_threads(1)  # several cost more than they gain on models of this size

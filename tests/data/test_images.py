@@ -7,6 +7,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 
 from fl_lightning.data import (
     CIFAR10,
@@ -21,7 +22,6 @@ from fl_lightning.data import (
     datamodule,
 )
 from fl_lightning.data.augmentation import rotated
-from fl_lightning.errors import UsageError
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sa
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1.5, -0.5, float("nan"), 0, 1438])
 def test_a_size_that_is_neither_a_number_of_images_nor_a_share_is_refused(size):
-    with pytest.raises(UsageError, match=r"data.train_size=.*: there are 1437 samples, .*, or a share in \(0, 1\)"):
+    with refused("data.train_size="):
         ready(Digits(train_size=size))
 
 
@@ -160,7 +160,7 @@ def test_a_crop_is_one_of_the_possible_crops_and_each_image_has_its_own():
 
 
 def test_a_crop_that_reflects_more_than_the_image_is_refused():
-    with pytest.raises(UsageError, match=r"RandomCrop.padding=6: reflection of 6 x 8 pixels"):
+    with refused("RandomCrop.padding=6"):
         RandomCrop(6, "reflect")(torch.zeros(2, 1, 6, 8, dtype=torch.uint8), torch.Generator())
 
 
@@ -221,45 +221,53 @@ def spoil(folder, name, array):
 
 
 BAD = {
-    "length": ("train_labels.npy", np.arange(7), "60 images, 7 labels"),
-    "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), "give uint8"),
-    "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), "give uint8"),
-    "negative": ("train_labels.npy", np.arange(60) - 1, "labels count from 0"),
-    "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), "8 x 6 x 3.*training images are 6 x 6 x 3"),
-    "stray label": ("test_labels.npy", np.full(20, 10**9), "labels=1000000000: labels count.*80 examples"),
-    "float pixels": ("train_images.npy", np.zeros((60, 6, 6, 3), np.float32), "float32.*give uint8"),
-    "object pixels": ("train_images.npy", np.array([{}] * 60), "train_images.npy is not a .npy file of numbers"),
-    "records": ("train_images.npy", np.zeros(60, [("a", "u1")]), "give uint8"),
-    "no test": ("test_labels.npy", np.arange(0), "20 images, 0 labels"),
-    "number": ("train_images.npy", np.uint8(3), "give uint8"),
-    "empty pixels": ("train_images.npy", np.zeros((60, 0, 6, 3), np.uint8), "give uint8"),
-    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), "6 x 6 x 1.*training images are 6 x 6 x 3"),
-    "one label": ("train_labels.npy", np.int64(1), "give integers"),
-    "words": ("train_labels.npy", np.array(["cat"] * 60), "give integers"),
-    "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), "0 images, 60 labels"),
-    "floats": ("test_labels.npy", np.zeros(20), "give integers"),
-    "objects": ("train_labels.npy", np.array([{}] * 60), "not a .npy file of numbers"),
+    "length": ("train_labels.npy", np.arange(7), ("train_labels=", "60", "7")),
+    "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), ("train_images='float64 (60, 6, 6, 3)'", "uint8")),
+    "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), ("test_images='uint8 (20, 6)'", "uint8")),
+    "negative": ("train_labels.npy", np.arange(60) - 1, ("train_labels=-1",)),
+    "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), ("test_images='8 x 6 x 3'", "6 x 6 x 3")),
+    "stray label": ("test_labels.npy", np.full(20, 10**9), ("labels=1000000000", "80")),
+    "float pixels": (
+        "train_images.npy",
+        np.zeros((60, 6, 6, 3), np.float32),
+        ("train_images='float32 (60,", "uint8"),
+    ),
+    "object pixels": ("train_images.npy", np.array([{}] * 60), ("data.root=", "train_images.npy")),
+    "records": ("train_images.npy", np.zeros(60, [("a", "u1")]), ("train_images=", "uint8")),
+    "no test": ("test_labels.npy", np.arange(0), ("test_labels=", "20", "0")),
+    "number": ("train_images.npy", np.uint8(3), ("train_images='uint8 ()'", "uint8")),
+    "empty pixels": (
+        "train_images.npy",
+        np.zeros((60, 0, 6, 3), np.uint8),
+        ("train_images='uint8 (60, 0,", "uint8"),
+    ),
+    "channels": ("test_images.npy", np.zeros((20, 6, 6, 1), np.uint8), ("test_images='6 x 6 x 1'", "6 x 6 x 3")),
+    "one label": ("train_labels.npy", np.int64(1), ("train_labels='int64 ()'", "integers")),
+    "words": ("train_labels.npy", np.array(["cat"] * 60), ("train_labels=", "integers")),
+    "none": ("train_images.npy", np.zeros((0, 6, 6, 3), np.uint8), ("train_labels=", "0", "60")),
+    "floats": ("test_labels.npy", np.zeros(20), ("test_labels='float64 (20,)'", "integers")),
+    "objects": ("train_labels.npy", np.array([{}] * 60), ("data.root=", "train_labels.npy")),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arrays_are_refused_with_a_hint(folder, case):
-    name, array, message = BAD[case]
+    name, array, words = BAD[case]
     spoil(folder, name, array)
-    with pytest.raises(UsageError, match=message):
+    with refused(*words):
         ready(NpyImages(str(folder)))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": [0.5, 0.5]}, r"data.mean=\[0.5, 0.5\]: give 3 numbers"),
-        ({"std": [0.5, 0.5]}, r"data.std=\[0.5, 0.5\]: give 3 numbers"),
-        ({"std": [0.5, 0.0, 0.5]}, r"data.std=.*give numbers above 0"),
+        ({"mean": [0.5, 0.5]}, ("data.mean=[0.5, 0.5]",)),
+        ({"std": [0.5, 0.5]}, ("data.std=[0.5, 0.5]",)),
+        ({"std": [0.5, 0.0, 0.5]}, ("data.std=",)),
     ],
 )
 def test_statistics_that_do_not_fit_are_refused(folder, options, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         ready(NpyImages(str(folder), **options))
 
 
@@ -276,7 +284,7 @@ def test_objects_are_never_unpickled(folder):
             return os.mkdir, (str(folder / "opened"),)
 
     spoil(folder, "train_labels.npy", np.array([Opened()]))
-    with pytest.raises(UsageError, match=r"data.root=.*train_labels.npy"):
+    with refused("data.root=", "train_labels.npy"):
         ready(NpyImages(str(folder)))
     assert not (folder / "opened").exists()
     np.load(folder / "train_labels.npy", allow_pickle=True)
@@ -309,14 +317,14 @@ def test_cifar10_is_downloaded_by_prepare_data_only(monkeypatch):
 
 def test_a_file_that_is_no_npy_is_refused(folder):
     (folder / "test_labels.npy").write_text("not numbers")
-    with pytest.raises(UsageError, match=r"test_labels.npy is not a .npy file"):
+    with refused("data.root=", "test_labels.npy"):
         ready(NpyImages(str(folder)))
 
 
 def test_several_arrays_in_one_file_are_refused(folder):
     np.savez(folder / "both.npz", np.arange(60))
     (folder / "both.npz").rename(folder / "train_labels.npy")
-    with pytest.raises(UsageError, match=r"train_labels.npy is not a .npy file of numbers"):
+    with refused("data.root=", "train_labels.npy"):
         ready(NpyImages(str(folder)))
 
 
@@ -325,39 +333,38 @@ def test_a_failed_download_names_the_key_and_a_hint(monkeypatch, tmp_path):
         raise URLError("no network")
 
     monkeypatch.setattr(CIFAR10, "source", type("Source", (), {"__init__": fail}))
-    message = r"data.download=True: the download into .* failed: .*no network.*; put cifar-10-batches-py there yourself"
-    with pytest.raises(UsageError, match=message):
+    with refused("data.download=True", "no network", "cifar-10-batches-py"):
         CIFAR10(str(tmp_path), download=True).prepare_data()
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(UsageError, match=r"AutoAugment.policy='mnist': choose one of imagenet, cifar10, svhn"):
+    with refused("AutoAugment.policy='mnist'", "cifar10"):
         AutoAugment("mnist")
 
 
 def test_missing_folders_name_the_key_and_the_files(tmp_path):
-    with pytest.raises(UsageError, match=r"data.root='.*nowhere': train_images.npy.*not found"):
+    with refused("data.root=", "train_images.npy"):
         ready(NpyImages(str(tmp_path / "nowhere")))
-    with pytest.raises(UsageError, match=r"data.root=.*data.download: true"):
+    with refused("data.root=", "data.download"):
         ready(CIFAR10(str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_clients": 0}, "data.num_clients=0"),
-        ({"num_clients": 1438}, r"data.num_clients=1438: there are 1437 training samples"),
-        ({"batch_size": 0}, "data.batch_size=0"),
-        ({"eval_batch_size": 0}, "data.eval_batch_size=0"),
-        ({"image_size": 0}, "data.image_size=0"),
-        ({"num_clients": 20, "train_size": 10}, r"data.num_clients=20: there are 10 training samples"),
-        ({"train_size": 2000}, "data.train_size=2000"),
-        ({"test_size": 0}, "data.test_size=0"),
-        ({"channels": 2}, "data.channels=2"),
+        ({"num_clients": 0}, ("data.num_clients=0",)),
+        ({"num_clients": 1438}, ("data.num_clients=1438",)),
+        ({"batch_size": 0}, ("data.batch_size=0",)),
+        ({"eval_batch_size": 0}, ("data.eval_batch_size=0",)),
+        ({"image_size": 0}, ("data.image_size=0",)),
+        ({"num_clients": 20, "train_size": 10}, ("data.num_clients=20",)),
+        ({"train_size": 2000}, ("data.train_size=2000",)),
+        ({"test_size": 0}, ("data.test_size=0",)),
+        ({"channels": 2}, ("data.channels=2",)),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         ready(Digits(**options))
 
 
@@ -399,7 +406,7 @@ def test_rotation_stays_within_its_angle():
     rotated_rows = RandomRotation(20)(images, torch.Generator().manual_seed(0))[:, 0, 2].float()
     angles = torch.rad2deg(torch.atan((rotated_rows.argmax(1) - 16) / 14.0))
     assert angles.abs().max() < 24 and angles.max() > 14 and angles.min() < -14
-    with pytest.raises(UsageError, match=r"RandomRotation.degrees=200"):
+    with refused("RandomRotation.degrees=200"):
         RandomRotation(200)
 
 

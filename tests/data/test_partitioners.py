@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from helpers.errors import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from fl_lightning.data import (
     Shards,
 )
 from fl_lightning.data.partitioners import repair
-from fl_lightning.errors import UsageError
 
 
 def rng(seed=0):
@@ -142,12 +142,12 @@ def test_repair_takes_from_the_largest_client_and_says_how_many():
 
 @pytest.mark.parametrize("alpha", [0, -1.0])
 def test_alpha_must_be_positive(alpha):
-    with pytest.raises(UsageError, match=r"Dirichlet.alpha="):
+    with refused("Dirichlet.alpha="):
         Dirichlet(alpha)
 
 
 def test_an_impossible_min_size_is_refused_with_a_hint():
-    with pytest.raises(UsageError, match=r"Dirichlet.min_size=10: .* give at most 5"):
+    with refused("Dirichlet.min_size=10"):
         Dirichlet(1.0)(np.zeros(50, int), 10, rng())
 
 
@@ -203,7 +203,7 @@ def test_the_hash_tells_apart_who_holds_the_same_samples():
 
 @pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0], [1]], [[0, 1, 2, 3]]])
 def test_a_plan_that_loses_or_repeats_a_sample_is_refused(parts):
-    with pytest.raises(UsageError, match="partitioner"):
+    with refused("data.partitioner="):
         Plan([np.array(part) for part in parts], np.zeros(3, int), 1)
 
 
@@ -347,13 +347,12 @@ def test_a_class_of_which_all_open_clients_drew_nothing_is_drawn_again():
     labels = np.repeat(np.arange(10), 50)
     parts = Dirichlet(1e-5, 0, repair="redraw")(labels, 10, rng())
     assert whole(parts, 500)
-    with pytest.raises(UsageError, match=r"Dirichlet.alpha=1e-300: all clients .* drew 0 each time; give repair=move"):
+    with refused("Dirichlet.alpha=1e-300", "repair=move"):
         Dirichlet(1e-300, 0, repair="redraw", max_draws=3)(labels, 10, np.random.RandomState(0))
 
 
 def test_redrawing_gives_up_with_a_hint():
-    message = r"Dirichlet.repair='redraw': none of 5 draws gave each of 10 clients .*=490 samples; give repair=move"
-    with pytest.raises(UsageError, match=message):
+    with refused("Dirichlet.repair='redraw'", "Dirichlet.min_size=490", "repair=move"):
         Dirichlet(0.3, min_size=490, repair="redraw", max_draws=5)(BALANCED, 10, rng())
 
 
@@ -390,7 +389,7 @@ def test_shards_give_about_as_many_classes_as_there_are_shards():
         plan = plan_of(Shards(per_client), clients=10)
         assert plan.sizes.tolist() == [500] * 10
         assert (plan.label_counts > 0).sum(1).max() <= per_client
-    with pytest.raises(UsageError, match=r"Shards.per_client=3: 20 clients need 60 shards of 50 samples"):
+    with refused("Shards.per_client=3"):
         Shards(3)(np.zeros(50, int), 20, rng())
 
 
@@ -405,9 +404,9 @@ def test_every_client_holds_n_classes_divided_equally_among_owners(clients, n):
 
 
 def test_classes_per_client_says_what_is_impossible():
-    with pytest.raises(UsageError, match=r"ClassesPerClient.n=11: there are 10 classes"):
+    with refused("ClassesPerClient.n=11"):
         plan_of(ClassesPerClient(11))
-    with pytest.raises(UsageError, match=r"ClassesPerClient.n=2: 4 clients cannot hold 10 classes; give 3 or more"):
+    with refused("ClassesPerClient.n=2"):
         plan_of(ClassesPerClient(2), clients=4)
 
 
@@ -429,7 +428,7 @@ def test_domains_stay_whole_and_are_divided_among_their_own_clients():
         Plan(DomainDirichlet(alpha, 5)(labels, 6, rng(), domains), labels, 10).skew() for alpha in (0.05, 1.0, 1e5)
     ]
     assert skews == sorted(skews, reverse=True)
-    with pytest.raises(UsageError, match=r"data.num_clients=4: there are 3 domains, give a multiple of 3"):
+    with refused("data.num_clients=4"):
         ByDomain()(labels, 4, rng(), domains)
 
 
@@ -440,7 +439,7 @@ def test_natural_clients_are_the_writers_or_several_whole_ones_each():
     merged = Natural()(np.zeros(20, int), 2, rng(), writers)
     owners = [set(writers[part]) for part in merged]
     assert owners[0] | owners[1] == set(range(5)) and not owners[0] & owners[1]
-    with pytest.raises(UsageError, match=r"num_clients with the partitioner Natural=6: the data has 5 clients"):
+    with refused("data.num_clients", "Natural=6"):
         Natural()(np.zeros(20, int), 6, rng(), writers)
 
 
@@ -449,28 +448,28 @@ def test_from_plan_deals_out_as_another_run_did_and_refuses_another_data_set(tmp
     plan = plan_of(Dirichlet(0.3))
     plan.save(path)
     assert plan_of(FromPlan(str(path)), seed=9).hash == plan.hash
-    with pytest.raises(UsageError, match=r"data.num_clients=3: the plan has 20 clients"):
+    with refused("data.num_clients=3"):
         plan_of(FromPlan(str(path)), clients=3)
-    with pytest.raises(UsageError, match=r"the plan has 5000 samples, the data has 40"):
+    with refused("FromPlan.path=", "5000", "40"):
         FromPlan(str(path))(np.zeros(40, int), 20, rng())
 
 
 def test_a_bad_plan_is_named(tmp_path):
     path = tmp_path / "plan.npz"
-    with pytest.raises(UsageError, match=r"there is no such file; give RUN/plan.npz"):
+    with refused("RUN/plan.npz"):
         Plan.load(path)
     path.write_bytes(b"nothing")
-    with pytest.raises(UsageError, match=r"not the plan of a run"):
+    with refused("plan=", "plan.npz", "RUN/plan.npz"):
         Plan.load(path)
     np.savez(path, indices=np.array([{"a": 1}], dtype=object), sizes=[1])
-    with pytest.raises(UsageError, match=r"not the plan of a run"):
+    with refused("plan=", "plan.npz", "RUN/plan.npz"):
         Plan.load(path)
     plan_of(IID()).save(path)
     with np.load(path) as saved:
         changed = dict(saved)
     changed["indices"] = changed["indices"][::-1]
     np.savez(path, **changed)
-    with pytest.raises(UsageError, match=r"its hash does not match its indices"):
+    with refused("plan=", "plan.npz", "hash"):
         Plan.load(path)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_trainer
+from helpers.errors import refused
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -45,7 +46,6 @@ from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportio
 from fl_lightning.data.folders import FolderDataModule, stratified
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
-from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP, ImageClassifier, Logistic
 
 # class: channels, size, classes, training and test images of the offline data set
@@ -112,14 +112,14 @@ def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": [0.1, 0.2]}, r"data.mean=\[0.1, 0.2\]: give one number"),
-        ({"std": []}, r"data.std=\[\]: give one number"),
-        ({"std": [0.0]}, r"data.std=\[0.0\]: give numbers above 0"),
+        ({"mean": [0.1, 0.2]}, ("data.mean=[0.1, 0.2]",)),
+        ({"std": []}, ("data.std=[]",)),
+        ({"std": [0.0]}, ("data.std=[0.0]",)),
     ],
 )
 def test_statistics_that_do_not_fit_the_channels_are_refused(options, message):
     for kind in (Digits, MNIST):
-        with pytest.raises(UsageError, match=message):
+        with refused(*message):
             ready(kind(**options, **({} if kind is Digits else {"offline": True})))
 
 
@@ -169,13 +169,13 @@ def test_a_model_learns_an_offline_data_set(tmp_path):
     ],
 )
 def test_a_missing_data_set_names_the_files_and_a_hint(kind, named, tmp_path):
-    with pytest.raises(UsageError, match=rf"data.root='{tmp_path}': {named}.* set data.download: true"):
+    with refused(f"data.root='{tmp_path}'", named, "data.download"):
         ready(kind(str(tmp_path)))
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
     CIFAR10(offline=True).write_offline(tmp_path)
-    with pytest.raises(UsageError, match="not found there, or damaged"):
+    with refused("data.root=", "cifar-10-batches-py", "data.download"):
         ready(CIFAR10(str(tmp_path)))
 
 
@@ -198,7 +198,7 @@ def test_a_damaged_idx_file_is_named(tmp_path, damage):
     write_idx(path, np.arange(60, dtype=np.uint8).reshape(3, 4, 5))
     assert read_idx(path).tolist() == np.arange(60).reshape(3, 4, 5).tolist()
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UsageError, match=r"x-idx3-ubyte.gz is not a complete idx file of bytes"):
+    with refused("data.root=", "x-idx3-ubyte.gz"):
         read_idx(path)
 
 
@@ -263,11 +263,11 @@ def test_a_cache_in_the_folder_of_everybody_is_the_users_own(tmp_path, monkeypat
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
     assert cache_folder(root) == folder
     folder.chmod(0o777)
-    with pytest.raises(UsageError, match=r"^data\.root="):
+    with refused("data.root="):
         cache_folder(root)
     folder.rename(tmp_path / "theirs")
     folder.symlink_to(tmp_path / "theirs")
-    with pytest.raises(UsageError, match=r"^data\.root="):
+    with refused("data.root="):
         cache_folder(root)
 
 
@@ -320,7 +320,7 @@ def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
 def test_a_failed_decode_leaves_no_cache(pacs):
     first = sorted(pacs.rglob("*.jpg"))[5]
     first.write_bytes(first.read_bytes()[:300])
-    with pytest.raises(UsageError, match=rf"{first} is not a complete image: .* download it again or remove it"):
+    with refused("data.root", str(first)):
         ready(make(pacs))
     assert caches(pacs) == []
 
@@ -351,24 +351,24 @@ def test_grey_transparent_and_large_images_are_converted(tmp_path):
     [
         (
             lambda root: shutil.rmtree(root / "photo"),
-            r"it holds art_painting, cartoon, sketch, but must hold art_painting",
+            ("data.root=", "art_painting", "cartoon", "sketch", "art_painting/dog/"),
         ),
         (
             lambda root: shutil.rmtree(root / "sketch" / "dog"),
-            r"sketch'.*it holds elephant, giraffe, .*, but must hold",
+            ("data.root=", "/sketch", "elephant", "art_painting/dog/"),
         ),
-        (lambda root: [p.unlink() for p in (root / "photo" / "dog").iterdir()], r"photo/dog'.*it holds no images"),
-        (lambda root: shutil.rmtree(root), r"there is no such folder; it must hold art_painting/dog"),
+        (lambda root: [p.unlink() for p in (root / "photo" / "dog").iterdir()], ("data.root=", "photo/dog")),
+        (lambda root: shutil.rmtree(root), ("data.root=", "art_painting/dog/")),
     ],
 )
 def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, message):
     change(pacs)
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         ready(make(pacs))
 
 
 def test_more_test_images_than_there_are_is_refused(pacs):
-    with pytest.raises(UsageError, match=r"data.test_per_class=5: a class of a domain has only 5 images"):
+    with refused("data.test_per_class=5"):
         ready(make(pacs, test_per_class=5))
 
 
@@ -380,7 +380,7 @@ def test_any_image_folder_with_and_without_a_test_folder(tmp_path):
     assert len(ready(ImageFolderImages(str(tmp_path / "both"), image_size=16)).test_dataloader().rows) == 60
     alone = ready(ImageFolderImages(str(tmp_path / "both" / "train"), image_size=16, test_fraction=0.3))
     assert len(alone.test_dataloader().rows) == 36
-    with pytest.raises(UsageError, match=r"it must hold train/CLASS"):
+    with refused("data.root=", "train/CLASS"):
         ready(ImageFolderImages(str(tmp_path / "both" / "train" / "class_00")))
 
 
@@ -398,7 +398,7 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
         {p.name for p in (tmp_path / "train").iterdir()} - {p.name for p in (tmp_path / "val").iterdir()}
     ):
         shutil.copytree(tmp_path / "train" / name / "images", tmp_path / "val" / name)
-    with pytest.raises(UsageError, match=r"val_annotations.txt names it, but it does not exist"):
+    with refused("data.root=", "00000.jpg", "val_annotations.txt"):
         ready(TinyImageNet(str(tmp_path), image_size=16))
     (tmp_path / "val" / "val_annotations.txt").unlink()
     assert len(ready(TinyImageNet(str(tmp_path), image_size=16)).test_dataloader().rows) == 200
@@ -407,23 +407,23 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"00000.jpg\n", r"its class '' is not in train"),
-        (b"00000.jpg\tn99\t0\n", r"its class 'n99' is not in train"),
-        (b"\xff\xfe\0", r"'utf-8' codec .*; give a readable UTF-8 file"),
-        (b"\n\n", r"data: test_labels=0: there is no example"),
+        (b"00000.jpg\n", ("data.root=", "val_annotations.txt", "''")),
+        (b"00000.jpg\tn99\t0\n", ("data.root=", "val_annotations.txt", "'n99'")),
+        (b"\xff\xfe\0", ("data.root=", "val_annotations.txt", "utf-8")),
+        (b"\n\n", ("test_labels=0",)),
     ],
 )
 def test_bad_annotations_are_named(tmp_path, content, message):
     TinyImageNet(offline=True, image_size=8).write_offline(tmp_path)
     (tmp_path / "val" / "val_annotations.txt").write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         ready(TinyImageNet(str(tmp_path), image_size=8))
 
 
 def test_classes_of_the_test_folder_are_those_of_the_training_folder(tmp_path):
     ImageFolderImages(offline=True, image_size=8).write_offline(tmp_path)
     (tmp_path / "test" / "zebra").mkdir()
-    with pytest.raises(UsageError, match=r"/test': its classes zebra are not in train"):
+    with refused("data.root=", "/test", "zebra"):
         ready(ImageFolderImages(str(tmp_path), image_size=8))
 
 
@@ -431,13 +431,13 @@ def test_a_share_that_leaves_no_test_image_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "one.png")
-    with pytest.raises(UsageError, match=r"data: test_labels=0: there is no example"):
+    with refused("test_labels=0"):
         ready(ImageFolderImages(str(tmp_path), image_size=4))
 
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_number_of_test_images_below_one_is_refused(number):
-    with pytest.raises(UsageError, match=rf"data.test_per_class={number}: give 1 or more"):
+    with refused(f"data.test_per_class={number}"):
         PACS(test_per_class=number)
 
 
@@ -446,7 +446,7 @@ def test_a_root_that_is_a_file_or_empty_or_no_path_is_named(kind, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for root in (tmp_path / "file", tmp_path / "empty", tmp_path / ("long" * 2000), "a\0b"):
-        with pytest.raises(UsageError, match=r"data.root=.*(must hold|; give)"):
+        with refused("data.root="):
             ready(kind(str(root)))
 
 
@@ -468,9 +468,9 @@ def test_spoiled_files_are_refused_in_one_line(kind, spoil, tmp_path):
     )
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         spoil(path)
-    with pytest.raises(UsageError, match=r"^data") as refused:
+    with refused("data") as caught:
         ready(kind(str(tmp_path)))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [HAM10000, TinyImageNet, PACS, FEMNIST, MNIST, NpyImages, SVHN])
@@ -488,7 +488,7 @@ def test_files_without_permission_are_refused(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(io, "open", refuse)
     monkeypatch.setattr("builtins.open", refuse)
     monkeypatch.setattr("fl_lightning.data.cache.cache_folder", lambda root: tmp_path)
-    with pytest.raises(UsageError, match=r"data.root.*(Permission denied: '.*files|download it again|or damaged)"):
+    with refused("data.root"):
         ready(kind(str(root)))
 
 
@@ -498,7 +498,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(pacs, monkeypatch):
 
     shutil.rmtree(pacs / "photo")
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(UsageError, match=r"Permission denied: .*; give a folder whose files can be read"):
+    with refused("data.root=", "Errno 13"):
         ready(make(pacs))
 
 
@@ -507,16 +507,14 @@ def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(
-        UsageError, match=r"the cache .*\.images cannot be written: .*No space left.*; free some space there"
-    ):
+    with refused(".images", "No space left"):
         ready(make(pacs))
     assert caches(pacs) == []
 
 
 def test_an_image_too_large_to_be_one_is_refused(pacs, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(UsageError, match=r"is not a complete image: Image size"):
+    with refused("data.root", "00000.jpg", "Image size"):
         ready(make(pacs))
 
 
@@ -541,25 +539,31 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("nv,", "mole,", 1), r"data: column dx='mole': image .* has none of akiec"),
-        (lambda text: text.replace("rosendahl", "elsewhere", 1), r"data: column dataset='elsewhere': image"),
+        (lambda text: text.replace("nv,", "mole,", 1), ("dx='mole'",)),
+        (lambda text: text.replace("rosendahl", "elsewhere", 1), ("dataset='elsewhere'",)),
         (
             lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n",
-            r"image 99999 has no file; .* set data.missing: skip",
+            ("data.root=", "99999", "data.missing"),
         ),
-        (lambda text: text.replace("dataset", "source"), r"it has no column dataset, but lesion_id"),
-        (lambda text: text.replace("dx", "class"), r"it has no column dx, but lesion_id"),
-        (lambda text: "", r"it has no column image_id, dx, dataset, but none"),
-        (lambda text: text + "H,00001\n", r"data: column dataset=None: image 00001 has none of"),
-        (lambda text: text.splitlines()[0], r"no image found; it must hold HAM10000_metadata.csv"),
-        (lambda text: text + '"' + "a" * 200_000, r"field larger than field limit .*; download it again"),
-        (lambda text: text.replace("image_id", "picture"), r"it has no column image_id, but lesion_id, picture, dx, "),
+        (
+            lambda text: text.replace("dataset", "source"),
+            ("data.root=", "HAM10000_metadata.csv", "dataset", "lesion_id"),
+        ),
+        (lambda text: text.replace("dx", "class"), ("data.root=", "HAM10000_metadata.csv", "dx", "lesion_id")),
+        (lambda text: "", ("data.root=", "HAM10000_metadata.csv", "image_id, dx, dataset")),
+        (lambda text: text + "H,00001\n", ("dataset=None",)),
+        (lambda text: text.splitlines()[0], ("data.root=", "HAM10000_metadata.csv")),
+        (lambda text: text + '"' + "a" * 200_000, ("data.root=", "HAM10000_metadata.csv", "131072")),
+        (
+            lambda text: text.replace("image_id", "picture"),
+            ("data.root=", "HAM10000_metadata.csv", "image_id", "lesion_id"),
+        ),
     ],
 )
 def test_a_bad_row_of_the_metadata_is_named(ham, change, message):
     table = ham / "HAM10000_metadata.csv"
     table.write_text(change(table.read_text()))
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         ready(HAM10000(str(ham), image_size=16))
 
 
@@ -568,18 +572,18 @@ def test_metadata_of_another_encoding_is_refused(ham, encoding):
     table = ham / "HAM10000_metadata.csv"
     text = table.read_text().replace("back", "Rücken")
     table.write_text(text, encoding=encoding)
-    with pytest.raises(UsageError, match=r"HAM10000_metadata.csv': 'utf-8' codec .*; give a readable UTF-8 file"):
+    with refused("HAM10000_metadata.csv", "'utf-8'"):
         ready(HAM10000(str(ham), image_size=16))
     table.write_text(text.replace("lesion_id,image_id", "image_id,lesion_id"), encoding="utf-8-sig")
-    with pytest.raises(UsageError, match=r"image HAM_0000000 has no file"):
+    with refused("data.root=", "HAM_0000000"):
         ready(HAM10000(str(ham), image_size=16))
 
 
 def test_what_to_do_with_rows_without_image_is_raise_or_skip(ham):
-    with pytest.raises(UsageError, match=r"data.missing='drop': choose raise or skip"):
+    with refused("data.missing='drop'"):
         HAM10000(missing="drop")
     shutil.rmtree(ham / "HAM10000_images_part_1")
-    with pytest.raises(UsageError, match=r"no image found"):
+    with refused("data.root=", "HAM10000_metadata.csv"):
         ready(HAM10000(str(ham), image_size=16, missing="skip"))
 
 
@@ -639,49 +643,49 @@ USER = {"x": [[0.5] * 784], "y": [3]}
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{}", "it has no writers under user_data$"),
-        ("nothing", "lexical error: invalid string in json text.$"),
-        ("", "parse error: premature EOF$"),
-        ('{"users": []}', "it has no writers under user_data$"),
-        ('{"user_data": [1]}', "it has no writers under user_data$"),
-        ('{"user_data": {}}', "it has no writers under user_data$"),
-        ('{"user_data": {"a": [1]}}', "indices"),
-        ('{"user_data": {"a": {"y": [1]}}}', "'x'$"),
-        ("[" * 100_000, "objects and arrays are nested more than 1000 deep$"),
-        ('{"user_data": {"a": ' + "[" * 100_000, "objects and arrays are nested more than 1000 deep$"),
-        ('{"user_data": ' + '{"a": ' * 100_000, "objects and arrays are nested more than 1000 deep$"),
-        (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), "reshape"),
-        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), "labels must be integers"),
-        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), "parse error: integer overflow$"),
-        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), r"pixels must lie in \[0, 1\]"),
-        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), "invalid char in json text.$"),
-        (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), "convert"),
-        (json.dumps({"user_data": {"a": USER}})[:-9], "parse error: premature EOF$"),
-        (json.dumps({"user_data": {"a": USER}}) + "]", "parse error: trailing garbage$"),
+        ("{}", ("user_data",)),
+        ("nothing", ("lexical error",)),
+        ("", ("premature EOF",)),
+        ('{"users": []}', ("user_data",)),
+        ('{"user_data": [1]}', ("user_data",)),
+        ('{"user_data": {}}', ("user_data",)),
+        ('{"user_data": {"a": [1]}}', ("indices",)),
+        ('{"user_data": {"a": {"y": [1]}}}', ("'x'",)),
+        ("[" * 100_000, ("1000",)),
+        ('{"user_data": {"a": ' + "[" * 100_000, ("1000",)),
+        ('{"user_data": ' + '{"a": ' * 100_000, ("1000",)),
+        (json.dumps({"user_data": {"a": {"x": [[1, 0]], "y": [0]}}}), ("reshape",)),
+        (json.dumps({"user_data": {"a": {**USER, "y": [1.5]}}}), ("labels",)),
+        (json.dumps({"user_data": {"a": {**USER, "y": [10**30]}}}), ("integer overflow",)),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}), ("pixels", "[0, 1]")),
+        (json.dumps({"user_data": {"a": {**USER, "x": [[float("nan")] * 784]}}}), ("invalid char",)),
+        (json.dumps({"user_data": {"a": {**USER, "x": [["ink"] * 784]}}}), ("convert",)),
+        (json.dumps({"user_data": {"a": USER}})[:-9], ("premature EOF",)),
+        (json.dumps({"user_data": {"a": USER}}) + "]", ("trailing garbage",)),
         (
             json.dumps({"user_data": {"a": USER}}).replace("a", "\xe9").encode("latin-1"),
-            "invalid bytes in UTF8 string.$",
+            ("UTF8",),
         ),
-        (b"\xff\xfe", "invalid char in json text.$"),
+        (b"\xff\xfe", ("invalid char",)),
     ],
 )
-def test_a_file_that_is_not_leafs_is_named(tmp_path, content, message):
+def test_a_file_that_is_not_leafs_is_named(tmp_path, content, named):
     FEMNIST(offline=True).write_offline(tmp_path)
     (tmp_path / "train" / "all_data_1.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UsageError, match=rf"all_data_1.json': not one of LEAF's files of FEMNIST: .*{message}"):
+    with refused("data.root=", "all_data_1.json", "FEMNIST", *named):
         ready(FEMNIST(str(tmp_path)))
     assert caches(tmp_path) == []
 
 
 def test_leafs_files_are_to_be_there_with_images(tmp_path):
-    with pytest.raises(UsageError, match=r"it must hold all_data_\*.json"):
+    with refused("data.root=", "all_data_*.json"):
         ready(FEMNIST(str(tmp_path / "nowhere")))
     FEMNIST(offline=True).write_offline(tmp_path)
     for file in (tmp_path / "test").iterdir():
         file.write_text('{"user_data": {"a": {"x": [], "y": []}}}')
-    with pytest.raises(UsageError, match=r"data.root='.*/test': its files hold no images"):
+    with refused("data.root=", "/test"):
         ready(FEMNIST(str(tmp_path)))
 
 
@@ -786,7 +790,7 @@ def test_noise_rises_from_the_first_client_to_the_last_and_leaves_the_pooled_tes
 def test_labels_outside_the_classes_are_refused(monkeypatch):
     data = MNIST(offline=True)
     monkeypatch.setattr(MNIST, "num_classes", 9)
-    with pytest.raises(UsageError, match=r"data: train_labels=9: labels count from 0 to 8"):
+    with refused("train_labels=9"):
         ready(data)
 
 
@@ -799,6 +803,6 @@ def test_patterns_are_told_apart_by_class():
 
 @pytest.mark.parametrize(("argument", "value"), [("val_fraction", 1.0), ("client_noise", -0.1)])
 def test_arguments_out_of_range_are_named(argument, value):
-    with pytest.raises(UsageError, match=rf"data.{argument}={value}"):
+    with refused(f"data.{argument}={value}"):
         Digits(**{argument: value})
     assert issubclass(Digits, ImageDataModule)

@@ -10,8 +10,8 @@ import zipfile
 import pytest
 import torch
 from helpers.checkpoints import checkpoints, flip
+from helpers.errors import assert_names, refused
 
-from fl_lightning.errors import UsageError
 from fl_lightning.records.checkpoint import client_files, read, read_weights, valid_checkpoint
 
 
@@ -76,16 +76,16 @@ def test_the_rows_of_a_damaged_history_come_from_the_table_that_has_the_same(tmp
     )
     (folder / "history.jsonl").unlink()
     assert valid_checkpoint(folder / "last.ckpt", said.append).history == rows
-    assert "its rows are taken from metrics.csv" in said[0]
+    assert_names(said[0], "history.jsonl", "metrics.csv")
     flip(table, 0.4)
-    with pytest.raises(UsageError, match=r"history.jsonl is missing or too short"):
+    with refused("history.jsonl"):
         valid_checkpoint(folder / "last.ckpt", said.append)
 
 
 def test_a_file_that_both_checkpoints_need_ends_in_one_line(tmp_path):
     folder = checkpoints(tmp_path).path
     (folder / "clients/7-1.pt").unlink()
-    with pytest.raises(UsageError, match=r"clients/7-1.pt is missing; previous.ckpt: clients/7-1.pt is missing; give"):
+    with refused("clients/7-1.pt", "previous.ckpt", "clients/7-1.pt"):
         valid_checkpoint(folder / "last.ckpt", print)
 
 
@@ -150,9 +150,9 @@ def test_a_file_that_is_hostile_or_damaged_is_one_line(tmp_path, what):
     path = tmp_path / "given.ckpt"
     path.write_bytes(HOSTILE[what]())
     for reads, key in ((read_weights, "weights"), (lambda path: valid_checkpoint(path, print), "ckpt_path")):
-        with pytest.raises(UsageError, match=f"^{key}='.*given.ckpt': ") as refused:
+        with refused(f"{key}=", "given.ckpt") as caught:
             reads(path)
-        text = str(refused.value)
+        text = str(caught.value)
         assert "\n" not in text and len(text) - len(str(path)) < 200
 
 
@@ -160,9 +160,9 @@ def test_a_file_that_is_hostile_or_damaged_is_one_line(tmp_path, what):
 def test_a_file_of_a_client_may_not_leave_the_folder(tmp_path, name):
     contents = {"state_dict": {}, "server": {}, "round": 1, "clients": {0: name}}
     torch.save(contents, tmp_path / "last.ckpt")
-    with pytest.raises(UsageError, match="which is no file of a client"):
+    with refused("last.ckpt", repr(name)):
         client_files(tmp_path / "last.ckpt", contents)
-    with pytest.raises(UsageError, match="which is no file of a client"):
+    with refused("last.ckpt", repr(name)):
         valid_checkpoint(tmp_path / "last.ckpt", print)
 
 
@@ -170,6 +170,6 @@ def test_weights_with_a_manifest_are_verified(tmp_path):
     folder = checkpoints(tmp_path).path
     assert "state_dict" in read_weights(folder / "last.ckpt")
     shutil.copy(folder / "previous.ckpt", folder / "last.ckpt")
-    with pytest.raises(UsageError, match=r"weights=.*: last.ckpt was altered|has \d+ bytes and had"):
+    with refused("weights=", "last.ckpt"):
         read_weights(folder / "last.ckpt")
     assert read(folder / "previous.ckpt")["round"] == 2

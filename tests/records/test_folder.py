@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger, Logger
 
@@ -70,7 +71,7 @@ def _room_again():
 @pytest.mark.parametrize(
     ("size", "file", "writers"),
     [
-        (4096, "version_0/checkpoints/.*", {}),
+        (4096, "version_0/checkpoints/", {}),
         (0, "version_0/metrics.csv", {}),
         (0, "version_0/spectra.npz", {"callbacks": [SpectrumMonitor()]}),
         (0, "clients/0.pt", {"client_memory": 1e-9}),
@@ -78,7 +79,7 @@ def _room_again():
 )
 @pytest.mark.usefixtures("_room_again")
 def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp_path, whole, size, file, writers):
-    with pytest.raises(ClientError, match=f"^round 1: .*/{file} cannot be written: .*make room") as ended:
+    with refused("round 1", f"/{file}", kind=ClientError) as ended:
         fit(tmp_path, **{**writers, "callbacks": [DiskFull(size), *writers.get("callbacks", [])]})
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     # no cause: the command line prints the line alone
@@ -90,7 +91,7 @@ def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp
 
 
 def test_a_run_folder_that_is_removed_is_named(tmp_path):
-    with pytest.raises(ClientError, match=r"round 1: .*version_0.* cannot be written: No such file or directory"):
+    with refused("round 1", "version_0", kind=ClientError):
         fit(tmp_path, callbacks=[Removes(tmp_path / "run/version_0")])
 
 

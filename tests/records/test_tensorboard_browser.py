@@ -75,7 +75,7 @@ def board(runs, tmp_path_factory):
             process.terminate()
 
 
-def wait_for(answer, seconds=100):
+def wait_for(answer, seconds=240):
     """What a function answers as soon as that is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
