@@ -13,11 +13,12 @@ from helpers.conformance import (
     note,
     notes_of,
 )
+from helpers.errors import refused
 from torch.optim import LBFGS, SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
 
 OPTIMIZERS = {
@@ -203,7 +204,7 @@ def test_an_own_optimizer_step_that_never_calls_the_closure_is_an_error():
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
             pass
 
-    with pytest.raises(ClientError, match="closure"):
+    with refused("client 0", "round 0", "optimizer_step", "closure", kind=ClientError):
         by_rounds(Model(), clients(Rows()))
 
 
@@ -323,7 +324,7 @@ def test_a_dictionary_without_a_loss_is_an_error():
         def training_step(self, batch, batch_idx):
             return {"log": 1.0}
 
-    with pytest.raises(UsageError, match="loss"):
+    with refused("model=Model", "training_step", "loss"):
         by_rounds(Model(), clients(Rows()))
 
 
@@ -424,5 +425,5 @@ def test_lbfgs_is_refused_with_methods_that_correct_gradients():
         def configure_optimizers(self):
             return LBFGS(self.parameters())
 
-    with pytest.raises(UsageError, match="LBFGS"):
+    with refused("LBFGS"):
         by_rounds(Model(), clients(Rows()), methods=[SCAFFOLD()])

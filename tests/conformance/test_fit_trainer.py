@@ -14,6 +14,7 @@ from helpers.conformance import (
     note,
     notes_of,
 )
+from helpers.errors import warned
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -302,7 +303,7 @@ def test_loggers_write_nothing_in_a_visit_and_warn_once(devices, tmp_path):
                 self.logger.experiment.add_scalar("tested", 1.0, 0)
 
     data = clients(Rows(28, tested=[6]), 14, 14)
-    with pytest.warns(UserWarning, match=r"self\.logger") as caught:
+    with warned("self.logger") as caught:
         trainer = by_rounds(Model(), data, devices=devices, logger=True, folder=tmp_path)
     assert sum("self.logger" in str(one.message) for one in caught) == 1
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
