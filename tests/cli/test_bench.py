@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.benches import TOY, FakeRunner, outcome, toy_suite
+from helpers.errors import assert_names
 from test_cells import BASE
 
 from fl_lightning.bench import estimate, load_suite
@@ -74,7 +75,8 @@ def test_half_of_the_cells_without_data_fail_and_the_rest_runs(toy, fake, capsys
     said = capsys.readouterr()
     # a line for each cell, and a footnote of the table
     assert said.out.count("failed: data.root='nowhere': not found") == 2 + 1
-    assert said.err.strip() == "error: 2 of 4 cells failed; the table says why, and --retry runs them again"
+    assert said.err.startswith("error: ")
+    assert_names(said.err, "2 of 4 cells", "--retry")
     assert status(toy) == 1 and not runners[1].ran
     fake()
     assert status(toy, "--retry") == 0 and len(runners[2].ran) == 2
@@ -137,65 +139,66 @@ def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "named"),
     [
-        (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["{toy}", "--jobs", "0"], "--jobs=0: give 1 or more"),
-        (["{toy}", "--jobs", "two"], "--jobs: invalid int value: 'two'"),
-        (["{toy}", "--seeds", "0"], "--seeds=0: give 1 or more"),
-        (["{toy}", "--scale", "2"], "--scale=2.0: give a share"),
-        (["{toy}", "--only", "method=MOON"], "--only='method=MOON': no cell matches"),
-        (["{toy}", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["nowhere.yaml"], ("nowhere.yaml",)),
+        (["{toy}", "--jobs", "0"], ("--jobs=0",)),
+        (["{toy}", "--jobs", "two"], ("--jobs", "'two'")),
+        (["{toy}", "--seeds", "0"], ("--seeds=0",)),
+        (["{toy}", "--scale", "2"], ("--scale=2.0",)),
+        (["{toy}", "--only", "method=MOON"], ("--only='method=MOON'",)),
+        (["{toy}", "--config", "nowhere.yaml"], ("nowhere.yaml",)),
         (
             ["{toy}", "--storage", "sqlite:////nowhere/study.db"],
-            "--storage='sqlite:////nowhere/study.db': cannot be used",
+            ("--storage='sqlite:////nowhere/study.db'",),
         ),
-        (["{toy}", "--output", "/proc/here"], "--output='/proc/here'"),
-        (["{toy}", "--bogus"], "--bogus"),
-        ([], "SUITE"),
-        (["{toy}", "--load", "{toy}"], "is no file of cells"),
-        (["{toy}", "--load", "nothing.csv"], "nothing.csv: is no file of cells"),
+        (["{toy}", "--output", "/proc/here"], ("--output='/proc/here'",)),
+        (["{toy}", "--bogus"], ("--bogus",)),
+        ([], ("SUITE",)),
+        (["{toy}", "--load", "{toy}"], ("toy.yaml",)),
+        (["{toy}", "--load", "nothing.csv"], ("nothing.csv",)),
     ],
 )
-def test_bad_input_is_one_line(toy, args, said, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(toy, args, named, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
     before = list(tmp_path.iterdir())
     assert status(*(arg.format(toy=toy) for arg in args)) == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: ") and said in line and line.count("\n") == 1 and len(line) < 300
+    assert line.startswith("error: ") and line.count("\n") == 1 and len(line) < 300
+    assert_names(line, *named)
     assert [path for path in tmp_path.iterdir() if path.name != "runs"] == before
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "named"),
     [
-        ("tables: [{rows: [metod]}]", "axis 'metod'"),
-        ("tables: [{rows: [method], columns: [method, lr]}]", "axis 'method': rows and columns take each axis once"),
-        ("baseline: {method: FedNothing}", "FedNothing"),
-        ("bases: 1", "bases"),
-        ("axes: {}", "axes={}: give a mapping of axes"),
-        ("axes: [lr]", "axes=['lr']: give a mapping of axes"),
-        ("axes: {lr: {key: lr, values: []}}", "axes.lr.values=[]: give a list of one or more"),
-        ("axes: {lr: {key: lr, values: 0.1}}", "axes.lr.values=0.1: give a list of one or more"),
-        ("axes: {lr: {key: lr, values: [1, 1]}}", "axes.lr=['1', '1']: give labels whose letters and digits differ"),
-        ("axes: {lr: {key: lr}}", "axes.lr.values=None: give a list"),
-        ("seeds: [1, 1]", "toy.yaml: seeds=[1, 1]: give their number"),
-        ("seeds: true", "toy.yaml: seeds=True: give their number"),
-        ("notes: a sentence", "notes='a sentence': give a list"),
-        ("tables: {show: final}", "tables={'show': 'final'}: give a list"),
-        ("tables: [{rows: method}]", "tables.rows='method': give a list of axes"),
-        ("tables: [{published: {0.1: {FedAvg: 60}}}]", "published nests by rows, then columns"),
-        ("exclude: {lr: 0.1}", "exclude={'lr': 0.1}: give a list"),
-        ("exclude: [lr]", "exclude='lr': give a mapping"),
-        ("baseline: FedAvg", "baseline='FedAvg': give a mapping"),
-        ("overrides: [{config: {}}]", "overrides.when=None"),
-        ("overrides: [{when: {method: FedAvg}, confg: {}}]", "overrides: confg={}: is no key here"),
+        ("tables: [{rows: [metod]}]", ("'metod'",)),
+        ("tables: [{rows: [method], columns: [method, lr]}]", ("'method'",)),
+        ("baseline: {method: FedNothing}", ("FedNothing",)),
+        ("bases: 1", ("bases",)),
+        ("axes: {}", ("axes={}",)),
+        ("axes: [lr]", ("axes=['lr']",)),
+        ("axes: {lr: {key: lr, values: []}}", ("axes.lr.values=[]",)),
+        ("axes: {lr: {key: lr, values: 0.1}}", ("axes.lr.values=0.1",)),
+        ("axes: {lr: {key: lr, values: [1, 1]}}", ("axes.lr=['1', '1']",)),
+        ("axes: {lr: {key: lr}}", ("axes.lr.values=None",)),
+        ("seeds: [1, 1]", ("toy.yaml", "seeds=[1, 1]")),
+        ("seeds: true", ("toy.yaml", "seeds=True")),
+        ("notes: a sentence", ("notes='a sentence'",)),
+        ("tables: {show: final}", ("tables={'show': 'final'}",)),
+        ("tables: [{rows: method}]", ("tables.rows='method'",)),
+        ("tables: [{published: {0.1: {FedAvg: 60}}}]", ("published",)),
+        ("exclude: {lr: 0.1}", ("exclude={'lr': 0.1}",)),
+        ("exclude: [lr]", ("exclude='lr'",)),
+        ("baseline: FedAvg", ("baseline='FedAvg'",)),
+        ("overrides: [{config: {}}]", ("overrides.when=None",)),
+        ("overrides: [{when: {method: FedAvg}, confg: {}}]", ("confg={}",)),
     ],
 )
-def test_a_suite_with_an_unknown_name_is_refused(change, said, tmp_path, capsys):
+def test_a_suite_with_an_unknown_name_is_refused(change, named, tmp_path, capsys):
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **yaml.safe_load(change)}))
     assert status("toy.yaml") == 2
-    assert said in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, *named)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,7 @@ def test_a_damaged_suite_or_config_is_refused_with_its_place(arguments, content,
 def test_a_config_is_no_suite(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("seed_everything: 0\ntrainer: {max_rounds: 1}\n")
     assert status("run.yaml") == 2
-    assert "run.yaml: is a config, not a suite; run it with fit --config run.yaml" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "run.yaml", "fit --config run.yaml")
 
 
 def test_the_tables_are_written_although_nobody_reads_them(toy, fake, tmp_path, monkeypatch):
@@ -252,7 +255,7 @@ def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
     (tmp_path / "scaled.csv").write_text(scaled)
     assert status(toy, "--load", "scaled.csv", "--output", "here", "--status") == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: --load='scaled.csv': none of its 4 finished cells") and line.count("\n") == 1
+    assert line.startswith("error: --load='scaled.csv': ") and line.count("\n") == 1
     assert not (tmp_path / "here").exists()
     assert status(toy, "--load", "both.csv", "--output", "here", "--status") == 0
     assert "4 of 8 finished cells are new here; 4 others are no cells of this suite" in capsys.readouterr().out
@@ -374,7 +377,7 @@ def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     other = toy_suite(tmp_path / "other").path
     assert status(other, "--output", tmp_path / "runs" / load_suite(toy).name) == 2
-    assert "it has the study of the suite" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, load_suite(toy).name)
 
 
 def test_a_signal_ends_it_with_the_command_that_goes_on(toy, fake, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """What a parser lets pass of a config, and whose errors become one line."""
 
 import pytest
+from helpers.errors import refused
 from jsonargparse import Namespace
 
 from fl_lightning.cli.config import building, check_nulls, check_resolved, takes_none
@@ -15,13 +16,13 @@ def config(**given):
 
 @pytest.mark.parametrize("trainer", [3, [], None, True, "abc"])
 def test_a_trainer_that_is_no_mapping_is_refused(trainer):
-    with pytest.raises(UsageError, match=r"^trainer=.*: give a mapping of its arguments"):
+    with refused("trainer="):
         check_resolved({"trainer": trainer})
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
 def test_a_seed_out_of_range_is_refused(seed):
-    with pytest.raises(UsageError, match=rf"^seed_everything={seed}: give a seed from 0 to 4294967295"):
+    with refused(f"seed_everything={seed}"):
         check_resolved({"trainer": Namespace(), "seed_everything": seed})
     for fits in (None, True, False, 0, 2**32 - 1):
         check_resolved({"trainer": Namespace(), "seed_everything": fits})
@@ -30,14 +31,14 @@ def test_a_seed_out_of_range_is_refused(seed):
 def test_null_is_refused_at_any_depth_where_the_type_has_none():
     inner = Namespace(class_path="fl_lightning.data.Dirichlet", init_args=Namespace(alpha=None))
     data = Namespace(class_path="fl_lightning.data.Digits", init_args=Namespace(partitioner=inner, image_size=None))
-    with pytest.raises(UsageError, match=r"^Dirichlet.alpha=null: give a value of type float, or leave the key out"):
+    with refused("Dirichlet.alpha=null"):
         check_resolved(config(data=data))
-    with pytest.raises(UsageError, match=r"^FedProx.mu=null"):
+    with refused("FedProx.mu=null"):
         check_resolved(config(method=[{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": None}}]))
 
 
 def test_null_of_an_argument_that_goes_to_a_base_is_refused():
-    with pytest.raises(UsageError, match=r"^PACS.batch_size=null"):
+    with refused("PACS.batch_size=null"):
         check_nulls(PACS, {"batch_size": None}, "PACS")
     check_nulls(Digits, {"partitioner": None, "train_size": None, "mean": None, "augment": None}, "Digits")
 
@@ -50,8 +51,7 @@ def test_types_that_take_none(annotation, takes):
 
 
 def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
-    line = r"^MLP\(in_features=8, hidden=\['a'\]\): .*; give arguments that it takes"
-    with pytest.raises(UsageError, match=line), building():
+    with refused("MLP(in_features=8, hidden=['a'])", "arguments"), building():
         MLP(8, ["a"])
 
 

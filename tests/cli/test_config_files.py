@@ -4,10 +4,10 @@ import sys
 
 import pytest
 from helpers.bad_input import BASE
+from helpers.errors import refused
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import began_as
-from fl_lightning.errors import UsageError
 
 TWICE = "class_path: Dirichlet\nclass_path: IID\n"
 
@@ -35,37 +35,37 @@ def line_of(capsys, *args):
         (
             ["--data.partitioner", "inner.yaml"],
             TWICE,
-            "inner.yaml, line 2, column 1: the key class_path stands in line 1",
+            "inner.yaml, line 2, column 1: ",
         ),
-        (["--config", "names.yaml"], TWICE, "inner.yaml, line 2, column 1: the key class_path stands in line 1"),
+        (["--config", "names.yaml"], TWICE, "inner.yaml, line 2, column 1: "),
         (["--config", "names.yaml"], "class_path: [", "inner.yaml, line 2, column 1: "),
         (
             ["--trainer", "inner.yaml"],
             "name: a\nname: b\n",
-            "inner.yaml, line 2, column 1: the key name stands in line 1",
+            "inner.yaml, line 2, column 1: ",
         ),
-        (["--trainer", "inner.yaml"], "name: a\n\tmax_rounds: 1\n", "inner.yaml, line 2, column 1: there is a tab"),
+        (["--trainer", "inner.yaml"], "name: a\n\tmax_rounds: 1\n", "inner.yaml, line 2, column 1: "),
         (
             ["--model", "inner.yaml"],
             b"class_path: ImageClassifier # \xe9",
-            "inner.yaml, line 1, column 31: the byte 0xe9",
+            "inner.yaml, line 1, column 31: ",
         ),
         (
             ["--model.encoder", "inner.yaml"],
             "class_path: Logistic\n---\n",
-            "inner.yaml, line 2, column 1: a second document",
+            "inner.yaml, line 2, column 1: ",
         ),
         (
             ["--model.optimizer", "inner.yaml"],
             "class_path: torch.optim.SGD\ninit_args: {lr: 010}",
-            "inner.yaml, line 2, col",
+            "inner.yaml, line 2, column 17: ",
         ),
         (
             ["--trainer.callbacks", "inner.yaml"],
             "- {class_path: CCVR, class_path: CCVR}",
-            "inner.yaml, line 1, column 22: the",
+            "inner.yaml, line 1, column 22: ",
         ),
-        (["--trainer.callbacks+", "inner.yaml"], "&a [*a]", "inner.yaml, line 1, column 1: an alias"),
+        (["--trainer.callbacks+", "inner.yaml"], "&a [*a]", "inner.yaml, line 1, column 1: "),
     ],
 )
 def test_a_damaged_file_that_is_the_value_of_a_key_is_refused_with_its_place(capsys, tmp_path, args, content, line):
@@ -91,9 +91,9 @@ def test_a_sound_file_that_is_the_value_of_a_key_is_read(capsys, tmp_path):
             ["--config", "{trainer: {name: a}, trainer: {name: b}}"],
             "config: '{trainer: {name: a}, trainer: {name: b}}'",
         ),
-        (["--data.mean", "[010]"], "data: '[010]', line 1, column 2: 010 is 8"),
+        (["--data.mean", "[010]"], "data: '[010]', line 1, column 2: "),
         (["--trainer.taps", "{a: " * 3000 + "b" + "}" * 3000], "trainer.taps: '{a: {a: "),
-        (["--trainer.taps", "&a [*a]"], "trainer.taps: '&a [*a]', line 1, column 1: an alias"),
+        (["--trainer.taps", "&a [*a]"], "trainer.taps: '&a [*a]', line 1, column 1: "),
     ],
 )
 def test_a_value_of_which_something_would_be_lost_is_refused_with_its_key(capsys, args, line):
@@ -112,5 +112,5 @@ def test_a_value_that_is_a_text_may_be_any(capsys):
 @pytest.mark.parametrize("content", ["a: [", "a: 1\na: 2\n", "- a\n", "\0"])
 def test_a_run_does_not_resume_beside_a_damaged_config(tmp_path, content):
     (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(UsageError, match=r"config\.yaml(, line \d|=\['a'\]: )"):
+    with refused("config.yaml"):
         began_as({}, tmp_path / "config.yaml")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.errors import assert_names
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import final_names
@@ -32,6 +33,20 @@ QUICK = [
 def _alone(monkeypatch, request, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(request.config.rootpath)
+
+
+RAN = []
+
+
+@pytest.fixture
+def ran(tmp_path_factory, capsys):
+    """The folder of a quick run, which tests read; it is made once."""
+    if not RAN:
+        root = tmp_path_factory.mktemp("ran")
+        main([*FIT, *QUICK, "--trainer.default_root_dir", str(root)])
+        RAN.append(root / "fedavg" / "version_0")
+    capsys.readouterr()
+    return RAN[0]
 
 
 def printed(capsys, *args):
@@ -102,13 +117,8 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     assert accuracy in capsys.readouterr().out
 
 
-def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path):
-    import torch
-
-    from fl_lightning.models import ImageClassifier
-
-    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
-    run = tmp_path / "fedavg" / "version_0"
+def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path, ran):
+    run = ran
     model, path = run / "checkpoints" / "model.ckpt", run / "predictions.pt"
     loaded = ImageClassifier.load_from_checkpoint(model)
     last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
@@ -116,7 +126,6 @@ def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, 
     given = torch.load(model, weights_only=True)["hyper_parameters"]
     assert given["_class_path"] == "fl_lightning.models.ImageClassifier"
     assert given["encoder"]["init_args"]
-    capsys.readouterr()
     config = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     main(["predict", *config])
     assert f"predictions in {path}" in capsys.readouterr().out
@@ -129,73 +138,71 @@ def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, 
     assert all(torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
 
 
-def test_given_weights_are_in_the_config_and_their_digest_in_the_record(tmp_path):
+def test_given_weights_are_in_the_config_and_their_digest_in_the_record(tmp_path, ran):
     import hashlib
     import json
 
-    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
-    weights = tmp_path / "fedavg" / "version_0" / "checkpoints" / "model.ckpt"
+    weights = ran / "checkpoints" / "model.ckpt"
     main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--weights", str(weights)])
-    second = tmp_path / "fedavg" / "version_1"
+    second = tmp_path / "fedavg" / "version_0"
     assert yaml.safe_load((second / "config.yaml").read_text())["weights"] == str(weights)
     record = json.loads((second / "environment.json").read_text())["weights"]
     assert record == {"path": str(weights), "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     main(["test", "--config", str(second / "config.yaml")])
 
 
-def test_the_saved_config_runs_again_to_the_same_bits(tmp_path):
-    import torch
-
-    where = ["--trainer.default_root_dir", str(tmp_path)]
-    main([*FIT, *QUICK, *where])
-    run = tmp_path / "fedavg"
-    main(["fit", "--config", str(run / "version_0" / "config.yaml")])
+def test_the_saved_config_runs_again_to_the_same_bits(tmp_path, ran):
+    main(["fit", "--config", str(ran / "config.yaml"), "--trainer.default_root_dir", str(tmp_path)])
     first, second = (
-        torch.load(run / f"version_{v}" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for v in (0, 1)
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in (ran, tmp_path / "fedavg" / "version_0")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 BAD = {
-    "unknown method": (["--method+=FedNothing"], "method='FedNothing': no such class; give one of DeCov, FedBABU"),
+    "unknown method": (["--method+=FedNothing"], ("method='FedNothing'", "DeCov, FedBABU")),
     "another choice": (
         ["--method+=Freeze", "--method.mode", "ice"],
-        "Freeze.mode='ice': give frozen or reset_each_round",
+        ("Freeze.mode='ice'", "frozen", "reset_each_round"),
     ),
-    "no number": (["--method+=MOON", "--method.mu", "x"], "MOON.mu='x': give a value of type float"),
+    "no number": (["--method+=MOON", "--method.mu", "x"], ("MOON.mu='x'", "float")),
     "neither number nor list": (
         ["--method+=FedCKA", "--method.layers", "1.5"],
-        "FedCKA.layers='1.5': give a value of type int or list[str]",
+        ("FedCKA.layers='1.5'", "int", "list[str]"),
     ),
     "no list of numbers": (
         ["--model.encoder=MLP", "--model.encoder.init_args.hidden", "3"],
-        "MLP.hidden='3': give a value of type list[int] or null",
+        ("MLP.hidden='3'", "list[int]", "null"),
     ),
-    "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], "method: FedProx has no 'mue'; it takes mu"),
+    "misspelt coefficient": (["--method+=FedProx", "--method.mue", "1"], ("method", "FedProx", "'mue'", "mu")),
     "unknown encoder": (
         ["--model.encoder", "ResNet"],
-        "encoder='ResNet': no such class; give one of Backbone, FedCKACNN",
+        ("model.encoder='ResNet'", "Backbone, FedCKACNN"),
     ),
-    "misspelt data option": (["--data.batchsize", "3"], "batchsize"),
-    "unknown key": (["--trainer.max_epochs", "3"], "max_epochs"),
-    "abbreviated key": (["--trainer.max_round", "3"], "max_round"),
-    "wrong type": (["--trainer.max_rounds", "many"], "trainer.max_rounds"),
-    "negative rounds": (["--trainer.max_rounds", "-1"], "trainer.max_rounds=-1: give 0 or more"),
-    "participation of 0": (["--trainer.participation", "0"], "trainer.participation=0.0: give a share in (0, 1]"),
-    "alpha of 0": (["--data.partitioner.alpha", "0"], "Dirichlet.alpha=0.0: give a number above 0"),
-    "more clients than samples": (["--data.num_clients", "9999", "--data.partitioner", "IID"], "data.num_clients=9999"),
-    "no folder": (["--data", "NpyImages", "--data.root", "nowhere"], "data.root='nowhere'"),
-    "negative coefficient": (["--method+=FedProx", "--method.mu", "-1"], "FedProx.mu=-1.0: give 0 or more"),
-    "no checkpoint": (["--ckpt_path", "README.md"], "ckpt_path='README.md': not a checkpoint"),
-    "no config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    "misspelt data option": (["--data.batchsize", "3"], ("data", "Digits", "'batchsize'", "batch_size")),
+    "unknown key": (["--trainer.max_epochs", "3"], ("trainer.max_epochs",)),
+    "abbreviated key": (["--trainer.max_round", "3"], ("trainer.max_round",)),
+    "wrong type": (["--trainer.max_rounds", "many"], ("trainer.max_rounds='many'",)),
+    "negative rounds": (["--trainer.max_rounds", "-1"], ("trainer.max_rounds=-1",)),
+    "participation of 0": (["--trainer.participation", "0"], ("trainer.participation=0.0",)),
+    "alpha of 0": (["--data.partitioner.alpha", "0"], ("Dirichlet.alpha=0.0",)),
+    "more clients than samples": (
+        ["--data.num_clients", "9999", "--data.partitioner", "IID"],
+        ("data.num_clients=9999",),
+    ),
+    "no folder": (["--data", "NpyImages", "--data.root", "nowhere"], ("data.root='nowhere'",)),
+    "negative coefficient": (["--method+=FedProx", "--method.mu", "-1"], ("FedProx.mu=-1.0",)),
+    "no checkpoint": (["--ckpt_path", "README.md"], ("ckpt_path='README.md'",)),
+    "no config": (["--config", "nowhere.yaml"], ("nowhere.yaml",)),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_that_names_the_key_before_anything_is_written(capsys, tmp_path, case):
-    args, message = BAD[case]
+    args, words = BAD[case]
     line = refused(capsys, *FIT, "--trainer.default_root_dir", str(tmp_path), *args)
-    assert message in line
+    assert_names(line, *words)
     assert "Traceback" not in line
     assert not list(tmp_path.iterdir())
 
@@ -257,7 +264,7 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
     assert "test/accuracy" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["fit", "--config", "config.yaml", "--ckpt_path", "given.ckpt"])
-    assert "ckpt_path='given.ckpt': not a checkpoint of a run" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "ckpt_path='given.ckpt'")
     main(["fit", "--config", "config.yaml", "--weights", "given.ckpt"])
     assert (
         yaml.safe_load(Path("runs/fedavg/version_0/config.yaml").read_text())["model"]["init_args"]["num_classes"] == 10
@@ -275,8 +282,7 @@ def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_
     assert yaml.safe_load(first.read_text()) == before
     changed = [*fit, *where, "--trainer.max_rounds", "2", "--data.batch_size", "8", "--ckpt_path", "last"]
     line = refused(capsys, *changed)
-    assert "data.batch_size=8 (was 32)" in line
-    assert "--allow_changes true" in line
+    assert_names(line, "data.batch_size=8", "32", "--allow_changes true")
     assert len(line) < 300
     main([*changed, "--allow_changes", "true"])
     second = tmp_path / "run" / "version_1"
@@ -301,13 +307,11 @@ def test_the_line_of_a_failure_has_the_command_that_repeats_the_visit(capsys, tm
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(command), "--client", "1"])
     assert ended.value.code == 2
-    assert "error: client=1: " in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "error: client=1")
 
 
-def test_a_visit_that_succeeds_is_one_line(capsys, tmp_path):
-    main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path)])
-    config = str(tmp_path / "fedavg" / "version_0" / "config.yaml")
-    capsys.readouterr()
+def test_a_visit_that_succeeds_is_one_line(capsys, ran):
+    config = str(ran / "config.yaml")
     where = ["--ckpt_path", "last", "--round", "1", "--client", "2"]
     main(["replay", "--config", config, "--trainer.max_rounds", "2", *where])
     line = r"client 2, round 1: \d+ local steps, lr 0.05, train/loss [\d.]+, train/accuracy [\d.]+\n"

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from helpers.errors import assert_names
 
 import fl_lightning
 from fl_lightning import cli
@@ -25,9 +26,9 @@ print([name for name in ("torch", "lightning", "torchvision") if name in sys.mod
 
 def test_bench_never_imports_torch():
     """In a process that has imported it, the heartbeat's thread and the database's connections would be forked."""
-    ended = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True, timeout=300)
+    ended = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True, timeout=1800)
     assert ended.stdout.strip() == "[] 0.1.0"
-    assert ended.stderr.strip() == "error: nowhere.yaml: cannot be read: No such file or directory; give another file"
+    assert_names(ended.stderr.strip(), "error: nowhere.yaml")
 
 
 @pytest.mark.parametrize("name", fl_lightning.__all__)
@@ -131,6 +132,6 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(request):
         capture_output=True,
         text=True,
         cwd=request.config.rootpath,
-        timeout=300,
+        timeout=1800,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
