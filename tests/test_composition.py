@@ -3,13 +3,13 @@
 from functools import partial
 
 import pytest
+from helpers.errors import refused
 from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_finite, plain_sgd_model, small_data
 from torch import nn
 from torch.optim import Adam
 
 from fl_lightning import Method, methods
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
@@ -79,32 +79,32 @@ class NoLogits(nn.Module):
 
 
 REFUSED = {
-    "same method twice": (lambda: [FedProx(), FedProx()], {}, "fedprox stands twice in the list; keep one"),
+    "same method twice": (lambda: [FedProx(), FedProx()], {}, ("fedprox",)),
     "two client weights": (
         lambda: [Weighs(1.0, "even"), Weighs(2.0, "odd")],
         {},
-        "they ask for different client weights {'even': 1.0, 'odd': 2.0}; keep one",
+        ("{'even': 1.0, 'odd': 2.0}",),
     ),
     "SCAFFOLD with momentum": (
         lambda: [SCAFFOLD()],
         {"momentum": 0.9},
-        "SCAFFOLD with the client optimizer's momentum=0.9: its variates hold for SGD without momentum",
+        ("SCAFFOLD", "momentum=0.9"),
     ),
     "FedNova with Nesterov": (
         lambda: [FedNova()],
         {"momentum": 0.9, "nesterov": True},
-        "FedNova with the client optimizer's nesterov=True: its normalisation holds for SGD",
+        ("FedNova", "nesterov=True"),
     ),
-    "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, "SCAFFOLD acts on the weights .* Local sends none"),
-    "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, "FedDyn acts on the weights .* FedProto sends none"),
-    "FedNova sends nothing": (lambda: [Local(), FedNova()], {}, "FedNova acts on the weights .* Local sends none"),
+    "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
+    "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
+    "FedNova sends nothing": (lambda: [Local(), FedNova()], {}, ("FedNova", "Local")),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
-    build, options, message = REFUSED[name]
-    with pytest.raises(UsageError, match=message):
+    build, options, words = REFUSED[name]
+    with refused(*words):
         run(build(), model=plain_sgd_model(**options))
     assert not list(tmp_path.iterdir())
 
@@ -112,18 +112,18 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
 @pytest.mark.parametrize("method", [SCAFFOLD, FedNova])
 def test_variates_and_normalisation_are_refused_for_adam(run, method):
     model = ImageClassifier(MLP(64, [16]), optimizer=partial(Adam, lr=0.01))
-    with pytest.raises(UsageError, match=f"{method.__name__} with the optimizer='Adam'"):
+    with refused(f"{method.__name__}", "optimizer='Adam'"):
         run([method()], model=model)
 
 
 @pytest.mark.parametrize("method", [MOON, FedProto, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze])
 def test_a_missing_tap_is_named_with_the_modules_that_there_are(run, method):
-    with pytest.raises(UsageError, match=rf"{method.__name__} needs the tap '(representation|logits)'"):
+    with refused(f"{method.__name__}"):
         run([method()], model=Quadratic(), data=quadratic_data([1.0, 2.0]))
 
 
 def test_cached_references_need_examples_that_stay_the_same(run):
     from fl_lightning.data import RandomFlip
 
-    with pytest.raises(UsageError, match=r"trainer.cache_references=True: the training examples are augmented"):
+    with refused("trainer.cache_references=True"):
         run([MOON()], data=small_data(augment=[RandomFlip()]), cache_references=True)

@@ -5,10 +5,11 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_model
 
 from fl_lightning import Method, Server, ServerValue, Weighted, methods
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.method import MethodList
 from fl_lightning.methods import MOON, SCAFFOLD, DeCov, FedNova, FedProx, StructuredDeCov
 
@@ -134,8 +135,7 @@ def test_a_subclass_keeps_its_parents_name_unless_it_says_otherwise():
     names = [kind().name for kind in kinds]
     assert names == ["fedprox"] * 3 + ["mine", "late", "fedprox", "fedprox", "counts", "decov", "structureddecov"]
     MethodList([FedProx(), Named()])
-    message = r"fedprox stands twice in the list; keep one of them, or give one .* another name: name = 'myfedprox'"
-    with pytest.raises(UsageError, match=message):
+    with refused("fedprox", "name = 'myfedprox'"):
         MethodList([FedProx(), Mine()])
 
 
@@ -218,17 +218,17 @@ def test_a_method_gives_each_client_a_first_model(run, workers):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([OwnHead("encoder")], r"OwnHead.initial_state='encoder': no such entry stays with the clients"),
-        ([OwnHead(), FirstModel("encoder.0.bias")], r"FirstModel.initial_state='encoder.0.bias': no such entry stays"),
+        ([OwnHead("encoder")], ("OwnHead.initial_state='encoder'",)),
+        ([OwnHead(), FirstModel("encoder.0.bias")], ("FirstModel.initial_state='encoder.0.bias'",)),
         (
             [OwnHead("classifier.bias"), FirstModel("classifier.bias")],
-            r"FirstModel.initial_state='classifier.bias': another method gives it too",
+            ("FirstModel.initial_state='classifier.bias'",),
         ),
-        ([OwnHead("classifier.weight")], r"initial_state: classifier.weight=\(10,\): give the shape \(10, 16\)"),
+        ([OwnHead("classifier.weight")], ("classifier.weight=(10,)", "(10, 16)")),
     ],
 )
 def test_a_first_model_that_does_not_fit_is_refused(run, given, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         run(given)
 
 
@@ -303,7 +303,7 @@ RIGHT = {
 @pytest.mark.parametrize("hook", WRONG)
 def test_what_a_hook_must_not_return_is_refused_by_the_names_of_method_and_hook(hook):
     for value in WRONG[hook]:
-        with pytest.raises(UsageError, match=rf"^method=Mine: {hook}.* returned .*; return ") as caught:
+        with refused("method=Mine", hook) as caught:
             CALLS[hook](MethodList([returning(hook, value)]))
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 290
 
@@ -325,14 +325,14 @@ def test_a_penalty_of_one_element_is_a_scalar_and_trains_as_one(run):
 
 def test_a_penalty_without_gradient_is_warned_of_once():
     methods = MethodList([returning("penalty", torch.tensor(0.5)), FedProx()])
-    with pytest.warns(UserWarning, match=r"method=Mine: penalty .* without gradient") as caught:
+    with warned("method=Mine") as caught:
         terms = [methods.penalties(CLIENT, None) for _ in range(3)]
     assert len(caught) == 1 and terms == 3 * [{"mine": torch.tensor(0.5)}]
 
 
 @pytest.mark.parametrize("taps", ["logits", None, {"logits"}, ("logits", 1)])
 def test_requires_is_a_tuple_of_names(taps):
-    with pytest.raises(UsageError, match=r"^method=Mine: requires=.*: give a tuple"):
+    with refused("method=Mine", "requires="):
         MethodList([type("Mine", (Method,), {"requires": taps})()])
 
 
@@ -356,7 +356,7 @@ class Remembers(Method):
     ],
 )
 def test_what_a_first_batch_shows_is_refused_before_anything_is_written(run, tmp_path, base, hook, value):
-    with pytest.raises(UsageError, match=f"^method=Mine: {hook}.* returned"):
+    with refused("method=Mine", hook):
         run([type("Mine", (base,), {hook: lambda self, *args: value})()])
     assert not list(tmp_path.iterdir())
 
@@ -378,7 +378,7 @@ def test_a_weight_that_is_not_finite_names_client_round_and_method(run):
         def client_weight(self, client):
             return float("nan") if client.num_steps else 1.0
 
-    with pytest.raises(ClientError, match=r"^client 0, round 0: its weight is nan; return .* from Mine.client_weight"):
+    with refused("client 0", "round 0", "Mine.client_weight", kind=ClientError):
         run([Mine()])
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.methods import METHODS
 from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova, FedProx, Local
 from fl_lightning.systems import Fate, SystemsHeterogeneity
 
@@ -77,22 +77,22 @@ def test_clients_are_there_in_their_windows():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stragglers": 1.5}, "trainer.systems.stragglers=1.5: give a share"),
-        ({"dropout_before": -0.1}, "trainer.systems.dropout_before=-0.1: give a share"),
-        ({"dropout_before": 0.6, "dropout_after": 0.6}, "dropout_after=1.2: give at most 1"),
-        ({"least": 0}, "trainer.systems.least=0: give 1 or more"),
-        ({"least": 3, "most": 2}, "trainer.systems.most=2: give at least 3"),
-        ({"late": "lose"}, "trainer.systems.late='lose': give keep or drop"),
-        ({"available": {"x": [[1]]}}, "trainer.systems.available='x': name clients as"),
-        ({"available": {"1": [[3, 1]]}}, r"trainer.systems.available=\[3, 1\]: give windows"),
-        ({"stragglers": 0.5}, "trainer.systems.stragglers=0.5: a whole visit has 1 epochs"),
-        ({"stragglers": 0.5, "most": 2}, "trainer.systems.most=2: a whole visit has 1 epochs"),
-        ({"available": {"4": [[0]]}}, r"trainer.systems.available=\[4\]: there are clients 0 to 3"),
-        ({"available": {"0-3": [[0, 0]]}}, r"trainer.systems.available=\[1\]: no client is there"),
+        ({"stragglers": 1.5}, ("trainer.systems.stragglers=1.5",)),
+        ({"dropout_before": -0.1}, ("trainer.systems.dropout_before=-0.1",)),
+        ({"dropout_before": 0.6, "dropout_after": 0.6}, ("dropout_after=1.2",)),
+        ({"least": 0}, ("trainer.systems.least=0",)),
+        ({"least": 3, "most": 2}, ("trainer.systems.most=2",)),
+        ({"late": "lose"}, ("trainer.systems.late='lose'",)),
+        ({"available": {"x": [[1]]}}, ("trainer.systems.available='x'",)),
+        ({"available": {"1": [[3, 1]]}}, ("trainer.systems.available=[3, 1]",)),
+        ({"stragglers": 0.5}, ("trainer.systems.stragglers=0.5",)),
+        ({"stragglers": 0.5, "most": 2}, ("trainer.systems.most=2",)),
+        ({"available": {"4": [[0]]}}, ("trainer.systems.available=[4]",)),
+        ({"available": {"0-3": [[0, 0]]}}, ("trainer.systems.available=[1]",)),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_first_round(run, tmp_path, given, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         run(systems=SystemsHeterogeneity(**given))
     assert not list(tmp_path.iterdir())
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.quadratics import Numbers, Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
@@ -16,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import FederatedTrainer, Method, Partitioned, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet, Plan
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 
 
 # ---------------------------------------------------------------- users' own modules and data
@@ -40,7 +41,7 @@ def test_a_refused_fit_leaves_the_module_as_it_came(run):
     from fl_lightning.methods import SCAFFOLD, FedLC
 
     model, fresh = small_model(), small_model()
-    with pytest.raises(UsageError, match="SCAFFOLD with the client optimizer's momentum"):
+    with refused("SCAFFOLD"):
         run([FedLC(), SCAFFOLD()], model=model)
     assert "log" not in vars(model)
     assert model._fabric is None
@@ -110,7 +111,7 @@ def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
     assert rates(run, lambda o: o, max_rounds=3, local_epochs=2, client_lr_scheduler=halve) == [
         *(0.1, 0.1, 0.05, 0.05, 0.025, 0.025)
     ]
-    with pytest.raises(UsageError, match=r"client_lr_scheduler=.*keep one of them"):
+    with refused("trainer.client_lr_scheduler="):
         rates(run, lambda o: [[o], [step_lr(o)]], client_lr_scheduler=halve)
 
 
@@ -385,12 +386,12 @@ def weight_of(value):
 
 
 def test_two_different_client_weights_are_refused_by_both_names(run):
-    with pytest.raises(UsageError, match=r"weight1.*weight2.*different client weights"):
+    with refused("weight1", "weight2"):
         run([weight_of(1), weight_of(2)])
 
 
 def test_the_same_method_twice_is_refused(run):
-    with pytest.raises(UsageError, match="headstays stands twice"):
+    with refused("headstays"):
         run([HeadStays(), HeadStays()])
 
 
@@ -398,7 +399,7 @@ def test_the_same_method_twice_is_refused(run):
 def test_a_missing_tap_lists_the_submodules_and_leaves_no_folder(tmp_path):
     from fl_lightning.methods import FedUV
 
-    with pytest.raises(UsageError, match=r"trainer.taps: FedUV needs the tap 'representation'.*net.0, net.1"):
+    with refused("trainer.taps", "FedUV", "'representation'", "net.0", "net.1"):
         small_trainer(tmp_path).fit(Theirs(), Partitioned(TheirData(), num_clients=2), FedUV())
     assert not list(tmp_path.iterdir())
 
@@ -409,7 +410,7 @@ def test_taps_can_be_bound_in_the_trainer(run):
     taps = {"representation": "net.3", "logits": "net.4"}
     data = Partitioned(TheirData(), num_clients=2)
     assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
-    with pytest.raises(UsageError, match="bound to 'nothing', no submodule"):
+    with refused("'nothing'"):
         run([FedUV()], model=Theirs(), data=data, taps={**taps, "logits": "nothing"})
 
 
@@ -428,12 +429,12 @@ def test_taps_can_be_bound_in_the_trainer(run):
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(options, key):
-    with pytest.raises(UsageError, match=f"trainer.{key}"):
+    with refused(f"trainer.{key}"):
         FederatedTrainer(**options)
 
 
 def test_a_cohort_larger_than_the_clients_is_refused(run):
-    with pytest.raises(UsageError, match=r"trainer.cohort_size=5: there are 4 clients"):
+    with refused("trainer.cohort_size=5"):
         run(cohort_size=5)
 
 
@@ -452,22 +453,26 @@ class NoStep(LightningModule):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(Manual(), "manual optimization"), (TwoOptimizers(), "gives 2 optimizers"), (NoStep(), "no training_step")],
+    [
+        (Manual(), ("model='Manual'", "optimization")),
+        (TwoOptimizers(), ("configure_optimizers", "2 optimizers")),
+        (NoStep(), ("training_step",)),
+    ],
 )
 def test_modules_the_loop_cannot_drive_are_refused(run, model, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         run(model=model, data=Partitioned(TheirData(), num_clients=2))
 
 
 def test_data_without_clients_is_refused_with_the_mend(run):
-    with pytest.raises(UsageError, match=r"data='TheirData'.*Partitioned"):
+    with refused("data='TheirData'", "Partitioned"):
         run(model=Theirs(), data=TheirData())
 
 
 def test_a_model_with_too_few_classes_is_refused(run):
     from fl_lightning.models import MLP, ImageClassifier
 
-    with pytest.raises(UsageError, match=r"model.num_classes=3: the data has 10 classes"):
+    with refused("model.num_classes=3"):
         run(model=ImageClassifier(MLP(64), num_classes=3))
 
 
@@ -484,7 +489,7 @@ class NanAt(Method):
 
 
 def test_a_nan_names_client_round_term_and_step(run):
-    with pytest.raises(ClientError, match=r"client 2, round 0: nanat became nan or infinite at local step 1"):
+    with refused("client 2", "round 0", "nanat", "local step 1", kind=ClientError):
         run([NanAt(2, 1)])
 
 
@@ -494,9 +499,8 @@ def test_an_exception_names_client_and_round_and_keeps_its_cause(run):
             if client.info.id == 1:
                 raise ValueError("their own mistake")
 
-    with pytest.raises(
-        ClientError,
-        match=r"client 1, round 0: ValueError at test_trainer.py:\d+ \(on_client_start\): their own mistake",
+    with refused(
+        "client 1", "round 0", "ValueError", "test_trainer.py", "(on_client_start)", kind=ClientError
     ) as caught:
         run([Breaks()])
     assert isinstance(caught.value.__cause__, ValueError)
@@ -506,7 +510,7 @@ def test_a_failing_client_can_be_skipped_and_is_counted(run):
     _, trainer = run([NanAt(2, 0)], on_client_error="skip", max_rounds=1)
     assert trainer.metrics["clients/failed"] == 1
     assert trainer.metrics["clients"] == 3
-    with pytest.raises(ClientError, match="min_clients=4"):
+    with refused("trainer.min_clients=4", kind=ClientError):
         run([NanAt(2, 0)], on_client_error="skip", min_clients=4)
 
 
@@ -537,15 +541,15 @@ def test_a_checkpoint_evaluates_as_the_run_did(tmp_path):
     torch.manual_seed(9)
     again = small_trainer(tmp_path).test(small_model(), small_data(), trainer.run_dir / "checkpoints" / "last.ckpt")
     assert again == {name: trainer.metrics[name] for name in again}
-    with pytest.raises(UsageError, match="it has no val data"):
+    with refused("val data"):
         small_trainer(tmp_path).validate(small_model(), small_data())
 
 
 def test_a_pickle_for_a_checkpoint_is_refused(tmp_path):
     torch.save({"state_dict": Theirs}, tmp_path / "bad.ckpt")
-    with pytest.raises(UsageError, match="not a checkpoint of tensors and plain values"):
+    with refused("bad.ckpt"):
         small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "bad.ckpt")
-    with pytest.raises(UsageError, match="no such file"):
+    with refused("ckpt_path="):
         small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "none.ckpt")
 
 

@@ -1,0 +1,40 @@
+"""A run of SCAFFOLD whose workers others start, each as ``python -m helpers.launched FOLDER NAME FITS [killed]``."""
+
+import os
+import signal
+import sys
+from functools import partial
+
+import torch
+from torch.optim import SGD
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import SCAFFOLD
+from fl_lightning.models import MLP
+from helpers.runs import small_data, small_trainer
+from helpers.theirs import Synchronises
+
+
+class KilledOnce(Callback):
+    """Kills worker 1 in the last round, unless torchrun has started it again."""
+
+    def on_round_start(self, trainer):
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and trainer.global_rank == 1 and trainer.server.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(folder, name, callbacks=None):
+    """Train a module that synchronises its numbers, and give the global model."""
+    given = {"max_rounds": 3, "threads_per_worker": 1, "name": name, "callbacks": callbacks}
+    trainer = small_trainer(folder, enable_progress_bar=False, **given)
+    torch.manual_seed(0)
+    trainer.fit(Synchronises(MLP(64, [8]), optimizer=partial(SGD, lr=0.02)), small_data(), SCAFFOLD())
+    return {name: value.clone() for name, value in trainer.server.state.items()}
+
+
+if __name__ == "__main__":
+    os.environ["PL_GLOBAL_SEED"] = "0"
+    folder, name, fits, *killed = sys.argv[1:]
+    for _ in range(int(fits)):
+        fit(folder, name, [KilledOnce()] if killed else None)
