@@ -1,7 +1,6 @@
 """Arguments out of their range are refused by name, and the schedule of the clients' rates is finite."""
 
 import inspect
-import re
 import warnings
 from collections import namedtuple
 from functools import partial
@@ -9,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
@@ -50,7 +50,7 @@ WRONG = {
 def test_every_range_refuses_what_lies_outside_and_takes_the_default(tmp_path, name):
     fits, hint = checks.RANGES[name]
     assert fits(inspect.signature(FederatedTrainer).parameters[name].default)
-    with pytest.raises(UsageError, match=rf"trainer.{name}=.*: ") as caught:
+    with refused(f"trainer.{name}=") as caught:
         small_trainer(tmp_path, **{name: WRONG[name]})
     assert hint in str(caught.value)
 
@@ -77,7 +77,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_name_that_is_not_of_one_folder_is_refused(tmp_path, name):
-    with pytest.raises(UsageError, match=r"^trainer\.name=.*: give the name of one folder"):
+    with refused("trainer.name="):
         FederatedTrainer(default_root_dir=tmp_path / "runs", name=name)
     assert not list(tmp_path.iterdir())
 
@@ -89,7 +89,7 @@ def test_other_names_are_taken():
 def test_the_factors_are_those_that_the_schedule_gives_a_rate_of_1():
     assert checks.lr_factors(None, 3) == [1, 1, 1]
     assert checks.lr_factors(partial(ExponentialLR, gamma=0.5), 3) == [1, 0.5, 0.25]
-    with pytest.raises(UsageError, match=r"trainer\.client_lr_scheduler"):
+    with refused("trainer.client_lr_scheduler"):
         checks.lr_factors(partial(LambdaLR, lr_lambda=lambda step: float("inf")), 2)
 
 
@@ -100,12 +100,12 @@ def test_devices_are_a_number_a_list_or_auto(devices):
 
 @pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5, []])
 def test_other_devices_are_refused(devices):
-    with pytest.raises(UsageError, match=r"trainer\.devices"):
+    with refused("trainer.devices"):
         checks.check_devices(devices, 1, 1)
 
 
 def test_half_precision_is_refused_on_a_cpu_only():
-    with pytest.raises(UsageError, match="a CPU trains in bf16-mixed"):
+    with refused("bf16-mixed"):
         checks.check_precision("16-mixed", torch.device("cpu"))
     checks.check_precision("16-mixed", torch.device("cuda"))
 
@@ -130,7 +130,7 @@ def test_cached_references_need_a_loader_that_says_it_is_deterministic(tmp_path)
         if fits:
             check()
         else:
-            with pytest.raises(UsageError, match=r"trainer.cache_references=True: the training examples are augmented"):
+            with refused("trainer.cache_references=True"):
                 check()
 
 
@@ -146,7 +146,7 @@ def test_cached_references_are_refused_beside_a_transfer_hook(tmp_path, hook, wh
         data = Partitioned(type("Theirs", (LightningDataModule,), own | {"train_dataloader": lambda self: loader})())
     data.setup("fit")
     owner = {"module": "Module", "data": "Data", "partitioned": "Theirs"}[where]
-    with pytest.raises(UsageError, match=rf"trainer.cache_references=True: {hook} of {owner} may change an example"):
+    with refused("trainer.cache_references=True", hook, owner):
         checks.check_data_fits(trainer, module, data, checks.MethodList([]))
     plain = small_trainer(tmp_path)
     checks.check_data_fits(plain, module, data, checks.MethodList([]))
@@ -159,12 +159,12 @@ def test_clients_without_a_full_batch_are_named_before_round_0(run, partitioned)
         loader = DataLoader(TensorDataset(torch.rand(30, 64), torch.arange(30) % 10), 8, drop_last=True)
         theirs = type("Theirs", (LightningDataModule,), {"train_dataloader": lambda self: loader})()
         data = Partitioned(theirs, FewForTheFirst(), 4)
-    with pytest.warns(UserWarning, match=r"data: \d of 4 clients \((\d, )*\d\) have no full batch") as caught:
+    with warned("data", "of 4 clients") as caught:
         run(data=data, max_rounds=0)
     idle = [k for k in range(4) if data.info(k).num_examples < (8 if partitioned else 102)]
     assert 0 < len(idle) < 4
-    said = next(str(one.message) for one in caught if "full batch" in str(one.message))
-    assert said.startswith(f"data: {len(idle)} of 4 clients ({', '.join(map(str, idle))}) have no full batch")
+    said = next(str(one.message) for one in caught if "of 4 clients" in str(one.message))
+    assert_names(said, "data", f"{len(idle)} of 4 clients", f"({', '.join(map(str, idle))})")
 
 
 class FewForTheFirst(Partitioner):
@@ -189,35 +189,32 @@ class Whole(LightningModule):
 @pytest.mark.parametrize("name", checks.REMOVED)
 def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took_its_place(name):
     kind = type("Old", (Whole,), {name: lambda self, *given: None})
-    message = rf"^model='Old.{name}': Lightning has replaced it by {checks.REMOVED[name]}; override that"
     for stage in ("fit", "test"):
-        with pytest.raises(UsageError, match=message):
+        with refused(f"model='Old.{name}'", checks.REMOVED[name]):
             checks.check_module(kind(), stage)
     checks.check_module(Whole())
 
 
 @pytest.mark.parametrize("logger", ["wandb", ["wandb"], object()])
 def test_what_is_no_logger_is_refused(tmp_path, logger):
-    with pytest.raises(UsageError, match=r"^trainer.logger=.*: give true, false, or loggers"):
+    with refused("trainer.logger="):
         small_trainer(tmp_path, logger=logger)
 
 
 def test_a_value_of_another_type_is_refused_as_one_out_of_range(tmp_path):
-    with pytest.raises(UsageError, match=r"^trainer.accumulate_grad_batches=\{4: 2\}: give 1 or more"):
+    with refused("trainer.accumulate_grad_batches={4: 2}"):
         small_trainer(tmp_path, accumulate_grad_batches={4: 2})
 
 
 def test_what_lightning_refuses_of_configure_optimizers_is_one_line():
-    with pytest.raises(
-        UsageError, match=r"^model=Whole: configure_optimizers: Unknown configuration .*Optimizer"
-    ) as one:
+    with refused("model=Whole", "configure_optimizers", "Optimizer") as one:
         configure_optimizer(Whole())
     assert "\n" not in str(one.value)
 
 
 @pytest.mark.parametrize("method", ["FedProx", FedProx])
 def test_what_is_no_method_is_refused(method):
-    with pytest.raises(UsageError, match=r"^method=.*: give objects of Method's subclasses"):
+    with refused("method=", "Method"):
         checks.MethodList([method])
 
 
@@ -238,12 +235,12 @@ class WithoutLength(Digits):
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        (WithoutPlan, r"^data='WithoutPlan': its setup sets no plan; let it end with self.plan = self.partition"),
-        (WithoutLength, r"^data=WithoutLength: train_dataloader\(0\)='generator': it has no length, .*__len__"),
+        (WithoutPlan, ("data='WithoutPlan'", "self.plan", "self.partition")),
+        (WithoutLength, ("data=WithoutLength", "train_dataloader(0)='generator'", "__len__")),
     ],
 )
 def test_data_that_cannot_be_counted_are_refused(tmp_path, kind, line):
-    with pytest.raises(UsageError, match=line) as caught:
+    with refused(*line) as caught:
         small_trainer(tmp_path / "runs").fit(small_model(), kind(num_clients=2))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
@@ -261,10 +258,7 @@ class Given(Sampler):
 
 @pytest.mark.parametrize("clients", [(0, 0), (0, 4), (-1, 0), ()])
 def test_a_sampler_that_repeats_or_leaves_the_range_is_refused_before_round_0(tmp_path, clients):
-    line = (
-        rf"^trainer.sampler=Given: the cohort of round 0={re.escape(str(sorted(clients)))}: give different ids from 0"
-    )
-    with pytest.raises(UsageError, match=line):
+    with refused("trainer.sampler=Given", f"round 0={sorted(clients)}"):
         small_trainer(tmp_path / "runs", sampler=Given(*clients)).fit(small_model(), small_data())
     assert not (tmp_path / "runs").exists()
 
@@ -272,36 +266,34 @@ def test_a_sampler_that_repeats_or_leaves_the_range_is_refused_before_round_0(tm
 def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for root in ("file", "file/runs"):
-        with pytest.raises(UsageError, match=r"^trainer.default_root_dir='.*file.*': .*is a file; give a folder"):
+        with refused("trainer.default_root_dir="):
             small_trainer(tmp_path / root).fit(small_model(), small_data())
     trainer = small_trainer(tmp_path / "runs")
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
-    with pytest.raises(
-        UsageError, match=r"^trainer.default_root_dir='.*runs': .* is read-only; give a folder that can"
-    ):
+    with refused("trainer.default_root_dir=", "read-only"):
         trainer.fit(small_model(), small_data())
     monkeypatch.undo()
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
-    with pytest.raises(UsageError, match=r"^trainer.default_root_dir='.*runs': its disk is full; free some space"):
+    with refused("trainer.default_root_dir="):
         trainer.fit(small_model(), small_data())
-    with pytest.raises(UsageError, match=r"^trainer.default_root_dir"):
+    with refused("trainer.default_root_dir"):
         trainer.partition(small_model(), small_data())
-    with pytest.raises(UsageError, match=r"^output="):
+    with refused("output="):
         trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "line"),
+    ("optimizer", "named"),
     [
-        (partial(torch.optim.SGD, lr=-1.0), "Invalid learning rate: -1.0"),
-        (partial(torch.optim.SGD, lr=float("nan")), "SGD.lr=nan: give a finite number"),
-        (torch.optim.LBFGS, r"LBFGS.step\(\) missing"),
-        (partial(torch.optim.SparseAdam, lr=0.1), "SparseAdam does not support dense gradients"),
+        (partial(torch.optim.SGD, lr=-1.0), ("-1.0",)),
+        (partial(torch.optim.SGD, lr=float("nan")), ("SGD.lr=nan",)),
+        (torch.optim.LBFGS, ("LBFGS.step()",)),
+        (partial(torch.optim.SparseAdam, lr=0.1), ("SparseAdam",)),
     ],
 )
-def test_a_server_optimizer_that_cannot_step_is_refused(tmp_path, optimizer, line):
-    with pytest.raises(UsageError, match=rf"^trainer.server_optimizer: {line}"):
+def test_a_server_optimizer_that_cannot_step_is_refused(tmp_path, optimizer, named):
+    with refused("trainer.server_optimizer", *named):
         small_trainer(tmp_path / "runs", server_optimizer=optimizer).fit(small_model(), small_data())
     assert not (tmp_path / "runs").exists()
 
@@ -310,12 +302,10 @@ def test_a_server_optimizer_that_cannot_step_is_refused(tmp_path, optimizer, lin
 def test_a_client_optimizer_out_of_range_is_refused(tmp_path, options):
     model = small_model()
     model.optimizer = partial(torch.optim.SGD, **options)
-    with pytest.raises(
-        UsageError, match=r"^model=ImageClassifier: configure_optimizers: Invalid .*; give the optimizer"
-    ):
+    with refused("model=ImageClassifier", "configure_optimizers"):
         small_trainer(tmp_path / "runs").fit(model, small_data())
     model.optimizer = partial(torch.optim.SGD, lr=float("nan"))
-    with pytest.raises(UsageError, match=r"^model=ImageClassifier: configure_optimizers: SGD.lr=nan: give a finite"):
+    with refused("model=ImageClassifier", "configure_optimizers", "SGD.lr=nan"):
         small_trainer(tmp_path / "runs").fit(model, small_data())
     assert not (tmp_path / "runs").exists()
 
@@ -331,33 +321,31 @@ def test_an_error_in_configure_optimizers_of_the_users_own_stays_what_it_is():
 
 
 def test_a_schedule_that_cannot_be_followed_is_refused():
-    with pytest.raises(
-        UsageError, match=r"^trainer.client_lr_scheduler: StepLR\(step_size=0, gamma=0.1\): integer modulo"
-    ):
+    with refused("trainer.client_lr_scheduler", "StepLR(step_size=0, gamma=0.1)"):
         checks.lr_factors(partial(StepLR, step_size=0), 2)
-    with pytest.raises(UsageError, match=r"^trainer.client_lr_scheduler: the factor of round 1=-1.0: a rate must be"):
+    with refused("trainer.client_lr_scheduler", "round 1=-1.0"):
         checks.lr_factors(partial(ExponentialLR, gamma=-1.0), 2)
 
 
 def test_the_bare_method_is_refused():
-    with pytest.raises(UsageError, match=r"^method='Method': it is the base of all methods"):
+    with refused("method='Method'"):
         checks.MethodList([Method()])
 
 
 def test_workers_of_a_cpu_are_counted_by_devices(tmp_path):
-    with pytest.raises(UsageError, match=r"^trainer.workers_per_device=2: on a CPU, workers are counted by"):
+    with refused("trainer.workers_per_device=2"):
         small_trainer(tmp_path, workers_per_device=2)
     checks.check_workers(2, torch.device("cuda"))
 
 
 def test_a_value_in_a_line_is_not_longer_than_the_line(tmp_path):
-    with pytest.raises(UsageError, match=r"^trainer.strategy='aaaa.* \.\.\. .*aaaa': it wraps the model") as caught:
+    with refused("trainer.strategy=", "auto") as caught:
         small_trainer(tmp_path, strategy="a" * 1000)
     assert len(str(caught.value)) < 300
 
 
 def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(tmp_path):
     model = ImageClassifier(MLP(64, [8]), num_classes=12)
-    with pytest.raises(UsageError, match=r"^model.num_classes=12: FedLC counts the labels of 10 classes; give 10"):
+    with refused("model.num_classes=12", "FedLC", "give 10"):
         small_trainer(tmp_path / "runs").fit(model, small_data(), [FedLC()])
     small_trainer(tmp_path, max_rounds=0).fit(model, small_data(), [FedProx()])

@@ -1,11 +1,10 @@
 """A compiled model trains as the model itself, but for rounding; what cannot be compiled runs as it is."""
 
-import pytest
 import torch
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data
 
 from fl_lightning.engine.compiled import CompiledForward
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, FedProx
 
 
@@ -52,12 +51,12 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(run, monkeypatch
         raise torch._dynamo.exc.TorchRuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", lambda function, **how: fails)
-    with pytest.warns(UserWarning, match="trainer.compile: the model cannot be compiled and runs as it is") as caught:
+    with warned("trainer.compile") as caught:
         compiled, _ = run([], compile=True)
     assert sum("trainer.compile" in str(one.message) for one in caught) == 1
     assert_same_bits(run([])[0], compiled)
 
 
 def test_an_unknown_mode_is_refused(run):
-    with pytest.raises(UsageError, match=r"trainer.compile='fast': give true, false or one of default"):
+    with refused("trainer.compile='fast'"):
         run([], compile="fast")

@@ -1,10 +1,10 @@
 """The model meets one batch before anything is written, and nothing of it lasts."""
 
-import re
 import sys
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
@@ -15,7 +15,7 @@ from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine import first_batch
 from fl_lightning.engine.commands import fit as commands
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, FedProto
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -85,34 +85,33 @@ MISFITS = {
     "inputs": (
         lambda: Net(inputs=6),
         {},
-        r"model=Net: training_step fails on a batch of client 0 \(4x5 float32, 4 int64",
+        ("model=Net", "training_step", "client 0", "(4x5 float32, 4 int64"),
     ),
     "targets": (
         lambda: Net(outputs=1),
         {},
-        r"training_step fails .*IndexError at test_first_batch.py:\d+ \(loss\): Target [12] is out of bounds",
+        ("model=Net", "training_step", "IndexError", "test_first_batch.py:", "(loss)", "Target"),
     ),
     "validation": (
         Net,
         {"val_inputs": 4},
-        r"model=Net: validation_step fails on a batch of the val data \(6x4 float32",
+        ("model=Net", "validation_step", "val data", "(6x4 float32"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_a_module_that_does_not_fit_is_refused_by_one_line_with_nothing_written(tmp_path, forks, case):
-    make, options, line = MISFITS[case]
-    with pytest.raises(UsageError, match=line) as caught:
+    make, options, words = MISFITS[case]
+    with refused(*words) as caught:
         fit(tmp_path, make(), clients(**options))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-    assert str(caught.value).endswith("change the model or the data to fit")
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_encoder_that_does_not_fit_is_one_line_on_any_number_of_workers(tmp_path, devices, capfd):
-    with pytest.raises(UsageError, match=r"^MLP.in_features=60: inputs are 1 x 8 x 8, give 64$"):
+    with refused("MLP.in_features=60", "give 64"):
         fit(tmp_path, ImageClassifier(MLP(60, [8])), small_data(), devices=devices)
     assert "Traceback" not in capfd.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -121,14 +120,14 @@ def test_an_encoder_that_does_not_fit_is_one_line_on_any_number_of_workers(tmp_p
 @pytest.mark.parametrize(
     ("method", "tap", "line"),
     [
-        (FedProto(1.0), "encoder:pooled", r"trainer.taps: representation='encoder:pooled': a Tensor has no pooled"),
-        (MOON(1.0), "unused", r"trainer.taps: representation='unused': the forward of this batch does not call"),
+        (FedProto(1.0), "encoder:pooled", ("trainer.taps", "representation='encoder:pooled'", "Tensor")),
+        (MOON(1.0), "unused", ("trainer.taps", "representation='unused'")),
     ],
 )
 def test_a_tap_that_does_not_fit_is_refused(tmp_path, method, tap, line):
     model = small_model()
     model.unused = nn.Linear(1, 1).requires_grad_(False)
-    with pytest.raises(UsageError, match=line):
+    with refused(*line):
         fit(tmp_path, model, small_data(), [method], taps={"representation": tap})
     assert not (tmp_path / "runs").exists()
 
@@ -229,20 +228,14 @@ def test_an_error_of_the_users_own_is_one_line_with_its_place(tmp_path, case, mo
         def training_step(self, batch, batch_idx):
             return call(batch)
 
-    place = rf"{kind} at test_first_batch.py:\d+ \(\S+\)"
-    line = (
-        rf"^model=Fails: training_step fails on a batch of client 0: {place}: .*{re.escape(text)}; correct it; .*trac"
-    )
-    with pytest.raises(UsageError, match=line) as caught:
+    with refused("model=Fails", "training_step", "client 0", kind, "test_first_batch.py:", text) as caught:
         fit(tmp_path, Fails(), clients())
     assert "\n" not in str(caught.value) and type(caught.value.__cause__).__name__ == kind
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_error_of_the_users_own_is_said_by_a_fork_too(tmp_path):
-    with pytest.raises(
-        UsageError, match=r"RuntimeError at test_first_batch.py:\d+ \(training_step\): mine; correct it"
-    ):
+    with refused("RuntimeError", "test_first_batch.py", "(training_step)"):
         fit(tmp_path, Raises(), clients())
     assert not (tmp_path / "runs").exists()
 
@@ -267,9 +260,9 @@ class NeedsACallback(Net):
 
 def test_a_step_that_relies_on_a_callback_is_left_to_the_run(tmp_path, forks):
     prepared.clear()
-    with pytest.raises(UsageError, match=r"KeyError at .*'scale'"):
+    with refused("KeyError", "'scale'"):
         fit(tmp_path, NeedsACallback(), clients())
-    with pytest.raises(ClientError, match=r"client 0, round 0: TypeError at .*NoneType"):
+    with refused("client 0", "round 0", "TypeError", "NoneType", kind=ClientError):
         fit(tmp_path, NeedsACallback(), clients(), callbacks=[Prepares(None)], max_rounds=1)
     prepared.clear()
     fit(tmp_path, NeedsACallback(), clients(), callbacks=[Prepares(1.0)], max_rounds=1)
@@ -285,9 +278,9 @@ class Complex(Net):
         return self.loss(batch) * 1j
 
 
-@pytest.mark.parametrize(("make", "kind"), [(Detached, "without a gradient"), (Complex, "that is complex")])
-def test_a_loss_that_has_no_backward_is_refused(tmp_path, forks, make, kind):
-    with pytest.raises(UsageError, match=rf"model={make.__name__}: training_step returned a loss {kind}; compute"):
+@pytest.mark.parametrize(("make", "word"), [(Detached, "gradient"), (Complex, "complex")])
+def test_a_loss_that_has_no_backward_is_refused(tmp_path, forks, make, word):
+    with refused(f"model={make.__name__}", "training_step", "loss", word):
         fit(tmp_path, make(), clients())
     assert not (tmp_path / "runs").exists()
 
@@ -315,16 +308,13 @@ class Unreadable(Rows):
 
 @pytest.mark.parametrize(("phase", "whose"), [("train", "client 0"), ("val", "the val data")])
 def test_a_batch_that_cannot_be_read_is_refused(tmp_path, forks, phase, whose):
-    line = (
-        rf"data=Unreadable: the first batch of {whose} cannot be read: OSError at test_first_batch.py:\d+ \(collate\)"
-    )
-    with pytest.raises(UsageError, match=line):
+    with refused("data=Unreadable", whose, "OSError", "test_first_batch.py:", "(collate)"):
         fit(tmp_path, Net(), Partitioned(Unreadable(phase), num_clients=2))
     assert not (tmp_path / "runs").exists()
 
 
 def test_clients_that_may_fail_are_left_to_the_run(tmp_path, forks):
-    with pytest.raises(ClientError, match=r"trainer.min_clients=1, but only 0 clients are left"):
+    with refused("trainer.min_clients=1", kind=ClientError):
         fit(tmp_path, Net(outputs=1), clients(), on_client_error="skip")
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.workers import listening
 from torch import distributed
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine.processes import meeting
-from fl_lightning.errors import UsageError
 
 needs_proc = pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="the system does not list its sockets")
 
@@ -46,7 +46,7 @@ def test_workers_of_one_machine_listen_on_loopback_and_leave_no_folder(tmp_path)
 
 def test_a_folder_for_temporary_files_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match=r"^TMPDIR: .*give a folder"):
+    with refused("TMPDIR"):
         small_trainer(tmp_path / "run", devices=2).fit(small_model(), small_data())
     assert not (tmp_path / "run").exists()
 
@@ -65,7 +65,7 @@ def by_threads(tmp_path, size=2):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return outcomes
 
 
@@ -105,7 +105,7 @@ def test_nobody_connects_to_workers_that_have_met_and_what_is_connected_stays(tm
             pytest.skip("the kernel has no signed connections")
     assert not any(connects(place) for place in opened)
     works = [group.allreduce([torch.ones(3)]) for group in groups]
-    assert all(work.wait(timedelta(seconds=20)) for work in works)
+    assert all(work.wait(timedelta(seconds=120)) for work in works)
 
 
 def connects(place):

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused, warned
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import assert_same_bits, small_data, small_trainer
 from helpers.workers import together
@@ -16,7 +17,7 @@ from torch import nn
 from fl_lightning import Method, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine import rounds
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.seeding import numpy_rng
@@ -189,7 +190,7 @@ def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is(tmp_path):
 
 
 def test_min_clients_above_the_cohort_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"trainer.min_clients=5: a cohort has 3 clients, give at most that"):
+    with refused("trainer.min_clients=5"):
         play(tmp_path, [], min_clients=5)
 
 
@@ -200,7 +201,7 @@ def classifier(normalises=True, **kwargs):
 
 
 def test_batches_of_one_are_refused_where_the_network_normalises_over_a_batch(run, tmp_path):
-    with pytest.raises(UsageError, match=r"data.batch_size=1: ImageClassifier .*; give 2 or more"):
+    with refused("data.batch_size=1", "ImageClassifier"):
         run(data=small_data(batch_size=1), model=classifier())
     assert not list(tmp_path.iterdir())
     run(data=small_data(batch_size=1, train_size=40), model=classifier(normalises=False), max_rounds=1)
@@ -215,7 +216,7 @@ def divided(*ends):
 
 
 def test_a_client_of_one_example_is_refused_and_a_last_batch_of_one_is_counted(run):
-    with pytest.raises(UsageError, match=r"clients with fewer examples='1': ImageClassifier.*min_size"):
+    with refused("examples='1'", "ImageClassifier", "min_size"):
         run(data=divided(50, 51), model=classifier())
     # 33 of 32 a batch, and 65
     _, trainer = run(data=divided(33, 35), model=classifier(), max_rounds=1, local_epochs=2)
@@ -237,17 +238,17 @@ class EndsEpochs(Curved):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (SkipsAll(), "round 0: no client took a local step: SkipsAll.training_step returned no loss for all 2 batches"),
-        (EndsEpochs(), "round 0: no client took a local step: the hooks of EndsEpochs left out every batch"),
+        (SkipsAll(), ("round 0", "SkipsAll.training_step")),
+        (EndsEpochs(), ("round 0", "EndsEpochs")),
     ],
 )
 def test_a_round_without_a_step_fails_and_says_why(run, model, why):
-    with pytest.raises(ClientError, match=why):
+    with refused(*why, kind=ClientError):
         run(model=model, data=curved_data([1.0, 2.0], [0.0, 1.0]))
 
 
 def test_a_run_in_which_no_client_has_a_batch_is_refused(run, tmp_path):
-    with pytest.raises(UsageError, match="no client has a training batch; give a smaller batch_size"):
+    with refused("batch_size"):
         run(data=small_data(batch_size=300, drop_last=True))
     assert not list(tmp_path.iterdir())
 
@@ -299,26 +300,26 @@ class Ruins(torch.optim.SGD):
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_server_optimizer_that_makes_nan_or_infinity_is_named(run, number):
-    with pytest.raises(ClientError, match=r"round 0: trainer.server_optimizer Ruins with lr .* made .* nan or inf"):
+    with refused("round 0", "trainer.server_optimizer", "Ruins", kind=ClientError):
         run(server_optimizer=partial(Ruins, number=number), model=Evaluated())
 
 
 def test_a_model_that_the_server_has_ruined_is_not_a_success(run):
-    with pytest.raises(ClientError, match=r"round 0: test/loss is"):
+    with refused("round 0", "test/loss", kind=ClientError):
         run(server_optimizer=partial(Ruins, number=1e30), max_rounds=1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("tag", ["loss", "val_loss", "loss_epoch"])
 def test_an_evaluation_whose_loss_is_no_number_fails(run, tmp_path, tag, value):
-    with pytest.raises(ClientError, match=rf"round 0: test/{tag} is {value}"):
+    with refused("round 0", f"test/{tag}", str(value), kind=ClientError):
         run(model=Evaluated(value, tag), max_rounds=1)
-    with pytest.raises(ClientError, match=rf"test: test/{tag} is {value}"):
+    with refused(f"test/{tag}", str(value), kind=ClientError):
         small_trainer(tmp_path).test(Evaluated(value, tag), small_data())
 
 
 def test_another_metric_that_is_no_number_is_named_once(run):
-    with pytest.warns(UserWarning, match="round 0: test/accuracy_class_7 is nan") as given:
+    with warned("round 0", "test/accuracy_class_7") as given:
         _, trainer = run(model=Evaluated(math.nan, "accuracy_class_7"), max_rounds=3)
     assert sum("accuracy_class_7" in str(one.message) for one in given) == 1
     assert len(trainer.history) == 3
@@ -327,7 +328,7 @@ def test_another_metric_that_is_no_number_is_named_once(run):
 @pytest.mark.parametrize(("entry", "kind"), [("seen", "buffer"), ("fixed", "frozen parameter")])
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_a_client_whose_buffers_become_nan_is_named(run, entry, kind, buffers):
-    with pytest.raises(ClientError, match=rf"client 0, round 0: the {kind} {entry} became nan or infinite"):
+    with refused("client 0", "round 0", kind, entry, kind=ClientError):
         run(model=Evaluated(buffer=entry), buffers=buffers)
 
 
@@ -344,8 +345,7 @@ def test_workers_that_disagree_are_named():
             state["weight"].view(torch.int32)[2] ^= 1 << 3  # a flipped bit
         return rounds.agree(stand_in(workers, state))
 
-    where = r"round 4: the workers have different global states in weight: worker 1 \(.+\) against 0 \(.+\), 2 \(.+\)"
-    with pytest.raises(ClientError, match=where):
+    with refused("round 4", "weight", "worker 1", "0 (", "2 (", kind=ClientError):
         together(3, disagree)
 
 
@@ -393,9 +393,8 @@ def weighted(tmp_path, *weights):
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1e-30, 1e300])
 def test_a_weight_that_the_sums_would_round_is_refused_with_its_client_and_value(tmp_path, weight):
-    with pytest.raises(ClientError, match=r"^client 1, round 0: its weight is .*return 0, or a number from") as refusal:
+    with refused("client 1", "round 0", f"weight is {weight}", kind=ClientError):
         weighted(tmp_path, 1.0, weight, 1.0)
-    assert f"its weight is {weight};" in str(refusal.value)
 
 
 @pytest.mark.parametrize("scale", [2.0**-38, 2.0**60, 2.0**90])
@@ -408,6 +407,6 @@ def test_a_common_scale_of_the_weights_changes_no_bit(tmp_path, scale):
 
 
 def test_weights_of_0_alone_leave_the_global_model_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="^round 0: all clients that sent an update have the weight 0"):
+    with warned("round 0", "weight 0"):
         trainer = weighted(tmp_path, 0.0, 0.0, 0.0)
     assert trainer.metrics["drift/global"] == 0
