@@ -23,7 +23,7 @@ def shown(url, size, script, picture=None):
         picture: file that a picture of the page is written to.
     """
     args = [sys.executable, FOLDER / "browser.py", url, "{}x{}".format(*size), script, *([picture] if picture else [])]
-    ended = subprocess.run(args, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(args, capture_output=True, text=True, check=False, timeout=1800)
     lines = ended.stdout.splitlines()
     if "loaded" not in lines:
         pytest.skip(f"the browser does not start here: {ended.stderr.splitlines()[-1:]}")

@@ -22,9 +22,9 @@ class ThreadWorkers:
 
     def gather(self, value):
         self._values[self.rank] = value
-        self._barrier.wait(20)
+        self._barrier.wait(120)
         values = list(self._values)
-        self._barrier.wait(20)
+        self._barrier.wait(120)
         return values
 
     def all_reduce(self, tensor):
@@ -35,7 +35,7 @@ class ThreadWorkers:
         self._queues[self.rank, rank].put(packed)
 
     def receive(self, rank):
-        return self._queues[rank, self.rank].get(timeout=20)
+        return self._queues[rank, self.rank].get(timeout=120)
 
 
 def together(size, work):
@@ -43,7 +43,7 @@ def together(size, work):
     shared = threading.Barrier(size), [None] * size, defaultdict(queue.Queue)
     with ThreadPoolExecutor(size) as pool:
         running = [pool.submit(work, ThreadWorkers(rank, size, *shared)) for rank in range(size)]
-        return [one.result(60) for one in running]
+        return [one.result(300) for one in running]
 
 
 def listening():
