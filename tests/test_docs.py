@@ -76,7 +76,9 @@ def test_the_architecture_names_files_and_functions_that_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "fl_lightning"
     named = re.findall(r"`((?:\w+/)?\w+\.py|\w+/)`", text)
-    known = {path.name for path in package.rglob("*.py")} | {f"{path.name}/" for path in package.iterdir()}
+    known = {path.name for path in package.rglob("*.py")} | {
+        f"{path.name}/" for path in package.rglob("*") if path.is_dir()
+    }
     assert [name for name in named if name.split("/")[-1] not in known and name not in known] == []
     code = "".join(path.read_text() for path in package.rglob("*.py"))
     for name in re.findall(r"`(?:[A-Z]\w+\.)?([a-z_]+)`", text):

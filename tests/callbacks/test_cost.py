@@ -75,11 +75,13 @@ def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, methods):
     class Compares(Callback):
         def on_round_end(self, trainer):
             client = trainer.client
-            names = ("info", "received", "num_steps", "lr", "lr_total", "epoch", "methods", "logged")
+            resident, names = client.resident, ("visit", "info", "received", "num_steps", "lr", "lr_total", "methods")
             before, state = {name: getattr(client, name) for name in names}, client.state()
+            logged, clock = resident.logged, resident.stand_in.clock
             memories, rng = {k: set(client.memories()[k]) for k in client.memories()}, torch.get_rng_state()
             trainer.rehearse(1)
             assert all(getattr(client, name) is value for name, value in before.items())
+            assert resident.logged is logged and resident.stand_in.clock is clock
             assert all(torch.equal(value, state[name]) for name, value in client.state().items())
             assert {k: set(client.memories()[k]) for k in client.memories()} == memories
             assert torch.equal(torch.get_rng_state(), rng)
