@@ -314,7 +314,7 @@ class MethodList:
         """
         state: State = {}
         for method in self.methods:
-            given, who = method.initial_state(client), f"{type(method).__name__}.initial_state"
+            given, who = call_hook(method, "initial_state", client), f"{type(method).__name__}.initial_state"
             tensors = isinstance(given, Mapping) and all(isinstance(value, Tensor) for value in given.values())
             check_returned(tensors, method, "initial_state", given, "return a dictionary of tensors, {} for none")
             for name, value in given.items():
@@ -477,13 +477,18 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
     Raises:
         SharedStateError: the hook wrote to something that is the server's.
     """
+    returned = error = None
     try:
-        return getattr(method, hook)(client, *args)
-    finally:
-        written = client.written()
-        if written is not None:
-            hint = "which all clients share; change a copy, such as value.clone()"
-            raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
+        returned = getattr(method, hook)(client, *args)
+    except Exception as raised:
+        error = raised
+    written = client.written()
+    if written is not None:
+        hint = "which all clients share; change a copy, such as value.clone()"
+        raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}") from error
+    if error is not None:
+        raise error
+    return returned
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:

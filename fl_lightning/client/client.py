@@ -30,7 +30,7 @@ from fl_lightning.client.visit import Visit
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
-from fl_lightning.method import Method, MethodList, Step, check_returned, overrides
+from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, num_bytes, select
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
@@ -213,7 +213,7 @@ class Client(LightningModule):
         """
         memory = self._memories.visited(self.info.id)
         if method.name not in memory:
-            initial, hint = method.initial_memory(self), "return a dictionary, {} for nothing"
+            initial, hint = call_hook(method, "initial_memory", self), "return a dictionary, {} for nothing"
             check_returned(isinstance(initial, Mapping), method, "initial_memory", initial, hint)
             memory[method.name] = move_data_to_device(dict(initial), self._memories.device)
         return memory[method.name]
@@ -317,7 +317,7 @@ class Client(LightningModule):
             logged = resident.begin_logging(info.num_examples)
             if self.kept:
                 # what methods ask for while they give the initial state is of this client
-                self.visit = Visit(info, dict(received), clock, logged)
+                self.visit = Visit(info, dict(received), clock, logged, attributes.server)
                 received = {**received, **(self.own_entries(info.id) or methods.initial_state(self))}
             self.visit = visit = Visit(info, dict(received), clock, logged, attributes.server)
             self.references.start(repeats=len(clock.passes_now) > 1)

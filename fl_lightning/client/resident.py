@@ -69,11 +69,11 @@ class Resident:
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         check_state(module, self.live)
         self.evaluated: dict[str, Tensor] = {}
-        self._bindings, self._transform = dict(bindings), transform
+        self._transform = transform
         self._places, self._start = Places(module, self.live), Transient(module)
         self._parameters = list(module.parameters())
         self._released = False
-        self._hook_taps()
+        self.taps = Taps(module, bindings, None if transform is None else self._transformed)
         self._install()
 
     def call(self, hook: str, *args: Any, **kwargs: Any) -> Any:
@@ -157,15 +157,17 @@ class Resident:
         self.end_round()
         if self._released:
             self._install()
-        with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module), settings_undone():
-            getattr(self.module, f"on_{name}_model_eval")()
-            try:
-                yield
-            finally:
-                self.call(f"on_{name}_model_train")
-                self._start.restore_modes()
-                if self._released:
-                    self._uninstall()
+        try:
+            with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module), settings_undone():
+                getattr(self.module, f"on_{name}_model_eval")()
+                try:
+                    yield
+                finally:
+                    self.call(f"on_{name}_model_train")
+        finally:
+            self._start.restore_modes()
+            if self._released:
+                self._uninstall()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -175,30 +177,32 @@ class Resident:
         """
         stand_in, logged = self.stand_in, self.logged
         state, now, clock = self.state(), Transient(self.module), stand_in.clock
-        stand_in.clock = replace(clock)
-        self._start.restore()
-        self.begin_logging(1.0)
         try:
+            stand_in.clock = replace(clock)
+            self._start.restore()
+            self.begin_logging(1.0)
             with stand_in.put_back():
                 yield
         finally:
-            self.load(state)
-            now.restore()
             stand_in.clock = clock
             self.log_into(logged)
+            try:
+                self.load(state)
+            finally:
+                now.restore()
 
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        self.taps.remove()
         now = Transient(self.module)
-        self._start.restore()  # the copy is not that of a client in the middle of its visit
         try:
+            self.taps.remove()
+            self._start.restore()  # the copy is not that of a client in the middle of its visit
             frozen = frozen_copy(self.module, [self.stand_in])
             self.stand_in.attach(frozen)
             return frozen
         finally:
             now.restore()
-            self._hook_taps()
+            self.taps.install()
 
     def release(self) -> None:
         """Give the module back as it was: without hooks, with its own ``log`` and ``forward``."""
@@ -207,9 +211,6 @@ class Resident:
         self._start.restore()
         self._uninstall()
         self._released = True
-
-    def _hook_taps(self) -> None:
-        self.taps = Taps(self.module, self._bindings, None if self._transform is None else self._transformed)
 
     def _transformed(self, logits: Tensor) -> Tensor:
         trains = self.module.training and self.stand_in.state.stage not in EVALUATES

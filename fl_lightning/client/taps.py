@@ -91,11 +91,15 @@ class Taps:
         self.recording = True
         self.trains = False
         self._until: Mapping[str, int] = {}
-        self._transform = transform
+        self._module, self._transform = module, transform
+        self.install()
+
+    def install(self) -> None:
+        """Hook the model."""
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
         names = sorted(self.paths, key="logits".__eq__)
         self._handles = [
-            module.get_submodule(submodule(self.paths[n])).register_forward_hook(self._hook(n)) for n in names
+            self._module.get_submodule(submodule(self.paths[n])).register_forward_hook(self._hook(n)) for n in names
         ]
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:

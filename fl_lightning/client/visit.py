@@ -1,4 +1,4 @@
-"""One client's stay in the resident module: all that it holds is made at its start, and dropped with it."""
+"""One client's stay in the resident module: all that it holds is made at its start, and dropped after it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,22 @@ class Visit:
     """
 
     __slots__ = (
-        *("_change", "_read_only", "clock", "drift", "epochs", "info", "logged", "lr", "lr_total", "num_skipped"),
-        *("num_steps", "outputs", "received", "scratch", "values", "weight"),
+        "_change",
+        "_read_only",
+        "clock",
+        "drift",
+        "epochs",
+        "info",
+        "logged",
+        "lr",
+        "lr_total",
+        "num_skipped",
+        "num_steps",
+        "outputs",
+        "received",
+        "scratch",
+        "values",
+        "weight",
     )
 
     def __init__(

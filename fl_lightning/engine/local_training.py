@@ -44,6 +44,10 @@ class LocalTraining:
         optimizers: gives each visit its optimizer.
         client_schedulers: whether the module's schedulers ``continue`` from visit to visit or ``restart``.
         lr_factors: factor on the clients' learning rates, by round.
+
+    Attributes:
+        schedules: steps the module's own schedulers.
+        monitored: the scheduler that watches a metric, on the server.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class LocalTraining:
         self._scaler = getattr(self._precision, "scaler", None)
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
         self._batches: dict[int, int] = {}
-        self._has_gradients = self._skips = False
+        self._has_gradients = self._skips = self._closes = False
         strategy = client.resident.stand_in.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 

@@ -7,13 +7,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 from torch import nn
 
 from fl_lightning import Method, Server, ServerValue, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import ClientError, SharedStateError
-from fl_lightning.methods import FedProx
+from fl_lightning.methods import FedBN, FedProx
 
 # what each leaky method had come to at the end of each visit: class, round, client, value
 _noted = []
@@ -381,5 +382,20 @@ class SetsAnAttribute(Method):
 
 
 def test_what_is_set_on_the_client_is_refused_with_the_place_for_it(run):
-    with pytest.raises(ClientError, match=r"client\.counter .*client\.scratch\(self\)"):
+    with refused("client.counter", "client.scratch", kind=ClientError):
         run([SetsAnAttribute()])
+
+
+class WritesWhileItBegins(FedBN):
+    def __init__(self, hook):
+        super().__init__()
+        setattr(self, hook, self.write)
+
+    def write(self, client):
+        next(iter(client.received.values())).zero_()
+        return {}
+
+
+def test_what_gives_a_client_its_beginning_writes_to_nothing_of_the_servers(run):
+    with refused("WritesWhileItBegins", "initial_state", "client.received"):
+        run([WritesWhileItBegins("initial_state")], model=plain_sgd_model())
