@@ -29,7 +29,7 @@ from fl_lightning.client.taps import submodule
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, num_bytes, select
 from fl_lightning.sums import Update, Weighted
@@ -112,7 +112,7 @@ class Client(LightningModule):
         elif name in vars(self):
             vars(self)[name] = value
         else:
-            raise AttributeError(f"client.{name} cannot be set; keep it for this visit as client.scratch(self).{name}")
+            raise UsageError(f"client.{name}: all clients share this object; set client.scratch(self).{name} instead")
 
     # ------------------------------------------------------------------ which entries of the state travel
     @cached_property
