@@ -40,7 +40,7 @@ def test_the_guide_names_files_and_hooks_that_exist():
         assert (ROOT / path).is_file(), path
     table = GUIDE.split("## Which hook")[1].split("## What")[0]
     for hook in re.findall(r"`(\w+)\(", table.replace("client.", "")):
-        assert hasattr(Method, hook) or hook in ("memory", "load_reference", "observe"), hook
+        assert hasattr(Method, hook) or hook in ("memory", "scratch", "load_reference", "observe"), hook
 
 
 def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn):
