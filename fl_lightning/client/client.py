@@ -304,8 +304,8 @@ class Client(LightningModule):
     def visiting(self, info: ClientInfo, received: State, clock: Clock) -> Iterator[Visit]:
         """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
 
-        At the end of the block hooks that the module has registered are gone, and what methods keep on themselves is as
-        the server has left it. The visit is still there, for callbacks, until the next one begins or the round ends.
+        At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
+        for callbacks, until the next one begins or the round ends.
         """
         resident, methods = self.resident, self.methods
         if methods.attributes is None:

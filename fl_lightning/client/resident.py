@@ -117,7 +117,7 @@ class Resident:
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
-        self._places.settle()
+        self.settle()
         return clone(self.live)
 
     def settle(self) -> None:

@@ -48,12 +48,12 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
-        state = {**contents(run), "round": done, "clients": memories.state_dict()}
+        state = {**contents_of_run(run), "round": done, "clients": memories.state_dict()}
         run.folder.checkpoints.save(state, memories.stamps, run.metrics.history, run.trainer.keep_as_best)
     run.trainer.keep_as_best = False
 
 
-def contents(run: Run) -> dict[str, Any]:
+def contents_of_run(run: Run) -> dict[str, Any]:
     """The state of a run, without the clients' memories and the metrics of its rounds."""
     return {
         "state_dict": run.methods.evaluated_state(run.server),

@@ -198,7 +198,7 @@ def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
     with run.resident.evaluating(STAGES[phase]):
         logged = run.resident.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
-            for given in first_of(run, few(loader), whose, forked):
+            for given in first_of(run, first_examples(loader), whose, forked):
                 with attempt(run, OF_TRANSFER, whose, given):
                     batch = run.loaders.to_device(given, index)
                     logged.begin_batch(batch, index if len(loaders) > 1 else None)
@@ -238,7 +238,7 @@ def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[A
     return []
 
 
-def few(loader: ClientLoader) -> ClientLoader:
+def first_examples(loader: ClientLoader) -> ClientLoader:
     """A loader of evaluation data on its first rows, where it is known that a batch of any size will do."""
     if isinstance(loader, Batches):
         loader = copy.copy(loader)

@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
-from fl_lightning.client.clock import Clock
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
@@ -163,7 +162,7 @@ class LocalTraining:
     def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
         """So many local steps, without the module's hooks around epochs and batches."""
         clock = visit.clock
-        optimizer, _ = self._optimizer(clock, 1.0, loader)
+        optimizer, _ = self._optimizer(1.0, loader)
         clock.local_steps = steps
         for epoch, length in enumerate(clock.passes):
             clock.epoch = epoch
@@ -173,7 +172,7 @@ class LocalTraining:
                 (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
                 clock.step += steps_now
 
-    def _optimizer(self, clock: Clock, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
+    def _optimizer(self, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
         optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
@@ -191,7 +190,7 @@ class LocalTraining:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
         client, clock, logged, watch = self.client, visit.clock, visit.logged, self.stopwatch
         call, schedules = client.resident.call, self.schedules
-        optimizer, schedulers = self._optimizer(clock, lr_factor, loader)
+        optimizer, schedulers = self._optimizer(lr_factor, loader)
         call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(clock.passes_now):

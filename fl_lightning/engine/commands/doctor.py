@@ -282,7 +282,7 @@ def of_costs(run: Run, done: int, batches: list[int], trial: Plan) -> Plan:
     down = num_bytes(select(run.server.state, client.sent + client.sent_others))
     visits = [mean["visit"] + mean["batch"] * taken for taken in batches]
     training = max(size * statistics.fmean(visits) / workers, max(visits) if size == number else 0.0)
-    evaluation = of_evaluation(run, trials)
+    evaluation = evaluation_seconds(run, trials)
     rounds, every = run.trainer.max_rounds - done, run.trainer.eval_every_n_rounds
     evaluations = math.ceil(rounds / every)
     # what lies beyond the limit is on disk
@@ -302,7 +302,7 @@ def of_costs(run: Run, done: int, batches: list[int], trial: Plan) -> Plan:
     }
 
 
-def of_evaluation(run: Run, trials: list[Plan]) -> float:
+def evaluation_seconds(run: Run, trials: list[Plan]) -> float:
     """Expected seconds of an evaluation: of the global model, or of the own models of all clients."""
     whole = 0.0
     for phase in PHASES:

@@ -46,7 +46,7 @@ def changes_of(
             than are done never are.
     """
     where = f"ckpt_path={shown_path(path)!r}"
-    check_state(run, where, checkpoint)
+    check_contents(run, where, checkpoint)
     done = checkpoint["round"]
     changes = {**differences(ours, checkpoint), **of_new_arguments(run, checkpoint), **of_rounds(run, checkpoint)}
     if OF_SERVER.isdisjoint(changes) and not suits(checkpoint["server"]["optimizer"], run.server.optimizer):
@@ -62,7 +62,7 @@ def changes_of(
     return changes
 
 
-def check_state(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
+def check_contents(run: Run, where: str, checkpoint: Mapping[str, Any]) -> None:
     """Refuse what is no checkpoint of a run, and the state of another model.
 
     Raises:
