@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
@@ -25,167 +25,34 @@ NOT_COMPARED = "not compared"
 DIVERGED_BEYOND = 1e150
 # labels of a row, or of a column
 Part = tuple[str, ...]
-# labels in the order of the suite's axes, and a seed
-CellKey = tuple[Part, int]
 Published = tuple[float, float | None]
 
 
-class Numbers:
-    """The numbers of a table, and what is to be said of them.
+@dataclass(eq=False)
+class CellNumber:
+    """What one cell is in a table, and what is to be said of it.
 
     Args:
-        suite: the suite.
-        table: one of its tables.
-        cells: cells to show.
-        results: results by the digest of the cell; a cell without one waits.
-
-    Attributes:
-        cells: by key.
-        results: by key.
-        values: a number of each cell that has one.
-        seconds: seconds of a round, of the cells of a table that shows their ratio.
-        missed: cells that did not reach the target.
-        notes: what is to be said of a cell.
-        unequal: cells that are not compared, since their partition or machine is another one.
+        cell: the cell.
+        result: its result.
+        state: what has become of it: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
+        value: its number; None where it has none.
+        partner: the baseline's cell of the same settings and seed; None for the baseline, and where there is none.
+        pair: its number and the partner's; None where one of them lacks, or they are not to be compared.
+        missed: whether it did not reach the target.
+        unequal: whether it is not compared, since its partition or machine is another one.
+        notes: what is to be said of it.
     """
 
-    def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
-        self.suite, self.table = suite, table
-        self.cells: dict[CellKey, Cell] = {(tuple(cell.labels.values()), cell.seed): cell for cell in cells}
-        self.results = {key: results.get(cell.digest, waiting(cell)) for key, cell in self.cells.items()}
-        self.missed: set[CellKey] = set()
-        self.unequal: set[CellKey] = set()
-        self.notes: dict[CellKey, list[str]] = defaultdict(list)
-        own = {key: self._value(key, result) for key, result in self.results.items()}
-        self.values: dict[CellKey, float] = {key: value for key, value in own.items() if value is not None}
-        self.seconds = dict(self.values)
-        if table.show == "seconds" and suite.baseline:
-            self.values = self._ratios()
-        elif table.show == "rank":
-            self.values = self._ranks()
-
-    @property
-    def baseline(self) -> str:
-        """What the others are compared with, in words."""
-        labels = self.suite.baseline.items()
-        return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in labels)
-
-    def is_baseline(self, key: CellKey) -> bool:
-        """Whether a cell is one that the others are compared with."""
-        labels = self.cells[key].labels
-        return bool(self.suite.baseline) and {**labels, **self.suite.baseline} == labels
-
-    def partner(self, key: CellKey) -> CellKey | None:
-        """The baseline's cell of the same settings and seed; None for the baseline, and where there is no such cell."""
-        cell = self.cells[key]
-        other = (tuple({**cell.labels, **self.suite.baseline}.values()), cell.seed)
-        return other if other != key and other in self.cells else None
-
-    def state(self, key: CellKey) -> str:
-        """What has become of a cell: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``."""
-        result = self.results[key]
-        return "nan" if result.state == "done" and diverged(result) is not None else result.state
-
-    def pair(self, key: CellKey) -> tuple[float, float] | None:
-        """A cell's number and the baseline's; None where one of them lacks, or they are not to be compared."""
-        partner = self.partner(key)
-        if partner is None or not {key, partner} <= self.values.keys() or {key, partner} <= self.missed:
-            return None
-        return (self.values[key], self.values[partner]) if self._comparable(key, partner) else None
-
-    def bound(self, key: CellKey) -> str:
-        """How a difference is bounded: ``>`` if the cell missed the target, ``<`` if the baseline did, or empty."""
-        if key in self.missed:
-            return ">"
-        return "<" if self.partner(key) in self.missed else ""
-
-    def _comparable(self, key: CellKey, partner: CellKey) -> bool:
-        """Whether two cells had the same partition, and the same machine where seconds count."""
-        ours, theirs = self.results[key], self.results[partner]
-        if ours.plan != theirs.plan:
-            why = f"the hashes of the partitions differ ({ours.plan[:8] or 'none'}, {theirs.plan[:8] or 'none'})"
-        elif not ours.plan:
-            why = "the hash of the partition is not known"
-        elif self.table.show == "seconds" and ours.machine != theirs.machine:
-            why = "they ran on different machines"
-        else:
-            return True
-        self._note(key, f"not compared with {self.baseline}: {why}")
-        self.unequal.add(key)
-        return False
-
-    def _note(self, key: CellKey, note: str) -> None:
-        if note not in self.notes[key]:
-            self.notes[key].append(note)
-
-    def _value(self, key: CellKey, result: CellResult) -> float | None:
-        """A cell's own number; a run that has failed or that went to nan has none."""
-        if result.state == "failed":
-            self._note(key, f"failed: {printable(result.reason) or 'for an unknown reason'}")
-        if result.state != "done":
-            return None
-        if result.note:
-            self._note(key, result.note)
-        if (lost := diverged(result)) is not None:
-            self._note(key, f"{self.suite.metric} went to {result.values[lost]} in round {lost}")
-            return None
-        if not result.values:
-            self._note(key, f"ended without a value of {self.suite.metric}")
-            return None
-        if self.table.show == "seconds":
-            if not result.seconds:
-                self._note(key, "too few rounds to tell the seconds of one")
-            return result.seconds or None
-        unit, best = 100.0 if self.suite.percent else 1.0, min if self.suite.minimize else max
-        if self.table.show == "rounds_to":
-            target = self.table.target
-            assert target is not None  # such a suite is refused
-            reached = [round_ for round_, value in result.values.items() if best(value, target) == value]
-            if not reached:
-                # it counts with all its rounds
-                self.missed.add(key)
-                self._note(key, f"did not reach the target in {max(result.values) + 1} rounds")
-            return float(min(reached or [max(result.values)]) + 1)
-        values = [result.values[round_] for round_ in sorted(result.values)]
-        if self.table.show == "best":
-            return unit * best(values)
-        last = values[-self.table.k :] if self.table.show == "last" else values[-1:]
-        return unit * math.fsum(last) / len(last)
-
-    def _ratios(self) -> dict[CellKey, float]:
-        """Seconds divided by those of the baseline, of the cells that are compared with it."""
-        made: dict[CellKey, float] = {}
-        for key, own in self.seconds.items():
-            partner = self.partner(key)
-            if self.is_baseline(key):
-                made[key] = 1.0
-            elif partner is not None and partner in self.seconds and self._comparable(key, partner):
-                made[key] = own / self.seconds[partner]
-        return made
-
-    def _ranks(self) -> dict[CellKey, float]:
-        """The ranks among the rows of each column and seed, once none of them is still to come."""
-        groups: dict[tuple[tuple[str, ...], int], list[CellKey]] = defaultdict(list)
-        for key, cell in self.cells.items():
-            groups[tuple(cell.labels[axis] for axis in self.table.columns), cell.seed].append(key)
-        made: dict[CellKey, float] = {}
-        for keys in groups.values():
-            if any(self.results[key].state in ("running", "waiting") for key in keys):
-                continue
-            ranked = [key for key in keys if key in self.values]
-            if len({self.results[key].plan for key in ranked}) > 1:
-                for key in ranked:
-                    self._note(key, "not ranked: the hashes of the partitions of this column differ")
-                    self.unequal.add(key)
-                continue
-            own = [self.values[key] for key in ranked]
-            made.update(zip(ranked, ranks(own, self.suite.minimize), strict=True))
-        return made
-
-
-def diverged(result: CellResult) -> int | None:
-    """The first round whose value is not finite, or as good as that; None if there is none."""
-    return min((round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND), default=None)
+    cell: Cell
+    result: CellResult
+    state: str
+    value: float | None = None
+    partner: CellNumber | None = None
+    pair: tuple[float, float] | None = None
+    missed: bool = False
+    unequal: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -226,7 +93,7 @@ class TableEntry:
 
 
 class Comparison:
-    """A table's entries.
+    """A table's numbers and entries.
 
     Args:
         suite: the suite.
@@ -235,33 +102,54 @@ class Comparison:
         results: results by the digest of the cell; a cell without one waits.
 
     Attributes:
+        numbers: the cells' numbers.
+        rows: labels of the rows that have a cell, in the order of the suite.
+        columns: labels of the columns that have a cell, in the order of the suite.
         entries: by the labels of row and column; none where the suite has no cell.
     """
 
     def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
         self.suite, self.table = suite, table
-        self.numbers = Numbers(suite, table, cells, results)
-        self._keys: dict[tuple[str, ...], list[CellKey]] = defaultdict(list)
-        for key in self.numbers.cells:
-            self._keys[key[0]].append(key)
+        by_place: dict[tuple[Part, int], CellNumber] = {}
+        for cell in cells:
+            result = results.get(cell.digest, waiting(cell))
+            by_place[tuple(cell.labels.values()), cell.seed] = CellNumber(cell, result, result.state)
+        self.numbers = list(by_place.values())
+        for number in self.numbers:
+            number.value = self._value_of(number)
+            partner = by_place.get((tuple({**number.cell.labels, **suite.baseline}.values()), number.cell.seed))
+            number.partner = None if partner is number else partner
+        if table.show == "rank":
+            self._rank()
+        for number in self.numbers:
+            number.pair = self._pair_of(number)
+        if table.show == "seconds" and suite.baseline:
+            self._divide_by_baseline()
+
+        self.rows, self.columns = self._parts(table.rows), self._parts(table.columns)
+        alike: dict[Part, list[CellNumber]] = defaultdict(list)
+        for number in self.numbers:
+            alike[tuple(number.cell.labels.values())].append(number)
         self.entries: dict[tuple[Part, Part], TableEntry] = {}
-        for column in self.columns():
-            made: dict[Part, TableEntry] = {}
-            for row in self.rows():
+        for column in self.columns:
+            of_column: dict[Part, list[CellNumber]] = {}
+            for row in self.rows:
                 labels = dict(zip((*table.rows, *table.columns), (*row, *column), strict=True))
-                labels = {axis: labels[axis] for axis in suite.axes}
-                if keys := self._keys.get(tuple(labels.values())):
-                    made[row] = self._entry(labels, keys)
-            best = self._best(made)
-            self.entries.update({(row, column): replace(entry, best=row in best) for row, entry in made.items()})
+                if numbers := alike.get(tuple(labels[axis] for axis in suite.axes)):
+                    of_column[row] = numbers
+            entries = {row: self._entry(numbers) for row, numbers in of_column.items()}
+            best = self._best(entries, of_column)
+            self.entries.update({(row, column): replace(entry, best=row in best) for row, entry in entries.items()})
 
-    def rows(self) -> list[Part]:
-        """Labels of the rows that have a cell, in the order of the suite."""
-        return self._labels(self.table.rows)
+    @property
+    def baseline(self) -> str:
+        """What the others are compared with, in words."""
+        labels = self.suite.baseline.items()
+        return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in labels)
 
-    def columns(self) -> list[Part]:
-        """Labels of the columns that have a cell, in the order of the suite."""
-        return self._labels(self.table.columns)
+    def is_baseline(self, cell: Cell) -> bool:
+        """Whether a cell is one that the others are compared with."""
+        return bool(self.suite.baseline) and {**cell.labels, **self.suite.baseline} == cell.labels
 
     @property
     def decimals(self) -> int:
@@ -270,42 +158,127 @@ class Comparison:
             return 1
         return 2 if self.suite.percent or self.table.show in ("seconds", "rank") else 4
 
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether the smallest number of a column is the best."""
-        return self.suite.minimize or self.table.show in ("rounds_to", "seconds", "rank")
+    def _value_of(self, number: CellNumber) -> float | None:
+        """A cell's own number; a run that has failed or that went to nan has none."""
+        result, show = number.result, self.table.show
+        if result.state == "failed":
+            number.notes.append(f"failed: {printable(result.reason) or 'for an unknown reason'}")
+        if result.state != "done":
+            return None
+        if result.note:
+            number.notes.append(result.note)
+        lost = min(
+            (round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND), default=None
+        )
+        if lost is not None:
+            number.state = "nan"
+            number.notes.append(f"{self.suite.metric} went to {result.values[lost]} in round {lost}")
+            return None
+        if not result.values:
+            number.notes.append(f"ended without a value of {self.suite.metric}")
+            return None
+        if show == "seconds":
+            if not result.seconds:
+                number.notes.append("too few rounds to tell the seconds of one")
+            return result.seconds or None
+        unit, best = 100.0 if self.suite.percent else 1.0, min if self.suite.minimize else max
+        if show == "rounds_to":
+            target = self.table.target
+            assert target is not None  # such a suite is refused
+            reached = [round_ for round_, value in result.values.items() if best(value, target) == value]
+            if not reached:
+                # it counts with all its rounds
+                number.missed = True
+                number.notes.append(f"did not reach the target in {max(result.values) + 1} rounds")
+            return float(min(reached or [max(result.values)]) + 1)
+        values = [result.values[round_] for round_ in sorted(result.values)]
+        if show == "best":
+            return unit * best(values)
+        last = values[-self.table.k :] if show == "last" else values[-1:]
+        return unit * math.fsum(last) / len(last)
 
-    def _labels(self, axes: Sequence[str]) -> list[Part]:
+    def _pair_of(self, number: CellNumber) -> tuple[float, float] | None:
+        """A cell's number and its partner's, if both had the same partition, and the same machine if seconds count."""
+        partner = number.partner
+        if partner is None or number.value is None or partner.value is None or (number.missed and partner.missed):
+            return None
+        ours, theirs = number.result, partner.result
+        if ours.plan != theirs.plan:
+            why = f"the hashes of the partitions differ ({ours.plan[:8] or 'none'}, {theirs.plan[:8] or 'none'})"
+        elif not ours.plan:
+            why = "the hash of the partition is not known"
+        elif self.table.show == "seconds" and ours.machine != theirs.machine:
+            why = "they ran on different machines"
+        else:
+            return number.value, partner.value
+        number.notes.append(f"not compared with {self.baseline}: {why}")
+        number.unequal = True
+        return None
+
+    def _divide_by_baseline(self) -> None:
+        """Turn seconds into ratios to those of the baseline, of the cells that are compared with it."""
+        for number in self.numbers:
+            if self.is_baseline(number.cell):
+                number.value = number.value and 1.0
+            else:
+                number.pair = number.pair and (number.pair[0] / number.pair[1], 1.0)
+                number.value = number.pair and number.pair[0]
+
+    def _rank(self) -> None:
+        """Turn numbers into ranks among the rows of each column and seed, once none of them is still to come."""
+        groups: dict[tuple[Part, int], list[CellNumber]] = defaultdict(list)
+        for number in self.numbers:
+            groups[tuple(number.cell.labels[axis] for axis in self.table.columns), number.cell.seed].append(number)
+        for group in groups.values():
+            ranked = [(number, number.value) for number in group if number.value is not None]
+            pending = any(number.state in ("running", "waiting") for number in group)
+            differ = not pending and len({number.result.plan for number, _ in ranked}) > 1
+            places = ranks([value for _, value in ranked], self.suite.minimize)
+            for (number, _), place in zip(ranked, places, strict=True):
+                number.value = None if pending or differ else place
+                number.unequal = differ
+                number.notes += ["not ranked: the hashes of the partitions of this column differ"] * differ
+
+    def _parts(self, axes: Sequence[str]) -> list[Part]:
+        """The labels on some axes that a cell has, in the order of the suite."""
         order = {axis: list(self.suite.axes[axis]) for axis in axes}
-        parts = {tuple(cell.labels[axis] for axis in axes) for cell in self.numbers.cells.values()}
+        parts = {tuple(number.cell.labels[axis] for axis in axes) for number in self.numbers}
         return sorted(
             parts, key=lambda part: [order[axis].index(label) for axis, label in zip(axes, part, strict=True)]
         )
 
-    def _entry(self, labels: Labels, keys: Sequence[CellKey]) -> TableEntry:
-        numbers = self.numbers
-        pairs = {key: pair for key in keys if (pair := numbers.pair(key)) is not None}
-        ours = paired_difference([*pairs.values()], self.suite.interval, self.suite.confidence)
-        ours = bounded(ours, [numbers.bound(key) for key in pairs])
+    def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
+        """The entry of the cells that differ in their seed alone."""
+        labels = numbers[0].cell.labels
+        bounds = {
+            ">" if number.missed else "<" * bool(number.partner and number.partner.missed)
+            for number in numbers
+            if number.pair
+        }
+        ours = paired_difference(
+            [number.pair for number in numbers if number.pair], self.suite.interval, self.suite.confidence
+        )
+        ours = bounded(ours, bounds)
         published, base, apart = self._published(labels), self._published({**labels, **self.suite.baseline}), None
-        if published and base and self.suite.baseline and not numbers.is_baseline(keys[0]):
+        if published and base and self.suite.baseline and not self.is_baseline(numbers[0].cell):
             apart = round(published[0] - base[0], 9)  # the papers print fewer decimals
         ordering = verdict(ours, apart) or ""
+        paired = any(number.pair for number in numbers)
         seeds: dict[str, list[str]] = defaultdict(list)
-        for key in keys:
-            for note in numbers.notes.get(key, ()):
-                seeds[note].append(str(key[1]))
+        for number in numbers:
+            for note in number.notes:
+                seeds[note].append(str(number.cell.seed))
         return TableEntry(
             labels,
-            states=Counter(numbers.state(key) for key in keys),
-            ours=summarize([numbers.values[key] for key in keys if key in numbers.values]),
-            bound=any(key in numbers.missed for key in keys),
+            states=Counter(number.state for number in numbers),
+            ours=summarize([number.value for number in numbers if number.value is not None]),
+            bound=any(number.missed for number in numbers),
             difference=ours,
             published=published,
             published_difference=apart,
-            verdict=NOT_COMPARED if ordering and not pairs and numbers.unequal & {*keys} else ordering,
+            verdict=NOT_COMPARED if ordering and not paired and any(number.unequal for number in numbers) else ordering,
             notes=tuple(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()),
-            scale=next((numbers.results[key].scale for key in keys if numbers.results[key].scale != 1), 1.0),
+            scale=next((number.result.scale for number in numbers if number.result.scale != 1), 1.0),
         )
 
     def _published(self, labels: Labels) -> Published | None:
@@ -317,16 +290,14 @@ class Comparison:
         base = self.table.published.get(tuple({**labels, **self.suite.baseline}[axis] for axis in axes))
         return None if base is None else (own[0] / base[0], None if own[1] is None else own[1] / base[0])
 
-    def _best(self, column: Mapping[Part, TableEntry]) -> set[Part]:
+    def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[CellNumber]]) -> set[Part]:
         """The rows with the best number of a column, as it is shown; none where partitions differ."""
-        plans: dict[int, set[str]] = defaultdict(set)
-        for entry in column.values():
-            for key in self._keys[tuple(entry.labels.values())]:
-                if key in self.numbers.values:
-                    plans[key[1]].add(self.numbers.results[key].plan)
-        if any(len(of_seed) > 1 for of_seed in plans.values()):
+        valued = [number for row in numbers.values() for number in row if number.value is not None]
+        plans = {(number.cell.seed, number.result.plan) for number in valued}
+        if len(plans) > len({seed for seed, _ in plans}):
             return set()
-        counted = {row: entry.ours for row, entry in column.items() if entry.ours and not entry.bound}
+        counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
-        best = (min if self.lower_is_better else max)(means.values(), default=None)
+        lower_is_better = self.suite.minimize or self.table.show in ("rounds_to", "seconds", "rank")
+        best = (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}

@@ -95,11 +95,11 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     entries = comparison.entries.values()
     published = any(entry.published for entry in entries)
     inner = ["ours", "paper"] if published else []
-    groups = [(column_name(comparison, column), inner) for column in comparison.columns()]
+    groups = [(column_name(comparison, column), inner) for column in comparison.columns]
     lines = []
-    for row in comparison.rows():
+    for row in comparison.rows:
         line = [Text(label) for label in row]
-        for column in comparison.columns():
+        for column in comparison.columns:
             entry = comparison.entries.get((row, column))
             line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else Text(NONE))
             if published:
@@ -110,7 +110,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
-        for row, line in zip(comparison.rows(), lines, strict=True):
+        for row, line in zip(comparison.rows, lines, strict=True):
             line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
     yield Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
     if comparison.suite.baseline and any(map(differs, entries)):
@@ -154,8 +154,8 @@ def number_text(value: float, comparison: Comparison, bound: bool = False) -> st
 def overall(comparison: Comparison) -> dict[Part, str]:
     """The mean rank of each row over the columns, of the rows that have one in each column."""
     made = {}
-    for row in comparison.rows():
-        entries = [comparison.entries.get((row, column)) for column in comparison.columns()]
+    for row in comparison.rows:
+        entries = [comparison.entries.get((row, column)) for column in comparison.columns]
         means = [entry.ours.mean for entry in entries if entry and entry.ours]
         if len(means) == len(entries):
             made[row] = number_text(sum(means) / len(means), comparison)
@@ -179,8 +179,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     level = f"{100 * suite.confidence:g} % interval"
     heads = ["difference", level, "pairs", *(["paper's difference", "paper's ordering"] if table.published else [])]
     lines = []
-    for row in comparison.rows():
-        for column in comparison.columns():
+    for row in comparison.rows:
+        for column in comparison.columns:
             entry = comparison.entries.get((row, column))
             if entry is None or not differs(entry):
                 continue
@@ -190,10 +190,10 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
                 line += [Text(signed(entry.published_difference, comparison)), Text(ordering(entry))]
             lines.append(line)
     caption = (
-        f"Difference to {comparison.numbers.baseline} on equal seeds and equal partitions, mean over the pairs; "
+        f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs; "
         f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
     )
-    axes = [axis for axis, _ in of_columns(comparison, comparison.columns()[0])]
+    axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
     own = {number: note for number, note in both.items() if number not in notes}
     return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines, own)
 
@@ -234,7 +234,7 @@ def column_name(comparison: Comparison, column: Part) -> str:
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
     """The axes of the columns with the labels of one of them; without the axes on which all are alike."""
     pairs = list(zip(comparison.table.columns, column, strict=True))
-    labels = list(zip(*comparison.columns(), strict=True))
+    labels = list(zip(*comparison.columns, strict=True))
     return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
 
 
@@ -250,21 +250,21 @@ def what_is_shown(comparison: Comparison) -> str:
         "final": f"final {unit}",
         "best": f"best {unit} of all rounds",
         "last": f"mean {unit} of the last {table.k} rounds",
-        "seconds": f"seconds a round{f', divided by those of {comparison.numbers.baseline}' * bool(suite.baseline)}",
+        "seconds": f"seconds a round{f', divided by those of {comparison.baseline}' * bool(suite.baseline)}",
         "rank": f"rank by final {suite.metric} among the rows of a column",
     }[table.show]
 
 
 def caption_of(comparison: Comparison) -> str:
     """What a table shows and how to read it."""
-    table, numbers, entries = comparison.table, comparison.numbers, comparison.entries.values()
+    table, entries = comparison.table, comparison.entries.values()
     seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
     texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
     texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
     texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
     texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
-    for column in comparison.columns()[:1]:
+    for column in comparison.columns[:1]:
         in_names = of_columns(comparison, column)
         alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]
         texts += [f"All with {', '.join(f'{axis}={label}' for axis, label in alike)}."] if alike else []
@@ -276,11 +276,12 @@ def caption_of(comparison: Comparison) -> str:
         )
     if table.show == "seconds" and comparison.suite.baseline:
         seconds: dict[str, list[float]] = {}
-        for key in filter(numbers.is_baseline, numbers.seconds):
-            column = tuple(numbers.cells[key].labels[axis] for axis in table.columns)
-            seconds.setdefault(column_name(comparison, column), []).append(numbers.seconds[key])
+        for number in comparison.numbers:
+            if comparison.is_baseline(number.cell) and number.value is not None and number.result.seconds:
+                column = tuple(number.cell.labels[axis] for axis in table.columns)
+                seconds.setdefault(column_name(comparison, column), []).append(number.result.seconds)
         means = [f"{sum(all_) / len(all_):.3g} s{f' ({name})' * (len(seconds) > 1)}" for name, all_ in seconds.items()]
-        texts += [f"A round of {numbers.baseline} takes {', '.join(means)}."] if means else []
+        texts += [f"A round of {comparison.baseline} takes {', '.join(means)}."] if means else []
     texts += ["1 is best; a run without a number has no rank."] * (table.show == "rank")
     return " ".join(texts)
 
@@ -293,13 +294,13 @@ def scales(comparison: Comparison) -> list[float]:
 def summary_lines(comparison: Comparison) -> Iterator[str]:
     """By row, in how many columns the paper's ordering holds."""
     lines = []
-    for row in comparison.rows():
+    for row in comparison.rows:
         counts = Counter(entry.verdict for (labels, _), entry in comparison.entries.items() if labels == row)
         texts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
         lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
         scaled = AT_THIS_SCALE if scales(comparison) else ""
-        yield f"The paper's ordering relative to {comparison.numbers.baseline}{scaled}, in number of columns:"
+        yield f"The paper's ordering relative to {comparison.baseline}{scaled}, in number of columns:"
         yield from ("", *lines, "")
 
 
