@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ def load_suite(path: str | Path) -> Suite:
         kind, hint = KINDS_OF_KEYS.get(key, (object, ""))
         require(isinstance(value, kind) and (key != "axes" or bool(value)), f"{path}: {key}", value, hint)
     axes = {str(axis): suite_axis(axis, value, path) for axis, value in raw["axes"].items()}
+    overrides = []
+    for override in raw.get("overrides", ()):
+        check_keys(override, ["when", "config"], f"{path}: overrides")
+        for key in ("when", "config"):
+            require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
+        when = read_choice(override["when"], f"{path}: overrides.when")
+        overrides.append((when, tuple(fragments_of(override["config"], path))))
     suite = Suite(
         **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
         path=path,
@@ -50,20 +57,12 @@ def load_suite(path: str | Path) -> Suite:
         base=tuple(fragments_of(raw["base"], path)),
         axes=axes,
         seeds=read_seeds(raw.get("seeds", 1), f"{path}: seeds"),
-        tables=(),
+        overrides=tuple(overrides),
+        exclude=tuple(read_choice(when, f"{path}: exclude") for when in raw.get("exclude", ())),
+        baseline=strings(raw.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {})),
+        tables=tuple(suite_table(table, axes, path) for table in raw.get("tables", [{}])),
     )
-    overrides = []
-    for override in raw.get("overrides", ()):
-        check_keys(override, ["when", "config"], f"{path}: overrides")
-        for key in ("when", "config"):
-            require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
-        when = read_choice(override["when"], f"{path}: overrides.when")
-        overrides.append((when, tuple(fragments_of(override["config"], path))))
-    exclude = tuple(read_choice(when, f"{path}: exclude") for when in raw.get("exclude", ()))
-    baseline = strings(raw.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}))
     require(suite.name.isprintable(), "SUITE", str(path), "give the file and its folder names that can be printed")
-    tables = tuple(suite_table(table, axes, path) for table in raw.get("tables", [{}]))
-    suite = replace(suite, overrides=tuple(overrides), exclude=exclude, baseline=baseline, tables=tables)
     check_suite(suite)
     return suite
 

@@ -18,7 +18,7 @@ from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
-from fl_lightning.bench.fragments import fragments_of
+from fl_lightning.bench.fragments import Fragment, fragments_of
 from fl_lightning.bench.process import Runner
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.study import (
@@ -101,8 +101,15 @@ def main(args: Sequence[str]) -> None:
     run = bench if args[0] == "bench" else tune
 
     def command() -> int:
+        options = bench_parser(args[0]).parse_args(args[1:])
+        suite = load_suite(options.suite)
+        for name in ("jobs", "trials", "seeds"):
+            number = getattr(options, name, None)
+            require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
+        extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
+        output = options.output or Path("runs") / suite.name
         try:
-            return run(bench_parser(args[0]).parse_args(args[1:]), args)
+            return run(options, suite, extra, output, args)
         except DATABASE_ERRORS as error:
             hint = "what is done is in it; see that it can be written to and that no process has locked it"
             raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then go on") from error
@@ -110,27 +117,23 @@ def main(args: Sequence[str]) -> None:
     end_with_status(command)
 
 
-def bench(options: argparse.Namespace, args: Sequence[str]) -> int:
+def bench(
+    options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
+) -> int:
     """Run the cells of a suite, or only say how far they are; returns the exit status."""
-    suite = load_suite(options.suite)
-    check_numbers(options, "jobs", "seeds")
-    require(0 < options.scale <= 1, "--scale", options.scale, "give a share of the work above 0, up to 1")
-    extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
     # the tables that are written are of the whole suite, whatever part of it is asked for
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, max(len(suite.seeds), options.seeds or 0)))
     seeds = first_seeds(suite.seeds, options.seeds)
     cells = selected_cells([cell for cell in whole if cell.seed in seeds], options.only)
-    output = Path(options.output or Path("runs") / suite.name)
     url = options.storage or default_url(output)
-    known = {path: read_cells(path, suite.axes) for path in options.load}
-    for path, results in known.items():
-        done = {digest for digest, result in results.items() if result.state == "done"}
+    digests, known = {cell.digest for cell in whole}, {}
+    for path in options.load:
+        done = {digest: result for digest, result in read_cells(path, suite.axes).items() if result.state == "done"}
         hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
         hint += "leave the file out, or give those that it was made with"
-        require(not done.isdisjoint({cell.digest for cell in whole}), "--load", str(path), hint)
-        if options.stale == "run":
-            changed = changed_code(results)
-            known[path] = {digest: result for digest, result in results.items() if digest not in changed}
+        require(not digests.isdisjoint(done), "--load", str(path), hint)
+        changed = changed_code(done) if options.stale == "run" else {}
+        known[path] = {digest: result for digest, result in done.items() if digest not in changed}
     only_told = options.status or options.dry_run
     database = open_database(url) if exists(url) else None
     before: CellStudy | None = None if database is None else find_study(suite, database)
@@ -146,10 +149,8 @@ def bench(options: argparse.Namespace, args: Sequence[str]) -> int:
     if not options.storage:
         check_alone(suite, database, output)
     study = open_study(suite, database, cells)
-    for path, results in known.items():
-        done = {digest for digest, result in results.items() if result.state == "done"}
-        loaded = load_results(study, whole, results)
-        strange = len(done - {cell.digest for cell in whole})
+    for path, done in known.items():
+        loaded, strange = load_results(study, whole, done), len(done.keys() - digests)
         others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
         say(f"{path}: {loaded} of {len(done)} finished cells are new here{others}")
     if only_told:
@@ -238,19 +239,17 @@ def why_ended(driver: Driver, args: Sequence[str]) -> int:
     return 0
 
 
-def tune(options: argparse.Namespace, args: Sequence[str]) -> int:
+def tune(
+    options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
+) -> int:
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
-    suite = load_suite(options.suite)
-    check_numbers(options, "jobs", "trials", "seeds")
     tuning = tuning_of(suite)
     tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
     known = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
     for pattern in options.only:
         require(pattern in known, "--only", pattern, f"is no method that is tuned; those are {', '.join(known)}")
     wanted = [label for name, label in known.items() if not options.only or name in options.only]
-    extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
-    output = Path(options.output or Path("runs") / suite.name)
     url = options.storage or default_url(output)
     first = Runner()
     known_studies = optuna.get_all_study_names(open_database(url)) if exists(url) else []
@@ -280,13 +279,6 @@ def tune(options: argparse.Namespace, args: Sequence[str]) -> int:
         print(f"error: {why}; --retry runs them again", file=sys.stderr)
         status = 1
     return status
-
-
-def check_numbers(options: argparse.Namespace, *names: str) -> None:
-    """Refuse options that are to be 1 or more and are not."""
-    for name in names:
-        number = getattr(options, name)
-        require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
 
 
 def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:

@@ -97,7 +97,7 @@ def building() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError, MemoryError, ArithmeticError) as error:
-        errors = chain(error)
+        errors = causes_of(error)
         # without the frames of this function and of the block
         frames = [frame for frame, _ in traceback.walk_tb(errors[-1].__traceback__)][2:]
         files = [frame.f_code.co_filename for frame in frames]
@@ -109,10 +109,13 @@ def building() -> Iterator[None]:
         raise UsageError(f"{kind}({clipped(arguments, 90)}): {text}; give arguments that it takes") from error
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def causes_of(error: BaseException) -> list[BaseException]:
     """An error, and those that caused it, the first one last."""
-    cause = error.__cause__ or error.__context__
-    return [error, *(chain(cause) if cause is not None else [])]
+    causes, cause = [error], error.__cause__ or error.__context__
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
 
 
 def constructor_of(frames: list[types.FrameType]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,17 +18,12 @@ from jsonargparse import ActionConfigFile, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-# imported for their short names in a config
-import fl_lightning.callbacks
-import fl_lightning.data
-import fl_lightning.methods
-import fl_lightning.models
-import fl_lightning.optim  # noqa: F401
+from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.arguments import find_own_classes, program
-from fl_lightning.cli.config import building, check_resolved
+from fl_lightning.cli.config import building, causes_of, check_resolved
 from fl_lightning.cli.messages import key_in, shorten
 from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
@@ -92,7 +87,7 @@ class Parser(LightningArgumentParser):
         # nested parsers raise instead of exiting, and add the key's path on the way up
         if not self.exit_on_error:
             return super().error(message, ex)
-        usage = usage_error(ex)
+        usage = usage_error(ex) if ex is not None else None
         if isinstance(usage, ValueTextError):
             raise UsageError(f"{key_in(str(message)) or 'config'}: {usage}")
         raise usage or UsageError(shorten(str(message)))
@@ -135,6 +130,8 @@ class FederatedCLI(LightningCLI):
     Args:
         args: command line, None for ``sys.argv``.
     """
+
+    trainer: Any
 
     def __init__(self, args: Any = None) -> None:
         words = sys.argv[1:] if args is None else args
@@ -203,40 +200,32 @@ class FederatedCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the last metrics and the run's folder, on one line."""
-        trainer: Any = self.trainer
-        if trainer.global_rank > 0:
-            return
-        last = [f"{name} {trainer.metrics[name]:.4f}" for name in final_names(trainer.metrics)]
-        where = trainer.run_dir or "no folder (fast_dev_run)"
-        print(", ".join([count(len(trainer.history), "round"), *last, f"in {where}"]))
+        metrics, where = self.trainer.metrics, self.trainer.run_dir or "no folder (fast_dev_run)"
+        last = [f"{name} {metrics[name]:.4f}" for name in final_names(metrics)]
+        self._print(", ".join([count(len(self.trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
-        self._warn_of_weights(kwargs)
-        self._print(self.trainer.validate(**kwargs))
+        self._print_metrics(self.trainer.validate, kwargs)
 
     def test(self, **kwargs: Any) -> None:
-        self._warn_of_weights(kwargs)
-        self._print(self.trainer.test(**kwargs))
+        self._print_metrics(self.trainer.test, kwargs)
 
     def predict(self, **kwargs: Any) -> None:
         """Write the outputs into a file, and print where it is, on one line."""
-        trainer: Any = self.trainer
         self._warn_of_weights(kwargs)
         if not kwargs["output"]:
             # beside the run, or another checkpoint, or else all runs
-            versions = folder_of_versions(trainer, MethodList(as_list(kwargs["method"])))
+            versions = folder_of_versions(self.trainer, MethodList(as_list(kwargs["method"])))
             path = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
             beside = path and (path.parents[1] if in_place(path) else path.parent)
-            kwargs["output"] = (beside or trainer.default_root_dir) / "predictions.pt"
-        trainer.predict(**kwargs)
-        if trainer.global_rank == 0:
-            print(f"predictions in {kwargs['output']}")
+            kwargs["output"] = (beside or self.trainer.default_root_dir) / "predictions.pt"
+        self.trainer.predict(**kwargs)
+        self._print(f"predictions in {kwargs['output']}")
 
     def replay(self, **kwargs: Any) -> None:
         """Print what the visit logged, on one line; an exception of the user's code comes as it was raised."""
-        trainer: Any = self.trainer
         try:
-            logged = trainer.replay(**kwargs)
+            logged = self.trainer.replay(**kwargs)
         except ClientError as error:
             if not from_users_code(error):
                 raise
@@ -251,28 +240,25 @@ class FederatedCLI(LightningCLI):
 
     def doctor(self, **kwargs: Any) -> None:
         """Print the plan of the run."""
-        trainer: Any = self.trainer
-        rank_zero_only(print)(as_text(trainer.doctor(**kwargs)))
+        rank_zero_only(print)(as_text(self.trainer.doctor(**kwargs)))
 
     def _warn_of_weights(self, kwargs: Mapping[str, Any]) -> None:
         """Warn where no file gives the weights: those of a model that was just built say little."""
         if kwargs["ckpt_path"] is None and kwargs["weights"] is None:
-            trainer: Any = self.trainer
-            trainer.warn("no ckpt_path and no weights: the model has the weights it was built with")
+            self.trainer.warn("no ckpt_path and no weights: the model has the weights it was built with")
 
-    def _print(self, metrics: Any) -> None:
-        trainer: Any = self.trainer
-        if trainer.global_rank == 0:
-            print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
+        self._warn_of_weights(kwargs)
+        self._print(", ".join(f"{name} {value:.4f}" for name, value in evaluate(**kwargs).items()))
+
+    def _print(self, line: str) -> None:
+        if self.trainer.global_rank == 0:
+            print(line)
 
 
-def usage_error(error: BaseException | None) -> UsageError | None:
+def usage_error(error: BaseException) -> UsageError | None:
     """The UsageError among the causes of ``error``, None without one: jsonargparse wraps what a constructor raises."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and not isinstance(error, UsageError):
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return error if isinstance(error, UsageError) else None
+    return next((cause for cause in causes_of(error) if isinstance(cause, UsageError)), None)
 
 
 @contextmanager
