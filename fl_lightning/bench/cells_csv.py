@@ -26,6 +26,37 @@ ADDED_COLUMNS = {"code"}
 FORMULA = re.compile(r"'*[=+@\t\r\n-]")
 
 
+def number_in(text: str) -> float:
+    """The number that a text is; nan, which is in no range, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a float can be; nan and infinities are, as of a run that diverged."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1000)
+
+
+# what a column holds, as far as it is a text or a number, and the remedy
+COLUMN_CHECKS: dict[str, tuple[Callable[[str], object], str]] = {
+    "state": (lambda text: text in get_args(CellState), f"give one of {', '.join(get_args(CellState))}"),
+    "digest": (re.compile("[0-9a-f]{8,}").fullmatch, "give 8 or more hexadecimal digits"),
+    "scale": (lambda text: 0 < number_in(text) <= 1, "give a share above 0, up to 1"),
+    "seconds": (lambda text: not text or 0 <= number_in(text) < 1e9, "give the seconds of a round, or nothing"),
+}
+# what the entries of a column of JSON are, and the remedy
+ENTRY_CHECKS: dict[str, tuple[Callable[[str, Any], bool], str]] = {
+    "values": (
+        lambda round_, value: re.fullmatch("0|[1-9][0-9]{0,8}", round_) is not None and is_number(value),
+        "give a number for each round, which are 0 to 999999999",
+    ),
+    "metrics": (lambda tag, value: is_number(value), "give a number for each metric"),
+    "code": (lambda module, digest: isinstance(digest, str), "give the digest of each module, or nothing"),
+}
+
+
 def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """One line a cell: its labels, what has become of it, its numbers by round, and its config as JSON.
 
@@ -128,34 +159,24 @@ def result_in(line: Mapping[str, str]) -> CellResult:
     Raises:
         UsageError: a column holds what bench does not write there; names the column and the value.
     """
-    state, digest, seconds = line["state"], line["digest"], line["seconds"]
-    require(state in get_args(CellState), "state", state, f"give one of {', '.join(get_args(CellState))}")
-    require(re.fullmatch("[0-9a-f]{8,}", digest) is not None, "digest", digest, "give 8 or more hexadecimal digits")
-    values = mapping_of(line, "values")
-    for round_, value in values.items():
-        good = re.fullmatch("0|[1-9][0-9]{0,8}", round_) is not None and is_number(value)
-        require(good, "values", {round_: value}, "give a number for each round, which are 0 to 999999999")
-    require(bool(values) or state != "done", "values", line["values"], "give a finished cell one round or more")
-    metrics = mapping_of(line, "metrics")
-    for tag, value in metrics.items():
-        require(is_number(value), "metrics", {tag: value}, "give a number for each metric")
-    code = mapping_of(line, "code") if line.get("code") else None
-    for name, known in (code or {}).items():
-        require(isinstance(known, str), "code", {name: known}, "give the digest of each module, or nothing")
-    mapping_of(line, "config")
-    scale = number_in(line, "scale")
+    for name, (fits, hint) in COLUMN_CHECKS.items():
+        require(bool(fits(line[name])), name, line[name], hint)
     seed_of(line)
-    require(0 < scale <= 1, "scale", line["scale"], "give a share above 0, up to 1")
-    if seconds:
-        require(0 <= number_in(line, "seconds") < 1e9, "seconds", seconds, "give the seconds of a round, or nothing")
+    held: dict[str, Any] = {name: mapping_of(line, name) for name in ("values", "metrics", "config")}
+    held["code"] = mapping_of(line, "code") if line.get("code") else None
+    for name, (good, hint) in ENTRY_CHECKS.items():
+        for key, value in (held[name] or {}).items():
+            require(good(key, value), name, {key: value}, hint)
+    done_with_none = line["state"] == "done" and not held["values"]
+    require(not done_with_none, "values", line["values"], "give a finished cell one round or more")
     return CellResult(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
-        state=state,  # type: ignore[arg-type]
-        values={int(round_): float(value) for round_, value in values.items()},
-        seconds=float(seconds) if seconds else None,
-        metrics=metrics,
-        scale=scale,
-        code=code,
+        state=line["state"],  # type: ignore[arg-type]
+        values={int(round_): float(value) for round_, value in held["values"].items()},
+        seconds=float(line["seconds"]) if line["seconds"] else None,
+        metrics=held["metrics"],
+        scale=float(line["scale"]),
+        code=held["code"],
     )
 
 
@@ -163,14 +184,6 @@ def seed_of(line: Mapping[str, str]) -> int:
     """The seed of one line."""
     require(re.fullmatch("-?[0-9]{1,18}", line["seed"]) is not None, "seed", line["seed"], "give an integer")
     return int(line["seed"])
-
-
-def number_in(line: Mapping[str, str], name: str) -> float:
-    """The number in a column; nan, which is in no range, where there is none."""
-    try:
-        return float(line[name])
-    except ValueError:
-        return float("nan")
 
 
 def mapping_of(line: Mapping[str, str], name: str) -> dict[str, Any]:
@@ -181,11 +194,6 @@ def mapping_of(line: Mapping[str, str], name: str) -> dict[str, Any]:
         value = None
     require(isinstance(value, dict), name, line[name], "give a JSON object, as bench writes it")
     return value
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can be; nan and infinities are, as of a run that diverged."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**1000)
 
 
 def parsed_cells(

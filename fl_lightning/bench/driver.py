@@ -7,18 +7,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.study import Study
-from optuna.trial import Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.study import (
+    CellStudy,
     Database,
     QueueEmpty,
     digest_of,
@@ -82,7 +84,7 @@ class Driver:
         runner: Callable[[int], Any] = Runner,
     ) -> None:
         self.suite, self.cells, self.database, self.output, self.say = suite, cells, database, output, say
-        self.by_digest = {cell.digest: cell for cell in cells}
+        self.metric, self.by_digest = suite.metric, {cell.digest: cell for cell in cells}
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
@@ -90,22 +92,18 @@ class Driver:
 
     def run(self) -> None:
         """Run all cells that are not done."""
-        before: dict[signal.Signals, Any] = {}
-        # others than the main thread cannot have any; one that is ignored stays ignored
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in STOPPING}
-            before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
-        for number in before:
-            signal.signal(number, self._catch)
-        try:
-            with ThreadPoolExecutor(len(self.runners)) as pool:
-                jobs = [pool.submit(self._job, runner) for runner in self.runners]
-                # with a timeout: a handler of a signal runs between two waits
-                while wait(jobs, 0.2).not_done:
-                    pass
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with ExitStack() as stack:
+            # other threads than the main one cannot have handlers
+            for number in STOPPING if threading.current_thread() is threading.main_thread() else ():
+                handler = signal.getsignal(number)
+                if handler not in (signal.SIG_IGN, None):  # one that is ignored stays ignored
+                    signal.signal(number, self._catch)
+                    stack.callback(signal.signal, number, handler)
+            pool = stack.enter_context(ThreadPoolExecutor(len(self.runners)))
+            jobs = [pool.submit(self._job, runner) for runner in self.runners]
+            # with a timeout: a handler of a signal runs between two waits
+            while wait(jobs, 0.2).not_done:
+                pass
 
     def stop(self) -> None:
         """Let the jobs end: their runs stop as a fit does on a signal, and go on another time."""
@@ -133,72 +131,89 @@ class Driver:
             runner.close()
 
     def _work(self, runner: Any) -> None:
-        """Take cells from the queue until all are done."""
-        study = open_study(self.suite, self.database, self.cells)
-        while not self._stop.is_set() and self._waits_for_work(study):
-            with suppress(QueueEmpty, Interrupt, Dropped):
-                lines: list[str] = []
-                run_next(study, lambda trial: self._objective(study, trial, runner, lines))  # noqa: B023
-                if lines:
-                    done = sum(result.state == "done" for result in results_of(study, self.cells).values())
-                    self.say(f"{lines[0]} ({done} of {len(self.by_digest)} done)")
-
-    def _waits_for_work(self, study: Study) -> bool:
-        """Wait until a cell is in the queue; false where all are done or failed."""
+        """Take trials from the queues until all are done."""
+        studies = self._open_studies()
         while not self._stop.is_set():
-            fail_dead(study)
-            with self._lock:
-                if is_queued(study) or enqueue_missing(study, self.cells):
-                    return True
-            elsewhere = sum(digest_of(trial) in self.by_digest for trial in running(study))
+            study = next(filter(self._has_work, studies), None)
+            if study is not None:
+                with suppress(QueueEmpty, Interrupt, Dropped):
+                    trial = run_next(study, partial(self._objective, study, runner))
+                    if digest_of(trial) is not None:
+                        self.say(self._outcome(study, trial))
+                continue
+            elsewhere = sum(digest_of(trial) in study.digests for study in studies for trial in running(study))
             if not elsewhere:
-                return False
-            self._say_once(f"the queue is empty; still running, here or in other processes: {elsewhere}")
-            self._stop.wait(QUEUE_POLL)
-        return False
-
-    def _say_once(self, line: str) -> None:
-        """Say that this process waits; once, although others begin to wait later."""
-        with self._lock:
-            if not self._waits:
+                return
+            with self._lock:
+                if not self._waits:
+                    self.say(f"the queue is empty; still running, here or in other processes: {elsewhere}")
                 self._waits = True
-                self.say(line)
+            self._stop.wait(QUEUE_POLL)
 
-    def _objective(self, study: Study, trial: Trial, runner: Any, lines: list[str]) -> float:
-        cell = self.by_digest[trial.user_attrs["digest"]]
-        drop_repetition(study, trial)
-        began, report = time.monotonic(), Reporter(trial)
-        answer = runner.run(self._message(cell), report)
-        if not is_running(study, trial.number):
-            self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
-            raise Dropped
-        drop_repetition(study, trial)
-        if "failed" in answer:
-            reason = printable(answer["failed"])
-            trial.set_user_attr("reason", reason)
-            lines.append(f"{cell.name}: failed: {reason}")
-            raise Failed
-        values = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
-        trial.set_user_attr("result", answer["done"])  # one value: each is a transaction
-        last = max(values)
-        report.tell(last, values[last])
-        lines.append(f"{cell.name}: {self.suite.metric} {values[last]:.4g}, {time.monotonic() - began:.1f} s")
-        return values[last]
+    def _has_work(self, study: CellStudy) -> bool:
+        """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
+        fail_dead(study)
+        with self._lock:
+            return is_queued(study) or self._enqueue(study)
 
-    def _message(self, cell: Cell) -> dict[str, Any]:
-        """A cell as a runner takes it."""
-        return {
+    # ------------------------------------------------------------------ what is run, here the cells of a suite
+    def _open_studies(self) -> list[CellStudy]:
+        return [open_study(self.suite, self.database, self.cells)]
+
+    def _enqueue(self, study: CellStudy) -> bool:
+        """Queue what is missing; returns whether anything is."""
+        return enqueue_missing(study, self.cells) > 0
+
+    def _objective(self, study: CellStudy, runner: Any, trial: Trial) -> float:
+        """Run a trial and return its value."""
+        drop_repetition(study, trial)
+        report = Reporter(trial)
+        result = self._run_cell(study, runner, trial, self.by_digest[trial.user_attrs["digest"]], report)
+        drop_repetition(study, trial)
+        trial.set_user_attr("result", result)  # one value: each is a transaction
+        last, value = last_value(result)
+        report.tell(last, value)
+        return value
+
+    def _outcome(self, study: CellStudy, trial: FrozenTrial) -> str:
+        """The line about a trial that has ended."""
+        done = sum(result.state == "done" for result in results_of(study, self.cells).values())
+        outcome = f"failed: {trial.user_attrs.get('reason')}"
+        if trial.state == TrialState.COMPLETE and trial.duration is not None:
+            outcome = f"{self.suite.metric} {trial.value:.4g}, {trial.duration.total_seconds():.1f} s"
+        name = self.by_digest[trial.user_attrs["digest"]].name
+        return f"{name}: {outcome} ({done} of {len(self.by_digest)} done)"
+
+    def _run_cell(
+        self, study: CellStudy, runner: Any, trial: Trial, cell: Cell, report: Callable[[int, float], bool | None]
+    ) -> dict[str, Any]:
+        """Run a cell for a trial; returns what it tells of itself."""
+        message = {
             "name": cell.name,
             "fragments": cell.fragments,
             "folder": cell.folder,
             "output": str(self.output),
             "log": str(self.output / "logs" / f"{cell.folder}.log"),
-            "metric": self.suite.metric,
+            "metric": self.metric,
         }
+        answer = runner.run(message, report)
+        if not is_running(study, trial.number):
+            self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
+            raise Dropped
+        if "failed" in answer:
+            trial.set_user_attr("reason", printable(answer["failed"]))
+            raise Failed
+        return answer["done"]
 
 
-def run_next(study: Study, objective: Callable[[Trial], float]) -> int:
-    """Run the next trial of a study's queue; returns its number.
+def last_value(result: Mapping[str, Any]) -> tuple[int, float]:
+    """The last round of what a cell tells of itself, and its metric; in JSON, rounds are texts."""
+    values = {int(round_): float(value) for round_, value in result["values"].items()}
+    return max(values.items())
+
+
+def run_next(study: Study, objective: Callable[[Trial], float]) -> FrozenTrial:
+    """Run the next trial of a study's queue; returns it as it has ended.
 
     Raises:
         QueueEmpty: another process has taken the last one.
@@ -225,7 +240,7 @@ def run_next(study: Study, objective: Callable[[Trial], float]) -> int:
         if not numbers or error in own or is_running(study, numbers[0]):
             raise
         raise Dropped from error
-    return numbers[0]
+    return next(trial for trial in study.get_trials(deepcopy=False) if trial.number == numbers[0])
 
 
 def drop_repetition(study: Study, trial: Trial, error: type[Exception] = Repetition) -> None:

@@ -66,12 +66,11 @@ def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
 def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict[str, CellResult]:
     """Results with a note on those that may not be of the present code."""
     notes = {digest: f"run with another version of {', '.join(m)}" for digest, m in changed_code(results).items()}
-    own: dict[str, bool] = {}
     for cell in cells:
         result = results.get(cell.digest)
         if result is not None and result.state == "done" and result.code is None:
             modules = {path.split(".")[0] for path in class_paths(cell.config) if "." in path}
-            unknown = [top for top in sorted(modules) if own.setdefault(top, is_own_module(top))]
+            unknown = [top for top in sorted(modules) if is_own_module(top)]
             if unknown:
                 notes[cell.digest] = f"run with an unknown version of {', '.join(unknown)}"
     return {digest: replace(result, note=notes.get(digest, "")) for digest, result in results.items()}

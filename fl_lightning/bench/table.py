@@ -119,13 +119,10 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
     """The numbers of footnotes, which are added to ``notes``; equal footnotes share one."""
-    numbers = []
-    for note in texts:
-        known = {text: number for number, text in notes.items()}
-        number = known.get(note, str(len(notes) + 1))
-        notes[number] = note
-        numbers.append(number)
-    return tuple(numbers)
+    numbers = {note: number for number, note in notes.items()}
+    marks = tuple(numbers.setdefault(text, str(len(numbers) + 1)) for text in texts)
+    notes.update({number: note for note, number in numbers.items()})
+    return marks
 
 
 def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
@@ -269,11 +266,11 @@ def caption_of(comparison: Comparison) -> str:
         alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]
         texts += [f"All with {', '.join(f'{axis}={label}' for axis, label in alike)}."] if alike else []
     if any(entry.bound for entry in entries):
-        texts.append("A run that does not reach it counts with all its rounds: a mean with > is a lower bound.")
-        texts.append("A pair of which neither run reaches it is left out; where one of them does, the difference is")
-        texts.append(
-            "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out."
-        )
+        texts += [
+            "A run that does not reach it counts with all its rounds: a mean with > is a lower bound.",
+            "A pair of which neither run reaches it is left out; where one of them does, the difference is",
+            "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out.",
+        ]
     if table.show == "seconds" and comparison.suite.baseline:
         seconds: dict[str, list[float]] = {}
         for number in comparison.numbers:

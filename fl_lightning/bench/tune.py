@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,16 @@ from optuna.samplers import TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.driver import QUEUE_POLL, Driver, Dropped, Failed, drop_repetition, run_next
+from fl_lightning.bench.driver import Driver, Dropped, drop_repetition, last_value
 from fl_lightning.bench.estimate import measured_estimate
 from fl_lightning.bench.fragments import Fragment, write_text
-from fl_lightning.bench.process import Interrupt, Runner
+from fl_lightning.bench.process import Runner
 from fl_lightning.bench.study import (
     CellStudy,
     Database,
-    QueueEmpty,
     by_digest,
     decisive,
-    fail_dead,
     hidden,
-    is_queued,
-    is_running,
-    running,
 )
 from fl_lightning.bench.suite import Suite, file_part
 from fl_lightning.bench.tuning import Search, Space
@@ -65,41 +59,25 @@ class Tuner(Driver):
         runner: Callable[[int], Any] = Runner,
     ) -> None:
         super().__init__(suite, (), database, output, jobs, say, runner)
-        self.searches = searches
+        self.searches = {search.study: search for search in searches}
+        self.metric = searches[0].tuning.metric
 
-    def _work(self, runner: Any) -> None:
-        """Take trials from the queues of the searches until all are done."""
-        studies = [(search, open_search(search, self.database)) for search in self.searches]
-        while not self._stop.is_set():
-            search, study = next((pair for pair in studies if self._has_work(*pair)), (None, None))
-            if search is not None and study is not None:
-                with suppress(QueueEmpty, Interrupt, Dropped):
-                    objective = partial(self._value, search, study, runner)
-                    outcome = trial_outcome(study.get_trials(deepcopy=False)[run_next(study, objective)], search)
-                    over = sum(trial.state.is_finished() for trial in last_trials(search, study))
-                    self.say(f"{search.label}: {outcome} ({over} of {len(search.slots)})")
-            elif any(running(study) for _, study in studies):
-                self._say_once("the queue is empty; trials still run, here or in other processes")
-                self._stop.wait(QUEUE_POLL)
-            else:
-                return
+    def _open_studies(self) -> list[CellStudy]:
+        return [open_search(search, self.database) for search in self.searches.values()]
 
-    def _has_work(self, search: Search, study: Study) -> bool:
-        """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
-        fail_dead(study)
-        with self._lock:
-            if is_queued(study):
-                return True
-            trials_of = by_digest(study, search.slots)
-            missing = [slot for slot, trials in trials_of.items() if decisive(trials) is None]
-            for slot in missing:
-                # of a grid its own, else those of the trial that was interrupted, if there is one
-                values = search.slots[slot] or (dict(trials_of[slot][-1].params) if trials_of[slot] else {})
-                study.enqueue_trial(values, user_attrs={"digest": slot})
-            return bool(missing)
+    def _enqueue(self, study: CellStudy) -> bool:
+        search = self.searches[study.study_name]
+        trials_of = by_digest(study, search.slots)
+        missing = [slot for slot, trials in trials_of.items() if decisive(trials) is None]
+        for slot in missing:
+            # of a grid its own, else those of the trial that was interrupted, if there is one
+            values = search.slots[slot] or (dict(trials_of[slot][-1].params) if trials_of[slot] else {})
+            study.enqueue_trial(values, user_attrs={"digest": slot})
+        return bool(missing)
 
-    def _value(self, search: Search, study: Study, runner: Any, trial: Trial) -> float:
+    def _objective(self, study: CellStudy, runner: Any, trial: Trial) -> float:
         """The metric of a trial: its last value, as the mean over the seeds."""
+        search = self.searches[study.study_name]
         drop_repetition(study, trial, Dropped)
         # a sampler that went on from trial to trial would draw the same points in each process
         trial.study.sampler = TPESampler(seed=trial.number)
@@ -107,18 +85,17 @@ class Tuner(Driver):
         finals = []
         for number, cell in enumerate(search.cells(values)):
             report = PruningReport(trial, number * search.rounds)
-            answer = runner.run({**self._message(cell), "metric": search.tuning.metric}, report)
-            if not is_running(study, trial.number):
-                raise Dropped
-            if "failed" in answer:
-                trial.set_user_attr("reason", printable(answer["failed"]))
-                raise Failed
+            result = self._run_cell(study, runner, trial, cell, report)
             if report.pruned is not None:
                 trial.set_user_attr("reason", f"pruned after round {report.pruned} with seed {cell.seed}")
                 raise optuna.TrialPruned
-            by_round = {int(round_): float(value) for round_, value in answer["done"]["values"].items()}
-            finals.append(by_round[max(by_round)])
+            finals.append(last_value(result)[1])
         return sum(finals) / len(finals)
+
+    def _outcome(self, study: CellStudy, trial: FrozenTrial) -> str:
+        search = self.searches[study.study_name]
+        over = sum(trial.state.is_finished() for trial in last_trials(search, study))
+        return f"{search.label}: {trial_outcome(trial, search)} ({over} of {len(search.slots)})"
 
 
 class PruningReport:

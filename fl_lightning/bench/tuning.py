@@ -135,10 +135,12 @@ class Search:
         trials: number of trials, in place of the suite's.
 
     Attributes:
+        study: name of its study.
         spaces: the values of each key.
         base: the config of the method before it is tuned.
-        slots: parameters of each trial, by a digest; empty ones are for a sampler to choose.
+        rounds: rounds of a run.
         digest: identifies the search.
+        slots: parameters of each trial, by a digest; empty ones are for a sampler to choose.
     """
 
     def __init__(
@@ -153,25 +155,16 @@ class Search:
         self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
         held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
         self.extra = [*extra, held_out] if tuning.val_fraction is not None else list(extra)
+        self.study = f"{suite.name}/tune/{label}"
         self.spaces = tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
-        self.slots = self._slots(trials or tuning.trials)
+        self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
         self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
-
-    @property
-    def study(self) -> str:
-        """Name of its study."""
-        return f"{self.suite.name}/tune/{self.label}"
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of a run."""
-        return int(look_up(self.base, "trainer.max_rounds", 10))
-
-    @property
-    def is_grid(self) -> bool:
-        """Whether all values are listed."""
-        return all(isinstance(space, list) for space in self.spaces.values())
+        trials = trials or tuning.trials
+        self.slots: dict[str, dict[str, Any]] = {f"trial {number}": {} for number in range(trials or TRIALS)}
+        if all(isinstance(space, list) for space in self.spaces.values()):
+            grid = [dict(zip(self.spaces, point, strict=True)) for point in itertools.product(*self.spaces.values())]
+            self.slots = {config_digest({"point": point}): point for point in grid[:trials]}
 
     def cells(self, values: Mapping[str, Any]) -> list[Cell]:
         """The runs of a trial, one for each seed."""
@@ -186,35 +179,23 @@ class Search:
         methods, rest = copy.deepcopy(self.base.get("method") or []), []
         for key, value in values.items():
             first, _, inner = key.partition(".")
-            if not inner:
-                first, inner = "method", f"{len(methods) - 1}.init_args.{key}"
-            if first == "method":
-                self._put(methods, inner, value)
-            else:
+            if first != "method" and inner:
                 rest.append(nested_config(key, value))
+                continue
+            path = inner or f"{len(methods) - 1}.init_args.{key}"
+            place, _, argument = path.partition(".")
+            if not (place.isdigit() and int(place) < len(methods) and argument.startswith("init_args.")):
+                hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
+                if not methods:
+                    hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
+                raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{path}: {hint}")
+            method = methods[int(place)]
+            entry = {"class_path": method} if isinstance(method, str) else dict(method)
+            entry["init_args"] = entry.get("init_args") or {}
+            methods[int(place)] = merged_config([entry, nested_config(argument, value)])
         classes = look_up(self.base, "model.init_args.num_classes")
         return in_classes(merged_config([*rest, *([{"method": methods}] if methods else [])]), classes)
-
-    def _put(self, methods: list[Any], key: str, value: Any) -> None:
-        """Give an argument of one of the methods its value."""
-        place, _, inner = key.partition(".")
-        if not (place.isdigit() and int(place) < len(methods) and inner.startswith("init_args.")):
-            hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
-            if not methods:
-                hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
-            raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{key}: {hint}")
-        method = methods[int(place)]
-        entry = {"class_path": method} if isinstance(method, str) else dict(method)
-        entry["init_args"] = entry.get("init_args") or {}
-        methods[int(place)] = merged_config([entry, nested_config(inner, value)])
 
     def _cell(self, seed: int, tuned: Fragment | None = None) -> Cell:
         labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
         return self.suite.cell(labels, seed, self.scale, [*self.extra, *([tuned] if tuned else [])])
-
-    def _slots(self, trials: int | None) -> dict[str, dict[str, Any]]:
-        if not self.is_grid:
-            return {f"trial {number}": {} for number in range(trials or TRIALS)}
-        points = itertools.product(*self.spaces.values())
-        grid = [dict(zip(self.spaces, point, strict=True)) for point in points]
-        return {config_digest({"point": point}): point for point in grid[:trials]}

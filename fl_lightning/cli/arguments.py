@@ -8,7 +8,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning.errors import UsageError, clipped
@@ -24,8 +26,8 @@ class OneLineParser(argparse.ArgumentParser):
 def end_with_status(command: Callable[[], int | None]) -> None:
     """Run a command, which returns the exit status, None for 0, and end the program with it unless it is 0.
 
-    Bad input ends it with one line and status 2, Ctrl-C with one line and 128 + its number. It ends without a word
-    where nobody reads its output any more. What the encoding of the output lacks is escaped.
+    Bad input ends it with one line and status 2. It ends without a word where nobody reads its output any more. What
+    the encoding of the output lacks is escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -38,11 +40,17 @@ def end_with_status(command: Callable[[], int | None]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
         status = 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        status = 128 + signal.SIGINT
     if status:
         sys.exit(status)
+
+
+@contextmanager
+def writing_into(key: str, place: Path, hint: str = "give another one, that can be written to") -> Iterator[None]:
+    """Refuse the file or folder that an argument names if the block cannot write there, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{key}={str(place)!r}: cannot be written: {error.strerror or error}; {hint}") from error
 
 
 def find_own_classes() -> None:

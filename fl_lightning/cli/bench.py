@@ -7,8 +7,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from fl_lightning.bench.suite import file_part, selected_cells
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, check_metric, last_trials, open_search, retry_failed, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
-from fl_lightning.cli.arguments import OneLineParser, end_with_status, find_own_classes, program
+from fl_lightning.cli.arguments import OneLineParser, end_with_status, find_own_classes, program, writing_into
 from fl_lightning.errors import UsageError, clipped, require
 from fl_lightning.yaml_files import read_yaml
 
@@ -48,6 +47,8 @@ ABOUT = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
     "tune": "Tune what a suite says under its key `tune`, on a validation split.",
 }
+
+LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
 def bench_parser(command: str) -> argparse.ArgumentParser:
@@ -165,8 +166,8 @@ def bench(
     if status := why_ended(driver, args):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    for folder in (output, *([options.save] if options.save else [])):
-        with writing_into(folder):
+    for key, folder in (("--output", output), *([("--save", options.save)] if options.save else [])):
+        with writing_into(key, folder, LATER):
             write_tables(suite, whole, results_of(study, whole), folder)
     own = results_of(study, cells)
     print(render(suite, cells, own))
@@ -183,7 +184,7 @@ def tell(
     """Say how far the cells are, or what is left to run, and measure a round of each kind; returns the exit status."""
     results = results_of(study, cells)
     if options.save is not None:
-        with writing_into(make_folder(options.save, "--save")):
+        with writing_into("--save", make_folder(options.save, "--save"), LATER):
             write_tables(suite, whole, results_of(study, whole), options.save)
     if options.dry_run and options.stale == "run":
         results |= {digest: replace(results[digest], state="waiting") for digest in changed_code(results)}
@@ -269,7 +270,7 @@ def tune(
     if status := why_ended(tuner, args):
         return status
     for search, study in zip(searches, studies, strict=True):
-        with writing_into(output):
+        with writing_into("--output", output, LATER):
             path = write_best(search, study, output, url)
         if path is not None:
             say(f"{search.label}: {path}")
@@ -293,22 +294,10 @@ def make_folder(folder: Path, key: str) -> Path:
     Raises:
         UsageError: it cannot be made or written to.
     """
-    try:
+    with writing_into(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{key}={str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
     require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
     return folder
-
-
-@contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """Refuse a folder in which the block cannot write its files, as on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        hint = "what is done is in the study; give the command again when the folder can be written to"
-        raise UsageError(f"--output={str(folder)!r}: {error.strerror or error}; {hint}") from error
 
 
 def say(line: str) -> None:

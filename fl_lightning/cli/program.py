@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import threading
 import warnings
@@ -333,8 +332,6 @@ def main(args: list[str] | None = None) -> None:
         if getattr(rank_zero_only, "rank", 0) == 0:
             print(f"{stopped}; go on: {command_that_goes_on(stopped, args)}", file=sys.stderr)
         sys.exit(stopped.status)
-    except KeyboardInterrupt:
-        stop("interrupted", 128 + signal.SIGINT)
     except ClientError as error:
         if from_users_code(error):
             print(f"error: {error}{how_to_replay(error)}", file=sys.stderr)

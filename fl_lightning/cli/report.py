@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_lightning.cli.arguments import OneLineParser, end_with_status, program
-from fl_lightning.errors import UsageError, clipped, printable, require
+from fl_lightning.cli.arguments import OneLineParser, end_with_status, program, writing_into
+from fl_lightning.errors import clipped, printable, require
 
 PAGE = (".html", ".htm")
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
@@ -74,7 +74,8 @@ def report(options: argparse.Namespace) -> None:
         write_figure(made, options.figure, output)
         return
     files = made.files(output.stem)
-    write_report(output.parent, files)
+    with writing_into("--output", output.parent):
+        write_report(output.parent, files)
     for warning in made.warnings[:5]:
         print(f"warning: {clipped(warning)}", file=sys.stderr)
     if len(made.warnings) > 5:
@@ -113,11 +114,7 @@ def check_others(output: Path) -> None:
 
 
 def write_report(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files side by side: all of them, or none.
-
-    Raises:
-        UsageError: the folder cannot be written to.
-    """
+    """Write files side by side: all of them, or none."""
     partial = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,11 +122,9 @@ def write_report(folder: Path, texts: Mapping[str, str]) -> None:
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
         for path, complete in zip(partial.values(), partial, strict=True):
             path.replace(complete)
-    except OSError as error:
+    finally:
         for path in partial.values():
             path.unlink(missing_ok=True)
-        hint = f"cannot be written: {error.strerror}; give another file"
-        raise UsageError(f"--output={str(folder)!r}: {hint}") from error
 
 
 def write_figure(made: object, name: str, output: Path) -> None:
@@ -142,14 +137,9 @@ def write_figure(made: object, name: str, output: Path) -> None:
 
     cards = {card.name: card for *_, card in made.cards()}  # type: ignore[attr-defined]
     require(name in cards, "--figure", name, f"the report has none of this name; it has {', '.join(cards)}")
-    with in_style():
-        figure = cards[name].figure()
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            keys = {".pdf": "CreationDate", ".svg": "Date"}
-            metadata = {keys[output.suffix]: None} if output.suffix in keys else None
-            figure.savefig(output, dpi=200, metadata=metadata, bbox_inches="tight")
-        except OSError as error:
-            hint = f"cannot be written: {error.strerror}; give another file"
-            raise UsageError(f"--output={str(output)!r}: {hint}") from error
+    with in_style(), writing_into("--output", output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        keys = {".pdf": "CreationDate", ".svg": "Date"}
+        metadata = {keys[output.suffix]: None} if output.suffix in keys else None
+        cards[name].figure().savefig(output, dpi=200, metadata=metadata, bbox_inches="tight")
     print(output)

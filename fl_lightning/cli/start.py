@@ -8,8 +8,9 @@ import threading
 from importlib import import_module
 from types import ModuleType
 
-# their process talks to a database from several threads, and starts others that train: it never imports torch
-SUITE_COMMANDS = ("bench", "tune")
+# The commands that need no torch. That of a suite talks to a database from several threads, and starts processes that
+# train: it never imports it. A report reads what runs have left.
+WITHOUT_TORCH = {"bench": "bench", "tune": "bench", "report": "report"}
 
 
 def main(args: list[str] | None = None) -> None:
@@ -21,11 +22,8 @@ def main(args: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if args is None else args
     try:
-        if words and words[0] in SUITE_COMMANDS:
-            imported("fl_lightning.cli.bench").main(words)
-        elif words and words[0] == "report":
-            # it reads what runs have left, for which it needs no torch
-            imported("fl_lightning.cli.report").main(words)
+        if words and words[0] in WITHOUT_TORCH:
+            imported(f"fl_lightning.cli.{WITHOUT_TORCH[words[0]]}").main(words)
         else:
             imported("fl_lightning.cli.program").main(args)
     except KeyboardInterrupt:
