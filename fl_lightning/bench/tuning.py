@@ -182,13 +182,12 @@ class Search:
             if first != "method" and inner:
                 rest.append(nested_config(key, value))
                 continue
-            path = inner or f"{len(methods) - 1}.init_args.{key}"
-            place, _, argument = path.partition(".")
+            place, _, argument = (inner or f"{len(methods) - 1}.init_args.{key}").partition(".")
             if not (place.isdigit() and int(place) < len(methods) and argument.startswith("init_args.")):
                 hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
                 if not methods:
                     hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
-                raise UsageError(f"{self.suite.path}: tune.search.{self.label}: method.{path}: {hint}")
+                raise UsageError(f"{self.suite.path}: tune.search.{self.label}.{key}: {hint}")
             method = methods[int(place)]
             entry = {"class_path": method} if isinstance(method, str) else dict(method)
             entry["init_args"] = entry.get("init_args") or {}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import alive, cells_csv, inert, read_cells, stored_cells
@@ -102,9 +103,9 @@ def test_quoting_is_undone(text):
 def test_what_bench_does_not_write_is_refused_by_line_column_and_value(file, suite, line, column, value):
     path = file(line, **{column: value})
     for read in (read_cells, lambda path: stored_cells(path, suite)):
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as caught:
             read(path)
-        text = str(refused.value)
+        text = str(caught.value)
         assert text.startswith(f"{path}: line {line + 1}, ") and f": {column}=" in text
         assert "give " in text and len(text.splitlines()) == 1
 
@@ -145,15 +146,15 @@ def test_cells_that_are_not_done_need_no_values(file):
 def test_a_damaged_file_is_refused_in_one_line(file, damage):
     path = file()
     path.write_text(damage(path.read_text()))
-    with pytest.raises(UsageError, match=r"x\.cells\.csv: .*(give|keep) ") as refused:
+    with refused("x.cells.csv") as caught:
         read_cells(path)
-    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "x.csv").write_bytes(bytes(range(256)))
     for path in (tmp_path / "x.csv", tmp_path, tmp_path / "nothing"):
-        with pytest.raises(UsageError, match="is no file of cells"):
+        with refused(str(path)):
             read_cells(path)
 
 
@@ -166,9 +167,9 @@ def test_a_spreadsheet_s_mark_of_utf8_does_not_matter(file):
 
 def test_cells_of_other_axes_are_refused(file, suite):
     other = replace(suite, axes={"alpha": {"1": ()}})
-    with pytest.raises(UsageError, match="alpha"):
+    with refused("x.cells.csv", "alpha"):
         read_cells(file(), other.axes)
-    with pytest.raises(UsageError, match="alpha"):
+    with refused("x.cells.csv", "alpha"):
         stored_cells(file(), other)
 
 

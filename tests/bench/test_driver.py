@@ -1,11 +1,10 @@
 """The driver: it takes cells from the queue until all are done."""
 
 import threading
-import time
 from functools import partial
 
 import pytest
-from helpers.benches import FakeRunner, outcome, toy_driver, toy_suite
+from helpers.benches import FakeRunner, outcome, toy_database, toy_driver, toy_suite
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy import text
@@ -13,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from fl_lightning.bench import driver as drivers
 from fl_lightning.bench.process import Interrupt
-from fl_lightning.bench.study import enqueue_failed, enqueue_missing, open_database, open_study, results_of
+from fl_lightning.bench.study import enqueue_failed, enqueue_missing, open_study, results_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 
@@ -100,7 +99,7 @@ def test_what_is_done_is_not_done_again_after_an_edit(tmp_path, suite):
 
 def test_a_cell_of_a_dead_process_is_taken_up_again(tmp_path, suite):
     """Its trial is running and has had one heartbeat, but no more."""
-    database = open_database(f"sqlite:///{tmp_path / 'study.db'}")
+    database = toy_database(tmp_path)
     study = open_study(suite, database, suite.cells())
     enqueue_missing(study, suite.cells()[:2])
     dead = study.ask()
@@ -196,8 +195,12 @@ def test_a_sign_of_life_that_the_database_does_not_take_ends_no_thread(tmp_path,
 
 
 def test_two_drivers_share_the_cells(tmp_path, suite):
+    together, began = threading.Barrier(2), []
+
     def answer(cell, on_round):
-        time.sleep(0.05)
+        if len(began) < 2:  # the first cell of each: both are at work at the same time
+            began.append(cell["name"])
+            together.wait(600)
         return outcome()
 
     both = [toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer)) for _ in range(2)]

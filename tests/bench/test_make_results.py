@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import write_tables
-from fl_lightning.errors import UsageError
 
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 sys.path.insert(0, str(PAPERS / "programs"))
@@ -61,5 +61,5 @@ def test_conclusions_that_are_missing_are_missed(papers):
 
 def test_cells_without_a_suite_are_refused(papers):
     (papers / "paper" / "table3.yaml").unlink()
-    with pytest.raises(UsageError, match="there is no suite paper-table3"):
+    with refused("paper-table3"):
         make(papers)

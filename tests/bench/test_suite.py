@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.benches import TOY, toy_suite
+from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
@@ -70,9 +71,9 @@ def test_a_digest_leaves_out_where_files_are_and_how_a_run_is_carried_out():
 def test_cells_that_one_result_would_stand_for_are_refused(tmp_path):
     two_roots = "values: [0.1, 0.2]}\n  data: {A: {data: {root: a}}, B: {data: {root: b}}}"
     suite = toy_suite(tmp_path, TOY.replace("values: [0.1, 0.2]}", two_roots))
-    with pytest.raises(UsageError, match=r"data=A,seed=0 and .*data=B,seed=0': these cells differ only in") as refused:
+    with refused("axes=", "data=A,seed=0", "data=B,seed=0") as caught:
         suite.cells()
-    assert len(str(refused.value)) < 300 + len(str(tmp_path))
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))
 
 
 @pytest.mark.parametrize(("size", "share"), [(1000, 500), (3, 1), (None, 0.1), (0.5, 0.25)])
@@ -84,7 +85,7 @@ def test_examples_shrink_with_the_scale_to_at_least_one(size, share):
 
 @pytest.mark.parametrize("values", ["[0.1, '0.1']", "['a b', a_b]"])
 def test_labels_of_one_name_are_refused(tmp_path, values):
-    with pytest.raises(UsageError, match=r"axes.lr=.*give labels whose letters and digits differ"):
+    with refused("axes.lr="):
         toy_suite(tmp_path, TOY.replace("[0.1, 0.2]", values))
 
 

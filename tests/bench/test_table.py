@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import render, write_tables
-from fl_lightning.errors import UsageError
 
 # the 97.5 % quantiles of Student's t for 1 and 2 degrees of freedom, from a printed table
 T = {2: 12.7062, 3: 4.30265}
@@ -509,7 +509,7 @@ def test_latex_is_balanced_and_says_the_same(make):
 
 
 def test_an_unknown_form_is_refused(make):
-    with pytest.raises(UsageError, match="form='html': choose among md, tex, csv"):
+    with refused("form='html'", "md", "tex", "csv"):
         render(make(), make().cells(), {}, "html")
 
 
@@ -555,7 +555,7 @@ def test_what_is_no_file_of_cells_is_refused_in_one_line(tmp_path, text):
     file = tmp_path / "x.csv"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UsageError, match=r"x.csv: is no file of cells") as caught:
+    with refused(str(file)) as caught:
         read_cells(file)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -564,7 +564,7 @@ def test_cells_of_another_suite_are_refused(make, tmp_path):
     suite = make()
     file = write_tables(suite, suite.cells(), {}, tmp_path)[-1]
     other = make(axes={"method": {"FedAvg": {}}, "alpha": {"key": "x", "values": [5]}})
-    with pytest.raises(UsageError, match=r"has no label"):
+    with refused("alpha=", suite.path.name):
         stored_cells(file, other)
 
 
@@ -575,18 +575,18 @@ def test_cells_of_another_suite_are_refused(make, tmp_path):
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
-        ({"tables": [{"show": "rounds_to", "target": 60}]}, r"tables.target=60.*such as 0.6 for 60 %"),
+        ({"tables": [{"show": "rounds_to", "target": 60}]}, "tables.target=60"),
         ({"tables": [{"published": {"MOON": {1: math.nan}}}]}, r"published.MOON.1=nan"),
-        ({"tables": [{"published": {"MOON": {1: [math.inf, 1]}}}]}, r"published.MOON.1=\[inf"),
-        ({"tables": [{"published": {"MOON": {1: [60, -1]}}}]}, r"published.MOON.1=\[60, -1\]"),
+        ({"tables": [{"published": {"MOON": {1: [math.inf, 1]}}}]}, "published.MOON.1=[inf"),
+        ({"tables": [{"published": {"MOON": {1: [60, -1]}}}]}, "published.MOON.1=[60, -1]"),
         ({"tables": [{"published": {"MOON": {1: True}}}]}, r"published.MOON.1=True"),
         ({"tables": [{"show": "seconds", "published": {"FedAvg": {1: 0}}}]}, r"published.FedAvg.1=0"),
-        ({"axes": {"method": {"a\nb": {}}}}, r"axes.method='a\\nb'"),
-        ({"axes": {"method": {"a\u202e": {}}}}, r"axes.method='a\\u202e'"),
-        ({"axes": {"method": {"a\ud800": {}}}}, r"table.yaml.*Unicode"),  # by the reader of YAML
-        ({"axes": {"me\x00": {"a": {}}}}, r"axes.me\\x00="),
+        ({"axes": {"method": {"a\nb": {}}}}, r"axes.method='a\nb'"),
+        ({"axes": {"method": {"a\u202e": {}}}}, r"axes.method='a\u202e'"),
+        ({"axes": {"method": {"a\ud800": {}}}}, "table.yaml"),  # by the reader of YAML
+        ({"axes": {"me\x00": {"a": {}}}}, r"axes.me\x00="),
     ],
 )
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):
-    with pytest.raises(UsageError, match=named):
+    with refused(named):
         make(**keys)

@@ -1,23 +1,20 @@
 """Tuning finds the best values on a validation split, and says what they come from."""
 
 import math
-import tempfile
-from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
-from sqlalchemy import event
+from helpers.benches import toy_database
+from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.fragments import merged_config
 from fl_lightning.bench.process import Interrupt
-from fl_lightning.bench.study import open_database
 from fl_lightning.bench.tune import Tuner, check_metric, open_search, retry_failed, trial_outcome, write_best
 from fl_lightning.bench.tuning import Search, tuning_of
 from fl_lightning.errors import UsageError
 
-ROUNDS = 8
+ROUNDS = 4
 SUITE = {
     "base": {"model": {"class_path": "M", "init_args": {"num_classes": 8}}, "trainer": {"max_rounds": ROUNDS}},
     "axes": {
@@ -88,28 +85,10 @@ def near_a_tenth(config, round_):
     return (1 - abs(math.log10(mu(config)) + 1) / 4) * (1 + round_) / ROUNDS
 
 
-@cache
-def empty_database():
-    """The bytes of a database without a study; to make its tables takes a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        open_database(f"sqlite:///{folder}/study.db").engine.dispose()
-        return Path(folder, "study.db").read_bytes()
-
-
-def database(folder):
-    """A database that does not wait for the disk."""
-    path = folder / "study.db"
-    if not path.exists():
-        path.write_bytes(empty_database())
-    backend = open_database(f"sqlite:///{path}")
-    event.listen(backend.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
-    return backend
-
-
 def tuned(suite, tmp_path, curve=near_a_tenth, jobs=1, trials=None, runner=None, label="FedProx"):
     """The search, its study and its runner, after all trials."""
     search = Search(suite, tuning_of(suite), label, trials=trials)
-    backend = database(tmp_path)
+    backend = toy_database(tmp_path)
     runner = runner or FakeRunner(curve)
     tuner = Tuner(suite, [search], backend, tmp_path, jobs, lambda line: None, lambda job: runner)
     tuner.run()
@@ -130,7 +109,7 @@ def test_a_grid_is_run_once_and_its_best_written(make, tmp_path):
         "# FedProx, tuned: the best of 4 trials (4 complete)",
         "# study own-table/tune/FedProx in postgresql://me@server/db",
         "# alpha=0.1, seed 100, 0.1 of the training examples held out",
-        "# val/accuracy after 8 rounds:",
+        "# val/accuracy after 4 rounds:",
         "#   1 with mu 0.1",
         "#   0.75 with mu 0.01",
         "#   0.75 with mu 1",
@@ -143,7 +122,7 @@ def test_a_grid_is_run_once_and_its_best_written(make, tmp_path):
 def test_of_equal_trials_the_first_point_is_the_best_whenever_it_was_run(make, tmp_path):
     """A grid that was killed in the first trial ends with it, and has the same best as one that was not."""
     search = Search(make(), tuning_of(make()), "FedProx")
-    study = open_search(search, database(tmp_path))
+    study = open_search(search, toy_database(tmp_path))
     for slot in [*list(search.slots)[1:], next(iter(search.slots))]:
         study.enqueue_trial(search.slots[slot], user_attrs={"digest": slot})
     tuned(make(), tmp_path, lambda config, round_: 0.5)
@@ -213,12 +192,12 @@ def test_hopeless_trials_are_pruned_by_their_rounds(make, tmp_path):
     suite = make({"search": {"FedProx": {"mu": values}}, "at": {"alpha": 0.1}})
     search, study, runner = tuned(suite, tmp_path)
     rounds = {mu(config): len(values) for config, values in runner.rounds}
-    assert {one: number for one, number in rounds.items() if number < ROUNDS} == {10.0: 3, 8.0: 3}
+    assert {one: number for one, number in rounds.items() if number < ROUNDS} == {10.0: 2, 8.0: 2}
     states = {trial.params["mu"]: trial.state.name for trial in study.get_trials()}
     assert (states[10.0], states[8.0], states[0.11]) == ("PRUNED", "PRUNED", "COMPLETE")
     text = write_best(search, study, tmp_path, "sqlite:///x").read_text()
     assert "the best of 8 trials (6 complete, 2 pruned)" in text
-    assert trial_outcome(study.get_trials()[5], search) == "mu 10: pruned after round 2 with seed 100"
+    assert trial_outcome(study.get_trials()[5], search) == "mu 10: pruned after round 1 with seed 100"
     assert tuned(suite, tmp_path)[2].rounds == []
 
 
@@ -281,7 +260,7 @@ def test_two_jobs_share_the_trials(make, tmp_path):
 
 def test_a_study_of_another_search_is_refused(make, tmp_path):
     tuned(make(), tmp_path)
-    with pytest.raises(UsageError, match="own-table/tune/FedProx' there has another config, search or seeds"):
+    with refused("--storage=", "own-table/tune/FedProx", "--output"):
         tuned(make({**GRID, "seeds": [101]}), tmp_path)
 
 
@@ -314,30 +293,30 @@ def test_a_key_is_an_argument_of_a_method_or_of_the_config(make, label, values, 
 )
 def test_a_key_of_a_method_that_is_not_there_is_refused(make, label, key):
     suite = make({"search": {label: {key: [1]}}, "at": {"alpha": 0.1}})
-    with pytest.raises(UsageError, match=key):
+    with refused(f"tune.search.{label}.{key}"):
         Search(suite, tuning_of(suite), label).fragment({key: 1})
 
 
 @pytest.mark.parametrize(
     ("tune", "named"),
     [
-        ({}, "tune=None: the suite has no such key"),
+        ({}, "tune=None"),
         ({"at": {"alpha": 1}}, "tune.search=None"),
         ({**GRID, "searches": 1}, "searches"),
-        ({**GRID, "at": {}}, "tune.at.alpha=None: choose the setting to tune in: 0.1, 1"),
+        ({**GRID, "at": {}}, "tune.at.alpha=None"),
         ({**GRID, "at": {"alpha": 5}}, "tune.at.alpha='5'"),
         ({**GRID, "at": {"alpha": 1, "beta": 1}}, "tune.at='beta'"),
-        ({**GRID, "search": {"MOON": {"mu": [1]}}}, "tune.search='MOON': is no label of the axis method"),
+        ({**GRID, "search": {"MOON": {"mu": [1]}}}, "tune.search='MOON'"),
         ({**GRID, "search": {"FedProx": {}}}, "tune.search.FedProx={}"),
         ({**GRID, "search": {"FedProx": {"mu": []}}}, "tune.search.FedProx.mu=[]"),
         ({**GRID, "search": {"FedProx": {"mu": 1}}}, "tune.search.FedProx.mu=1"),
-        ({**GRID, "search": {"FedProx": {"mu": {"low": 0, "high": 1, "log": True}}}}, "0 < low < high"),
-        ({**GRID, "search": {"FedProx": {"mu": {"low": 0, "hihg": 1}}}}, "0 < low < high"),
-        ({**GRID, "search": {"FedProx": {"mu": {"low": 0.1}}}}, "0 < low < high"),
-        ({**GRID, "metric": "test/accuracy"}, "the test images are not for tuning"),
+        ({**GRID, "search": {"FedProx": {"mu": {"low": 0, "high": 1, "log": True}}}}, "tune.search.FedProx.mu="),
+        ({**GRID, "search": {"FedProx": {"mu": {"low": 0, "hihg": 1}}}}, "tune.search.FedProx.mu="),
+        ({**GRID, "search": {"FedProx": {"mu": {"low": 0.1}}}}, "tune.search.FedProx.mu="),
+        ({**GRID, "metric": "test/accuracy"}, "tune.metric='test/accuracy'"),
         ({**GRID, "pruner": "mean"}, "tune.pruner='mean'"),
         ({**GRID, "trials": 0}, "tune.trials=0"),
-        ({**GRID, "seeds": "a"}, "seeds='a'"),
+        ({**GRID, "seeds": "a"}, "tune.seeds='a'"),
         ({**GRID, "at": ["alpha"]}, "tune.at=['alpha']"),
         ({**GRID, "trials": "many"}, "tune.trials='many'"),
         ({**GRID, "val_fraction": 2}, "tune.val_fraction=2"),
@@ -348,9 +327,8 @@ def test_a_key_of_a_method_that_is_not_there_is_refused(make, label, key):
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(make, tune, named):
-    with pytest.raises(UsageError) as caught:
+    with refused(named) as caught:
         tuning_of(make(tune))
-    assert named in str(caught.value)
     assert len(str(caught.value)) < 300 + len(str(make(GRID).path))
 
 
@@ -361,6 +339,6 @@ def test_a_run_without_the_metric_is_refused_with_the_remedy(make):
             return {"failed": "metric='val/accuracy': the run does not log it; among others it logs test/accuracy"}
 
     suite = make()
-    with pytest.raises(UsageError, match=r"tune.metric='val/accuracy': .* set tune.val_fraction above 0"):
+    with refused("tune.metric='val/accuracy'", "tune.val_fraction"):
         check_metric(Search(suite, tuning_of(suite), "FedProx"), Lacks(None))
     check_metric(Search(suite, tuning_of(suite), "FedProx"), FakeRunner(near_a_tenth))

@@ -1,5 +1,11 @@
 """Suites of tiny cells, and runners that run them without training."""
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from sqlalchemy import event
+
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.study import open_database, open_study
@@ -51,10 +57,28 @@ class FakeRunner:
         self.closed = True
 
 
+@cache
+def empty_database():
+    """The bytes of a database without a study; to make its tables takes a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_database(f"sqlite:///{folder}/study.db").engine.dispose()
+        return Path(folder, "study.db").read_bytes()
+
+
+def toy_database(folder):
+    """A database in a folder, which does not wait for the disk."""
+    path = folder / "study.db"
+    if not path.exists():
+        path.write_bytes(empty_database())
+    backend = open_database(f"sqlite:///{path}")
+    event.listen(backend.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
+    return backend
+
+
 def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
     said = []
-    backend = open_database(f"sqlite:///{folder / 'study.db'}")
+    backend = toy_database(folder)
     cells = suite.cells() if cells is None else cells
     study = open_study(suite, backend, cells)
     return Driver(suite, cells, backend, folder, jobs, said.append, runner), study, said
