@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -241,11 +242,8 @@ class Comparison:
 
     def _parts(self, axes: Sequence[str]) -> list[Part]:
         """The labels on some axes that a cell has, in the order of the suite."""
-        order = {axis: list(self.suite.axes[axis]) for axis in axes}
         parts = {tuple(number.cell.labels[axis] for axis in axes) for number in self.numbers}
-        return sorted(
-            parts, key=lambda part: [order[axis].index(label) for axis, label in zip(axes, part, strict=True)]
-        )
+        return [part for part in itertools.product(*(self.suite.axes[axis] for axis in axes)) if part in parts]
 
     def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
         """The entry of the cells that differ in their seed alone."""
