@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from helpers.benches import FakeRunner
+from helpers.benches import FakeRunner, quick_database
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells
@@ -28,6 +28,7 @@ SHORT = {"trainer": {"max_rounds": 1, "local_epochs": 1}, "data": {"init_args": 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.setattr(command, "open_database", quick_database)
     monkeypatch.chdir(ROOT)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.benches import TOY, FakeRunner, outcome, toy_suite
+from helpers.benches import TOY, FakeRunner, outcome, quick_database, toy_suite
 from helpers.errors import assert_names
 from test_cells import BASE
 
@@ -43,6 +43,7 @@ def fake(monkeypatch):
             return runners[-1]
 
         monkeypatch.setattr(command, "Driver", partial(command.Driver, runner=made))
+        monkeypatch.setattr(command, "open_database", quick_database)
         monkeypatch.setattr(estimate, "Runner", made)
         return runners
 

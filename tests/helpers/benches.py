@@ -1,5 +1,6 @@
 """Suites of tiny cells, and runners that run them without training."""
 
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -65,14 +66,19 @@ def empty_database():
         return Path(folder, "study.db").read_bytes()
 
 
-def toy_database(folder):
-    """A database in a folder, which does not wait for the disk."""
-    path = folder / "study.db"
-    if not path.exists():
+def quick_database(url):
+    """A connection to the database at a URL. A new file has its tables at once, and nothing waits for the disk."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not os.path.lexists(path):
         path.write_bytes(empty_database())
-    backend = open_database(f"sqlite:///{path}")
+    backend = open_database(url)
     event.listen(backend.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
     return backend
+
+
+def toy_database(folder):
+    """The database of a folder."""
+    return quick_database(f"sqlite:///{folder / 'study.db'}")
 
 
 def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner):
