@@ -1,6 +1,7 @@
 """Several workers: the same bits as one, whatever trains; and what happens when one is lost."""
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import launched
 from helpers.errors import assert_names, refused
 from helpers.methods import METHODS
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
@@ -25,7 +27,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
-from fl_lightning.cli import main
 from fl_lightning.engine.processes.launch import ClientStrategy, build_fabric
 from fl_lightning.engine.processes.presence import SILENCE
 from fl_lightning.engine.processes.workers import MESSAGES, ROOM, Workers, place, within_bounds
@@ -182,8 +183,6 @@ def test_a_worker_never_destroys_the_garbage_of_the_process_that_it_was_forked_f
 
 
 def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
-    import multiprocessing
-
     before = dict(os.environ)
     small_trainer(tmp_path, devices=3, max_rounds=1).fit(small_model(), small_data())
     assert dict(os.environ) == before
@@ -498,62 +497,25 @@ def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
 
 
 # ---------------------------------------------------------------------- clusters
-ONE_THREAD = ("--trainer.threads_per_worker=1",)
+LAUNCHED = str(ROOT / "tests" / "helpers" / "launched.py")
 
 
-def scaffold(tmp_path, name, more):
-    """The command of a run of SCAFFOLD, on a module that synchronises its numbers."""
-    config = str(ROOT / "experiments/smoke/scaffold.yaml")
-    size = ["--trainer.max_rounds=3", "--data.train_size=400"]
-    model = ["--model=helpers.theirs.Synchronises", "--model.optimizer.lr=0.02"]
-    folder = [f"--trainer.default_root_dir={tmp_path}", f"--trainer.name={name}"]
-    return ["fit", "--config", config, *model, *size, *more, *folder]
-
-
-def start(tmp_path, name, launcher=(), more=ONE_THREAD, program="cli.py", **variables):
-    """That run in a process of its own."""
-    return python(tmp_path, [*launcher, program, *scaffold(tmp_path, name, more)], **variables)
-
-
-def python(tmp_path, arguments, **variables):
-    """Python with these arguments, in a process of its own."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'tests'}",
-        **variables,
-    }
-    environment.pop("PL_GLOBAL_SEED", None)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes)
-
-
-def torchrun(tmp_path, name, how, more=(), program="cli.py"):
-    """The same by torchrun, with two workers a node."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", *how]
-    return start(tmp_path, name, launcher, [*ONE_THREAD, *more], program)
-
-
-def end(*runs):
-    """Wait for runs, which must succeed; what the first one said."""
-    texts = [run.communicate(timeout=1800)[0] for run in runs]
-    assert not any(run.returncode for run in runs), "\n".join(texts)
-    return texts[0]
-
-
-def by_one_worker(tmp_path, more):
-    """The global model of the same run by one worker, in this process: importing torch and lightning takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["cli.py"])
-        patch.delenv("PL_GLOBAL_SEED", raising=False)
-        main(scaffold(tmp_path, "alone", more))
-    (state,) = saved(tmp_path, "alone", workers=0)
-    return state
+def end(*arguments, **variables):
+    """What Python says with these arguments, in a process of its own, which must succeed."""
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    how = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
+    ended = subprocess.run([sys.executable, *arguments], **how, **pipes)
+    assert not ended.returncode, ended.stdout
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return by_one_worker(tmp_path_factory.mktemp("alone"), ONE_THREAD)
+    """The global model of ``helpers/launched.py`` by one worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        return launched.fit(tmp_path_factory.mktemp("alone"), "alone")
 
 
 def saved(tmp_path, name, fits=1, workers=2):
@@ -572,81 +534,87 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_nodes_under_torchrun_give_the_bits_of_one_worker_and_can_fit_twice(tmp_path, alone):
-    (tmp_path / "twice.py").write_text("from fl_lightning.cli import main\n\nmain()\nmain()\n")
-    where = ["--nnodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    end(
-        *[
-            torchrun(tmp_path, "nodes", [*where, "--node_rank", str(node)], program=str(tmp_path / "twice.py"))
-            for node in range(2)
+def as_task(variables, arguments):
+    """Fit in this forked process as a task that another program started with these variables."""
+    gc.freeze()  # what the tests have left behind is never collected here
+    os.environ.update(variables)
+    launched.main(*arguments)
+
+
+def fork_tasks(tasks, *arguments):
+    """A process for the variables of each task: importing torch anew takes seconds."""
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=as_task, args=(variables, arguments)) for variables in tasks]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def succeed(processes):
+    """Wait for processes, which must succeed."""
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+@pytest.fixture
+def torchrun():
+    """``torchrun(nodes, restarts)`` is the variables of each worker of nodes with two workers; the store is here."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def tasks(nodes, restarts=0):
+        agent = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        size = {"WORLD_SIZE": str(2 * nodes), "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": str(nodes)}
+        ranks = [(node, local) for node in range(nodes) for local in range(2)]
+        return [
+            {**agent, **job, **size, "GROUP_RANK": str(node), "LOCAL_RANK": str(local), "RANK": str(2 * node + local)}
+            for node, local in ranks
         ]
-    )
+
+    return tasks
+
+
+def test_torchrun_starts_workers_that_give_the_bits_of_one(tmp_path, alone):
+    how = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    end(*how, LAUNCHED, str(tmp_path), "torchrun", "1")
+    (state,) = saved(tmp_path, "torchrun")
+    assert_same_bits(state, alone)
+
+
+def test_two_nodes_give_the_bits_of_one_worker_and_can_fit_twice(tmp_path, alone, torchrun):
+    succeed(fork_tasks(torchrun(nodes=2), tmp_path, "nodes", 2))
     for state in saved(tmp_path, "nodes", fits=2, workers=4):
         assert_same_bits(state, alone)
 
 
+def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone, torchrun):
+    others, killed = fork_tasks(torchrun(nodes=1), tmp_path, "restarted", 1, "killed")
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    others.terminate()
+    others.join()
+    assert others.exitcode
+    succeed(fork_tasks(torchrun(nodes=1, restarts=1), tmp_path, "restarted", 1, "killed"))
+    (state,) = saved(tmp_path, "restarted")
+    assert_same_bits(state, alone)
+
+
 def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
     job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "12345"}
-    job["SLURM_JOB_NAME"] = "fit"
-    job |= {"SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1", "MASTER_ADDR": "127.0.0.1"}
-    job["MASTER_PORT"] = str(free_port())
-    end(*[start(tmp_path, "slurm", SLURM_PROCID=str(task), SLURM_LOCALID=str(task), **job) for task in range(2)])
+    job |= {"SLURM_JOB_NAME": "fit", "SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+    succeed(fork_tasks(tasks, tmp_path, "slurm", 1))
     (state,) = saved(tmp_path, "slurm")
     assert_same_bits(state, alone)
 
 
-def test_workers_of_several_threads_run_the_program_anew(tmp_path):
-    more = ["--trainer.threads_per_worker=2"]
-    end(start(tmp_path, "threads", more=[*more, "--trainer.devices=2"]))
-    (state,) = saved(tmp_path, "threads")
-    assert_same_bits(state, by_one_worker(tmp_path, more))
-
-
-FITS_TWICE = """
-import os
-import sys
-from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes import launch
-from helpers.runs import small_data, small_model, small_trainer
-from helpers.workers import listening
-
-class Listens(Callback):
-    def on_round_end(self, trainer):
-        assert {address for address, _ in listening()} == {"127.0.0.1"}
-
-launch.can_fork = lambda: False
-for _ in range(2):
-    given = {"callbacks": [Listens()] if os.path.isfile("/proc/net/tcp") else None, "enable_progress_bar": False}
-    trainer = small_trainer(sys.argv[1], devices=2, max_rounds=1, **given)
-    trainer.fit(small_model(), small_data())
-    assert trainer.world_size == 2
-"""
-
-
-def test_a_program_that_each_worker_runs_can_fit_twice(tmp_path):
-    (tmp_path / "fits_twice.py").write_text(FITS_TWICE)
-    (tmp_path / "temporary").mkdir()
-    end(python(tmp_path, [str(tmp_path / "fits_twice.py"), str(tmp_path)], TMPDIR=str(tmp_path / "temporary")))
-    assert not list((tmp_path / "temporary").glob("fl_lightning-*"))
-    assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
-
-
-KILLED = """
-import os, signal
-from fl_lightning.callbacks import Callback
-
-class KilledOnce(Callback):
-    def on_round_start(self, trainer):
-        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        if first and trainer.global_rank == 1 and trainer.server.round == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone):
-    (tmp_path / "killed.py").write_text(KILLED)
-    more = ["--trainer.callbacks+=killed.KilledOnce"]
-    text = end(torchrun(tmp_path, "restarted", ["--standalone", "--max_restarts", "1"], more))
-    assert "SIGKILL" in text or "exitcode: -9" in text
-    (state,) = saved(tmp_path, "restarted")
-    assert_same_bits(state, alone)
+def test_workers_of_several_threads_run_the_program_anew_and_can_fit_twice(tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    end(LAUNCHED, str(tmp_path), "threads", "2", "several_threads", TMPDIR=str(folder))
+    assert not list(folder.glob("fl_lightning-*"))
+    alone = launched.fit(tmp_path, "alone", threads_per_worker=2)
+    for state in saved(tmp_path, "threads", fits=2):
+        assert_same_bits(state, alone)

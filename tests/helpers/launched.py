@@ -1,0 +1,59 @@
+"""A run of SCAFFOLD by several processes: ``python launched.py FOLDER NAME FITS [killed | several_threads]``."""
+
+import os
+import signal
+import sys
+from functools import partial
+
+import torch
+from torch.optim import SGD
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import SCAFFOLD
+from fl_lightning.models import MLP
+from helpers.runs import small_data, small_trainer
+from helpers.theirs import Synchronises
+from helpers.workers import listening
+
+
+class KilledOnce(Callback):
+    """Kills worker 1 in the last round, unless torchrun has started it again."""
+
+    def on_round_start(self, trainer):
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and trainer.global_rank == 1 and trainer.server.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Listens(Callback):
+    """Workers of one machine listen to no other one."""
+
+    def on_round_end(self, trainer):
+        if os.path.isfile("/proc/net/tcp"):
+            assert {address for address, _ in listening()} == {"127.0.0.1"}
+
+
+def fit(folder, name, **how):
+    """Train a module that synchronises its numbers, and give the global model."""
+    given = {"max_rounds": 3, "threads_per_worker": 1, "name": name, **how}
+    trainer = small_trainer(folder, enable_progress_bar=False, **given)
+    torch.manual_seed(0)
+    trainer.fit(Synchronises(MLP(64, [8]), optimizer=partial(SGD, lr=0.02)), small_data(), SCAFFOLD())
+    return {name: value.clone() for name, value in trainer.server.state.items()}
+
+
+HOW = {
+    "killed": {"callbacks": [KilledOnce()]},
+    "several_threads": {"devices": 2, "threads_per_worker": 2, "callbacks": [Listens()]},
+}
+
+
+def main(folder, name, fits, how=None):
+    """Fit several times, as the processes of the tests do."""
+    for _ in range(int(fits)):
+        fit(folder, name, **HOW.get(how, {}))
+
+
+if __name__ == "__main__":
+    os.environ["PL_GLOBAL_SEED"] = "0"
+    main(*sys.argv[1:])
