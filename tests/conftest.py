@@ -1,12 +1,16 @@
 """Fixtures of all tests: one thread, one seed, and a small run on the embedded digits."""
 
+import functools
 import gc
+import importlib.metadata
 import logging
 import os
 
 import pytest
+import sklearn.datasets
 import torch
 from helpers.runs import small_data, small_model, small_trainer
+from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from fl_lightning.callbacks.access import RunAccess
@@ -19,6 +23,12 @@ collect_ignore = ["helpers/browser.py"]
 # what building a parser sets of the command line; by command
 PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
 PARSERS = {}
+
+
+# a small run asks twice what is installed, and reads the digits: more than a third of its time
+registry.entry_points = functools.cache(registry.entry_points)
+importlib.metadata.version = functools.cache(importlib.metadata.version)
+sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
 
 
 def pytest_sessionstart():
