@@ -254,7 +254,7 @@ class RunAccess:
         owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
         hint = f"worker {owner} owns what it keeps; fine-tune the clients in trainer.client.memories()"
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
-        whole = self._completed(state, self.client.own_entries(client))
+        whole = {**self.methods.evaluated_state(self.server), **self.client.own_entries(client), **(state or {})}
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
@@ -272,21 +272,22 @@ class RunAccess:
         """
         self._check(client, None)
         names = self.methods.names if methods is None else methods
-        some = MethodList([one for one in self.methods.methods if one.name in names])
+        some = MethodList([method for method in self.methods.methods if method.name in names])
         return self.run.local_training.rehearse(client, self.server.round, self.server.state, some)
 
     def _shared(self, state: State | None, client: int | None) -> State:
-        """The completed state on all workers, who all ask for it; what ``client`` keeps comes from its owner."""
-        self._check(client, state)
-        if client is None or not self.client.kept:
-            return self._completed(state, {})
-        asked = self.gather((client, self.client.own_entries(client)))
-        clients = sorted({k for k, _ in asked})
-        require(len(clients) == 1, "client", clients, "the workers ask for several clients; all must ask for the same")
-        return self._completed(state, next((own for _, own in asked if own), {}))
+        """The global model with what ``client`` keeps, which comes from its owner, and ``state`` in their place.
 
-    def _completed(self, state: State | None, own: State) -> State:
-        """The global model with a client's own entries and those of ``state`` in their place."""
+        All workers ask for it.
+        """
+        self._check(client, state)
+        own: State = {}
+        if client is not None and self.client.kept:
+            asked = self.gather((client, self.client.own_entries(client)))
+            clients = sorted({k for k, _ in asked})
+            hint = "the workers ask for several clients; all must ask for the same"
+            require(len(clients) == 1, "client", clients, hint)
+            own = next((entries for _, entries in asked if entries), {})
         return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
 
     def _check(self, client: int | None, state: State | None) -> None:

@@ -6,7 +6,6 @@ ICLR 2023, Assumption 2 and Figure 6. https://arxiv.org/abs/2210.00226
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -60,14 +59,15 @@ class LayerAlignment(Measurement):
 
     def setup(self, trainer: RunAccess) -> None:
         module, known = trainer.client.module, trainer.client.live
-        linear = {
-            path: part
-            for path, part in module.named_modules()
-            if isinstance(part, nn.Linear) and f"{path}.weight" in known
-        }
+        parts = dict(module.named_modules())
+        linear = {p: part for p, part in parts.items() if isinstance(part, nn.Linear) and f"{p}.weight" in known}
         for path in self.layers or ():
-            require_linear(module, path, linear)
-        self._pairs = [pair for pair in pairwise(self.layers or linear) if can_follow(linear, *pair)]
+            unknown = f"no submodule of {type(module).__name__} has this path"
+            what = f"a {type(parts[path]).__name__} is not linear" if path in parts else unknown
+            hint = f"{what}; name some of its linear layers: {', '.join(linear) or 'it has none'}"
+            require(path in linear, "LayerAlignment.layers", path, hint)
+        pairs = pairwise(self.layers or linear)
+        self._pairs = [(a, b) for a, b in pairs if linear[a].out_features == linear[b].in_features]
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
             first, second = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
             numbers = f"{linear[first].out_features} outputs, {linear[second].in_features} inputs"
@@ -83,8 +83,7 @@ class LayerAlignment(Measurement):
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self.due(trainer.server.round):
-            found = self._of(client.live)
-            self._local.add({str(place): Weighted.of(found[place]) for place in found})
+            self._local.add({str(place): Weighted.of(matrix) for place, matrix in self._of(client.live).items()})
 
     def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
@@ -93,10 +92,14 @@ class LayerAlignment(Measurement):
         local = {int(place): mean for place, mean in self._local.means().items()}
         travel = {place for place, pair in enumerate(self._pairs) if not self._kept & set(weights(pair))}
         state = trainer.methods.evaluated_state(trainer.server)
-        self.series.append("pairs", np.array(self._pairs))
-        self._append(trainer, "global", {p: matrix for p, matrix in self._of(state).items() if p in travel})
-        self._append(trainer, "local", local)
-        self.keep(trainer)
+        of_global = {place: matrix for place, matrix in self._of(state).items() if place in travel}
+        measured = {"pairs": np.array(self._pairs)}
+        for what, matrices in (("global", of_global), ("local", local)):
+            measured[what] = np.full((len(self._pairs), self.number, self.number), np.nan)
+            for place, matrix in matrices.items():
+                measured[what][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+                trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
+        self.keep(trainer, measured)
 
     def shown(self) -> dict[str, np.ndarray]:
         arrays = super().shown()
@@ -111,31 +114,7 @@ class LayerAlignment(Measurement):
         matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
         return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
 
-    def _append(self, trainer: RunAccess, what: str, found: Mapping[int, Tensor]) -> None:
-        table = np.full((len(self._pairs), self.number, self.number), np.nan)
-        for place, matrix in found.items():
-            table[place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
-            trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
-        self.series.append(what, table)
-
 
 def weights(pair: tuple[str, str]) -> tuple[str, str]:
     """The names of the layers' weights in a state."""
     return f"{pair[0]}.weight", f"{pair[1]}.weight"
-
-
-def can_follow(linear: Mapping[str, nn.Linear], first: str, second: str) -> bool:
-    """Whether one layer can read the outputs of the other."""
-    return linear[first].out_features == linear[second].in_features
-
-
-def require_linear(module: nn.Module, path: str, linear: Mapping[str, nn.Linear]) -> None:
-    """Refuse a layer without a weight matrix in the state.
-
-    Raises:
-        UsageError: names it and the linear layers that there are.
-    """
-    kind = type(dict(module.named_modules()).get(path)).__name__
-    what = f"no submodule of {type(module).__name__} has this path" if kind == "NoneType" else f"a {kind} is not linear"
-    hint = f"{what}; name some of its linear layers: {', '.join(linear) or 'it has none'}"
-    require(path in linear, "LayerAlignment.layers", path, hint)

@@ -108,10 +108,10 @@ def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> 
 def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
     """Each object by class name, with a number from the second of a class on."""
     by_name: dict[str, AnyObject] = {}
-    for one in objects:
-        kind = type(one).__name__
+    for thing in objects:
+        kind = type(thing).__name__
         number = sum(name.split(".")[0] == kind for name in by_name)
-        by_name[f"{kind}.{number}" if number else kind] = one
+        by_name[f"{kind}.{number}" if number else kind] = thing
     return by_name
 
 

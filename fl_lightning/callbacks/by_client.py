@@ -35,8 +35,8 @@ class ClientMeasurement(Measurement):
         self.max_clients = max_clients
 
     def on_round_start(self, trainer: RunAccess) -> None:
-        server, name = trainer.server, type(self).__name__
-        self.chosen = drawn_clients(server.cohort, self.max_clients, trainer.seed, name, server.round)
+        where = (trainer.seed, type(self).__name__, trainer.server.round)
+        self.chosen = drawn_clients(trainer.server.cohort, self.max_clients, *where)
         self.mine: dict[int, ClientValues] = {}
 
     def measures(self, trainer: RunAccess, client: Client) -> bool:
@@ -48,7 +48,7 @@ class ClientMeasurement(Measurement):
             return
         clients = in_client_order(trainer.gather(self.mine))
         if clients:
-            self.append_clients(trainer, list(clients))
+            self.append(trainer, "clients", {k: np.array(k) for k in clients}, fill=-1)
             self.record(trainer, clients)
             self.keep(trainer)
 
@@ -67,14 +67,10 @@ class ClientMeasurement(Measurement):
 
     def append(self, trainer: RunAccess, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
         """Append a table to the series: a row for each client of ``values``, in its order, then rows of ``fill``."""
-        rows = [np.asarray(one) for one in values.values()]
+        rows = list(map(np.asarray, values.values()))
         table = np.full((self.rows(trainer), *rows[0].shape), fill)
         table[: len(rows)] = rows
         self.series.append(name, table)
-
-    def append_clients(self, trainer: RunAccess, clients: Sequence[int]) -> None:
-        """Append the ids of the rows."""
-        self.append(trainer, "clients", {k: np.array(k) for k in clients}, fill=-1)
 
 
 def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
@@ -109,9 +105,8 @@ def need_label_counts(who: str, trainer: RunAccess, remedy: str = "take the call
     Raises:
         UsageError: the data have no labels.
     """
-    known = trainer.data.info(0).label_counts is not None
-    kind = type(trainer.data).__name__
-    require(known, f"{who} with the data", kind, f"its clients have no label counts; {remedy}")
+    known, hint = trainer.data.info(0).label_counts is not None, f"its clients have no label counts; {remedy}"
+    require(known, f"{who} with the data", type(trainer.data).__name__, hint)
 
 
 def classifier_of(who: str, trainer: RunAccess, remedy: str = "bind it to the last linear layer") -> nn.Module:

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
 from fl_lightning.records.files import save
 from fl_lightning.seeding import torch_rng
 from fl_lightning.state import State, clone
-from fl_lightning.sums import Sums, Weighted
+from fl_lightning.sums import Sums
 
 
 class ClassStatistics:
@@ -42,12 +43,10 @@ class ClassStatistics:
         self.sums = [Sums() for _ in range(num_classes)]
 
     def add(self, z: Tensor, targets: Tensor) -> None:
-        """Count representations ``(B, d)`` with labels ``(B,)``."""
-        rows, labels = z.detach().double().cpu(), targets.cpu()
+        """Count representations ``(B, ...)`` with labels ``(B,)``."""
+        rows, labels = z.cpu(), targets.cpu()
         for c in labels.unique().tolist():
-            members = rows[labels == c]
-            totals = {"rows": members.sum(0), "products": members.T @ members}
-            self.sums[c].add({name: Weighted.summed(total, len(members)) for name, total in totals.items()})
+            self.sums[c].add(rows_and_products(rows[labels == c]))
 
     @property
     def counts(self) -> list[int]:
@@ -102,50 +101,42 @@ class CCVR(Callback):
         self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
 
     def setup(self, trainer: RunAccess) -> None:
-        path = trainer.client.tap_paths["logits"]
-        linear = isinstance(trainer.client.module.get_submodule(path), nn.Linear)
-        require(linear, "CCVR with the tap logits", path, "bind it to the last linear layer")
-        kept = trainer.client.kept
+        self._path, kept = trainer.client.tap_paths["logits"], trainer.client.kept
+        linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
+        require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
         hint = "the state does not travel as a whole, so there is no global model; take CCVR out"
         require(not kept, "CCVR with entries that stay with the clients", len(kept), hint)
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         began = time.perf_counter()
         state = clone(trainer.methods.evaluated_state(trainer.server))
-        state |= self._calibrated(trainer, state, self._collect(trainer, state))
+        state |= self._calibrated(trainer, state)
         for tag, value in trainer.evaluate("test", state).items():
             trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
         trainer.log("time/ccvr", time.perf_counter() - began)
         if trainer.run_dir is not None:
             save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
-    def _collect(self, trainer: RunAccess, state: State) -> ClassStatistics:
-        """The statistics of all clients' representations; the clients are dealt out over the workers."""
-        head: nn.Linear = trainer.client.module.get_submodule(trainer.client.tap_paths["logits"])  # type: ignore[assignment]
-        statistics = ClassStatistics(head.out_features)
-        for _, _, targets, taps in trainer.representations(state, ("representation",), "train"):
-            require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
-            statistics.add(taps["representation"].flatten(1), targets)  # type: ignore[arg-type]
-        for sums in statistics.sums:
-            trainer.all_reduce(sums)
-        return statistics
-
-    def _calibrated(self, trainer: RunAccess, state: State, statistics: ClassStatistics) -> State:
-        """The entries of the calibrated classifier, by their names in the state."""
-        path = trainer.client.tap_paths["logits"]
+    def _calibrated(self, trainer: RunAccess, state: State) -> State:
+        """The entries of the calibrated classifier, by their names in the state; clients are dealt out over workers."""
+        path = self._path
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
         classes, width = old["weight"].shape
+        statistics = ClassStatistics(classes)
+        for _, _, targets, taps in trainer.representations(state, ("representation",), "train"):
+            require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
+            statistics.add(taps["representation"], targets)  # type: ignore[arg-type]
+        for sums in statistics.sums:
+            trainer.all_reduce(sums)
         head = nn.Linear(width, classes, bias="bias" in old)
         head.load_state_dict(old)
         generator = torch_rng(trainer.seed, "ccvr")
         draws = TensorDataset(*statistics.sample(self.samples_per_class, generator))
-        self._train(head, DataLoader(draws, self.batch_size, shuffle=True, generator=generator))
-        return {f"{path}.{name}": value.to(old[name]) for name, value in head.state_dict().items()}
-
-    def _train(self, head: nn.Linear, loader: DataLoader) -> None:
+        loader = DataLoader(draws, self.batch_size, shuffle=True, generator=generator)
         optimizer = SGD(head.parameters(), lr=self.lr, momentum=0.9)
         for _ in range(self.epochs):
             for z, targets in loader:
                 optimizer.zero_grad()
                 cross_entropy(head(z), targets).backward()
                 optimizer.step()
+        return {f"{path}.{name}": value.to(old[name]) for name, value in head.state_dict().items()}

@@ -72,9 +72,6 @@ class CostLedger(Periodic):
 
     file = "cost.csv"
 
-    def __init__(self, every_n_rounds: int = 10) -> None:
-        super().__init__(every_n_rounds)
-
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self._step: dict[str, Any] = {}
@@ -118,16 +115,15 @@ class CostLedger(Periodic):
 
     def _operations(self, steps: int, runs: int) -> dict[str, float]:
         """Operations of a round of so many local steps, in which reference models ran ``runs`` times."""
-        step = self._step
-        found: dict[str, float] = {"steps": steps, "forwards_extra": runs}
-        if not step:
-            return found
-        # with a cache, reference models run less often than once a step
-        times = runs / step["runs"] if step["runs"] else steps
-        extra = {name: value * times for name, value in step["extra"].items()}
-        every = extra.pop("")
-        found |= {"flops": step["own"] * steps + every, "flops_extra": every}
-        return found | {f"flops_extra/{name}": value for name, value in extra.items()}
+        step, counted = self._step, {"steps": float(steps), "forwards_extra": float(runs)}
+        if step:
+            # with a cache, reference models run less often than once a step
+            times = runs / step["runs"] if step["runs"] else steps
+            extra = {name: value * times for name, value in step["extra"].items()}
+            every = extra.pop("")
+            counted |= {"flops": step["own"] * steps + every, "flops_extra": every}
+            counted |= {f"flops_extra/{name}": value for name, value in extra.items()}
+        return counted
 
     def _write(self, trainer: RunAccess) -> None:
         if trainer.run_dir is not None:
@@ -146,18 +142,15 @@ def count_step(trainer: RunAccess) -> dict[str, Any]:
     k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)
     if k is None:
         return {}
-    mine = counted_here(trainer, k) if trainer.global_rank == owners.get(k, 0) else {}
-    return next(one for one in trainer.gather(mine) if one)
-
-
-def counted_here(trainer: RunAccess, k: int) -> dict[str, Any]:
-    """What :func:`count_step` returns, on the worker that counts."""
-    names = trainer.methods.names
-    own, _ = operations(trainer, k, [])
-    every, runs = operations(trainer, k, names) if names else (own, 0)
-    alone = {name: operations(trainer, k, [name])[0] - own for name in names} if len(names) > 1 else {}
-    extra = {"": every - own, **({names[0]: every - own} if len(names) == 1 else alone)}
-    return {"own": own, "extra": extra, "runs": runs}
+    counted: dict[str, Any] = {}
+    if trainer.global_rank == owners.get(k, 0):
+        names = trainer.methods.names
+        own, _ = operations(trainer, k, [])
+        every, runs = operations(trainer, k, names) if names else (own, 0)
+        alone = {name: operations(trainer, k, [name])[0] - own for name in names} if len(names) > 1 else {}
+        extra = {"": every - own, **({names[0]: every - own} if len(names) == 1 else alone)}
+        counted = {"own": own, "extra": extra, "runs": runs}
+    return next(theirs for theirs in trainer.gather(counted) if theirs)
 
 
 def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int]:
@@ -170,7 +163,7 @@ def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int
 def state_sizes(totals: dict[str, Any]) -> dict[str, float]:
     """Mean bytes that a client keeps, in all and by method."""
     number = float(totals["clients"].total) if totals else 0.0
-    parts = {name: float(one.total) / number for name, one in totals.get("kept", {}).items()} if number else {}
+    parts = {name: float(kept.total) / number for name, kept in totals.get("kept", {}).items()} if number else {}
     return {"client_state": sum(parts.values()), **{f"client_state/{name}": size for name, size in parts.items()}}
 
 

@@ -45,7 +45,7 @@ from fl_lightning.callbacks.by_client import (
     need_label_counts,
 )
 from fl_lightning.client import Client
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
 from fl_lightning.pictures.shipped import BOUNDS, DEVIATION
 
@@ -108,8 +108,8 @@ class DeviationBound(ClientMeasurement):
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
         require(trained, "DeviationBound: the classifier", self._weight, "it is not trained; take the callback out")
-        used = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
-        self._tau = float(used[0] if self.tau is None and used else 1.0 if self.tau is None else self.tau)
+        of_methods = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
+        self._tau = float(self.tau if self.tau is not None else [*of_methods, 1.0][0])
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.measures(trainer, client):
@@ -123,9 +123,10 @@ class DeviationBound(ClientMeasurement):
         self.mine[client.info.id] = {"label_counts": counts.double().numpy(), **deviation}
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+        every = {}
         for name in next(iter(clients.values())):
-            self.append(trainer, name, {k: one[name] for k, one in clients.items()})
-        every = {name: np.stack([one[name] for one in clients.values()]) for name in next(iter(clients.values()))}
+            self.append(trainer, name, {k: values[name] for k, values in clients.items()})
+            every[name] = np.stack([values[name] for values in clients.values()])
         log_finite(trainer, {f"deviation/{name}": value for name, value in logged_shares(every).items()})
 
     def shown(self) -> dict[str, np.ndarray]:
@@ -144,9 +145,9 @@ class DeviationBound(ClientMeasurement):
         taps, k, total = ("representation", "logits"), client.info.id, 0
         sums: dict[str, Any] = {}
         with closing(trainer.representations(client.received, taps, "train", k)) as batches:  # type: ignore[type-var]
-            for _, _, given, values in batches:
-                require(given is not None, "DeviationBound: the data of client", k, "they have no labels (B,)")
-                targets: Any = given
+            for _, _, targets, values in batches:
+                if targets is None:
+                    raise UsageError(f"DeviationBound: the data of client={k}: they have no labels (B,)")
                 add(sums, values["representation"], values["logits"], targets, counts, self._tau)
                 total += len(targets)
                 if self.examples is not None and total >= self.examples:

@@ -103,7 +103,20 @@ class Drift(ClientMeasurement):
         layers = layers_of(trainer.client.trainable)
         grams = {layer: self._gram(trainer, names) for layer, names in layers.items()}
         self._changes = {}
-        self._append(trainer, clients, grams)
+        scales = {name: np.array([values[name] for values in clients.values()]) for name in ("weights", "lr_totals")}
+        every = ChangeSummary(sum(grams.values(), start=np.zeros(())), **scales)
+        by_layer = [ChangeSummary(gram, **scales) for gram in grams.values()]
+        for name in next(iter(clients.values())):
+            self.append(trainer, name, {k: values[name] for k, values in clients.items()})
+        rows = self.rows(trainer)
+        measured = {name: padded_with_nan(getattr(every, name), rows) for name in ("norms", "to_mean", "pairwise")}
+        for name, own in (("layer_norms", "norms"), ("layer_to_mean", "to_mean"), ("gram", "gram")):
+            measured[name] = np.stack([padded_with_nan(getattr(of_layer, own), rows) for of_layer in by_layer])
+        measured["layers"], measured["dissimilarity"] = np.array(list(grams)), np.array(every.dissimilarity)
+        measured["layer_dissimilarity"] = np.array([of_layer.dissimilarity for of_layer in by_layer])
+        for name, value in measured.items():
+            self.series.append(name, value)
+        self._log(trainer, every, clients)
 
     def shown(self) -> dict[str, np.ndarray]:
         arrays = super().shown()
@@ -129,22 +142,6 @@ class Drift(ClientMeasurement):
             )
             gram = gram + (rows @ rows.T).numpy()
         return gram
-
-    def _append(self, trainer: RunAccess, clients: dict[int, dict[str, Any]], grams: dict[str, np.ndarray]) -> None:
-        given = {name: np.array([one[name] for one in clients.values()]) for name in ("weights", "lr_totals")}
-        every = ChangeSummary(sum(grams.values(), start=np.zeros(())), **given)
-        by_layer = {layer: ChangeSummary(gram, **given) for layer, gram in grams.items()}
-        self.series.append("layers", np.array(list(grams)))
-        for name in next(iter(clients.values())):
-            self.append(trainer, name, {k: one[name] for k, one in clients.items()})
-        for name in ("norms", "to_mean", "pairwise"):
-            self.series.append(name, padded_with_nan(getattr(every, name), self.rows(trainer)))
-        for name, own in (("layer_norms", "norms"), ("layer_to_mean", "to_mean"), ("gram", "gram")):
-            tables = [padded_with_nan(getattr(one, own), self.rows(trainer)) for one in by_layer.values()]
-            self.series.append(name, np.stack(tables))
-        self.series.append("dissimilarity", every.dissimilarity)
-        self.series.append("layer_dissimilarity", np.array([one.dissimilarity for one in by_layer.values()]))
-        self._log(trainer, every, clients)
 
     def _log(self, trainer: RunAccess, every: ChangeSummary, clients: dict[int, dict[str, Any]]) -> None:
         off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]

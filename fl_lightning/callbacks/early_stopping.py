@@ -70,7 +70,11 @@ class EarlyStopping(Callback):
     def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.monitor)
         if value is None:
-            self._refuse_unknown(trainer)
+            hint = None if self._seen else logged_instead(trainer)
+            if hint is not None:
+                require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
+                trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
+                self._seen = True
             return
         self._seen = True
         stop, reason = self._rule._evaluate_stopping_criteria(torch.tensor(value))
@@ -85,12 +89,3 @@ class EarlyStopping(Callback):
         # patience is an argument: the config's value counts, not the checkpoint's
         if state:
             self._rule.load_state_dict({**state, "patience": self._rule.patience})
-
-    def _refuse_unknown(self, trainer: RunAccess) -> None:
-        """Refuse or warn, once, after the first round that is evaluated."""
-        hint = logged_instead(trainer)
-        if self._seen or hint is None:
-            return
-        require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
-        trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
-        self._seen = True

@@ -26,9 +26,9 @@ Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 CLIENTS = 2
 
 
-def require_among(key: str, given: Sequence[int] | None, known: Collection[int], hint: str) -> None:
+def require_among(key: str, wanted: Sequence[int] | None, known: Collection[int], hint: str) -> None:
     """Refuse ids of an argument of :class:`Embedding` that are not known."""
-    missing = [one for one in given or () if one not in known]
+    missing = [id_ for id_ in wanted or () if id_ not in known]
     require(not missing, f"Embedding.{key}", missing, hint)
 
 
@@ -101,10 +101,10 @@ class Embedding(Measurement):
         super().on_fit_start(trainer)
         # finds a submodule that the forward does not call, and data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
-        labels = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
-        labelled = all(None not in theirs for theirs in trainer.gather(labels))
-        require(labelled, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
-        known = {c for theirs in trainer.gather(labels) for batch in theirs if batch is not None for c in batch}
+        mine = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
+        batches = [labels for theirs in trainer.gather(mine) for labels in theirs]
+        require(None not in batches, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
+        known = {c for labels in batches for c in labels or ()}
         hint = f"the probe has {', '.join(map(str, sorted(known)))}; give some of these"
         require_among("classes", self.classes, known, hint)
 
@@ -129,45 +129,37 @@ class Embedding(Measurement):
         mine = self._probe(trainer, None) if self._has_global else {}
         parts = trainer.gather((mine, self._local))
         whole = {index: batch for part, _ in parts for index, batch in part.items()}
-        local = {k: probe for _, theirs in parts for k, probe in theirs.items()}
+        local = dict(sorted(item for _, theirs in parts for item in theirs.items()))
         self._local = {}
         # t-SNE takes long, so only the worker that writes computes it
         if trainer.run_dir is not None and (whole or local):
-            models = {"global": whole} if whole else {}
-            models |= {f"client {k}": local[k] for k in sorted(local)}
-            self._embed(
-                trainer, {name: whole_probe(probe, self.classes) for name, probe in models.items()}, sorted(local)
-            )
+            probes = {**({"global": whole} if whole else {}), **{f"client {k}": probe for k, probe in local.items()}}
+            models = {name: whole_probe(probe, self.classes) for name, probe in probes.items()}
+            self._embed(trainer, models, list(local))
 
     def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)
         width = size if self.clients is None else len(self.clients)
         seed = address(trainer.seed, "embedding") % 2**32
-        apart = {name: embed(z, self.perplexity, seed) for name, (_, z) in models.items()}
+        apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
         together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
-        joint = dict(zip(models, np.split(together, len(models)), strict=True))
-        places = {"global": 0, **{f"client {k}": place + 1 for place, k in enumerate(ids)}}
-        for what, points in (("apart", apart), ("joint", joint)):
-            table = np.full((width + 1, len(labels), 2), np.nan)
-            for name, one in points.items():
-                table[places[name]] = one
-            for name, value in {"global": table[0], "local": table[1:]}.items() if what == "apart" else [(what, table)]:
-                self.series.append(name, value)
-        self.series.append("labels", labels)
-        self.series.append("clients", np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64))
-        self.keep(trainer)
+        # the global model first, then the clients, and nan where there is no model
+        first = 0 if "global" in models else 1
+        separate, joint = np.full((2, width + 1, len(labels), 2), np.nan)
+        separate[first : first + len(models)] = apart
+        joint[first : first + len(models)] = np.split(together, len(models))
+        clients = np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64)
+        measured = {"global": separate[0], "local": separate[1:], "joint": joint, "labels": labels, "clients": clients}
+        self.keep(trainer, measured)
         counts = {f"client {k}": trainer.data.info(k).label_counts for k in ids}
         held = [
             [f"{c} ({int(counts[name][c])})" if counts.get(name) is not None else str(c) for c in labels]
             for name in models
         ]
-        self._drawn = {
-            **{"models": np.array([list(models)]), "apart": np.stack(list(apart.values()))[None]},
-            "classes": np.array([held]),
-        }
+        self._drawn = {"models": np.array([list(models)]), "apart": apart[None], "classes": np.array([held])}
         if len(models) > 1:
             of_model = np.repeat(list(models), len(labels))
-            self._drawn |= {"together": np.concatenate(list(joint.values()))[None], "of_model": of_model[None]}
+            self._drawn |= {"together": together[None], "of_model": of_model[None]}
         self.draw(trainer)
         project(trainer.summary_writers, models, trainer.server.round)
 

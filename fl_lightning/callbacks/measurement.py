@@ -42,7 +42,7 @@ class Series:
         return bool(self.values)
 
     def append(self, name: str, value: Any) -> None:
-        """Add an entry, whose shape is that of the others of this name."""
+        """Add an entry; the entries of a name are all of one shape."""
         array = np.asarray(value)
         self.values.setdefault(name, []).append(array)
         self._digests.setdefault(name, hashlib.sha256()).update(array.tobytes())
@@ -73,9 +73,8 @@ class Series:
         if not same:
             rank_zero_warn(f"{path} was altered or is missing: it begins anew with the rounds after the checkpoint")
             return
-        for name, entries in known.items():
-            for entry in entries:
-                self.append(name, entry)
+        for name, entry in ((name, entry) for name, entries in known.items() for entry in entries):
+            self.append(name, entry)
 
 
 class Periodic(Callback):
@@ -85,9 +84,8 @@ class Periodic(Callback):
         every_n_rounds: rounds from one time to the next, at least 1; the last round is one too.
     """
 
-    def __init__(self, every_n_rounds: int) -> None:
-        name = type(self).__name__
-        require(every_n_rounds >= 1, f"{name}.every_n_rounds", every_n_rounds, "give 1 or more")
+    def __init__(self, every_n_rounds: int = 10) -> None:
+        require(every_n_rounds >= 1, f"{type(self).__name__}.every_n_rounds", every_n_rounds, "give 1 or more")
         self.every_n_rounds = every_n_rounds
 
     def on_fit_start(self, trainer: RunAccess) -> None:
@@ -116,9 +114,6 @@ class Measurement(Periodic):
     file: ClassVar[str]
     pictures: ClassVar[Sequence[Picture]] = ()
 
-    def __init__(self, every_n_rounds: int = 10) -> None:
-        super().__init__(every_n_rounds)
-
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self.series, self._source, self._continues = Series(), trainer.resumed_from, False
@@ -135,9 +130,10 @@ class Measurement(Periodic):
         """Log the figures of the last measurement, on the worker that writes."""
         log_pictures(trainer, self.pictures, self.shown)
 
-    def keep(self, trainer: RunAccess) -> None:
-        """Note the round of what was appended, and write the file."""
-        self.series.append("rounds", np.array(trainer.server.round))
+    def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
+        """Append what was ``measured``, by name, note the round of all that was appended, and write the file."""
+        for name, value in {**(measured or {}), "rounds": np.array(trainer.server.round)}.items():
+            self.series.append(name, value)
         self.save(trainer)
 
     def save(self, trainer: RunAccess) -> None:
@@ -162,10 +158,8 @@ def log_pictures(
     trainer: RunAccess, pictures: Sequence[Picture], shown: Callable[[], Mapping[str, np.ndarray]]
 ) -> None:
     """Log the figures of what pictures declare, on the worker that writes; those of which there is nothing are none."""
-    if trainer.run_dir is None:
-        return
-    arrays = shown()
-    for picture in pictures:
+    arrays = {} if trainer.run_dir is None else shown()
+    for picture in pictures if arrays else ():
         figure = figure_of(picture, arrays) if picture.name else None
         if figure is not None:
             trainer.log_figure(picture.name, figure)
@@ -184,8 +178,6 @@ def require_test_data(trainer: RunAccess, callback: Callback) -> None:
     Raises:
         UsageError: there are none.
     """
-    name = type(trainer.data).__name__
-    require(trainer.has_data("test"), f"{type(callback).__name__} with the data", name, NO_TEST_DATA)
-
-
-NO_TEST_DATA = "it has no test data, on which the models are compared; give it a test_dataloader"
+    hint = "it has no test data, on which the models are compared; give it a test_dataloader"
+    key = f"{type(callback).__name__} with the data"
+    require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)

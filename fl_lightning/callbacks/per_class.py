@@ -19,6 +19,7 @@ from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     finite_mean,
     groups_of,
+    in_client_order,
     log_finite,
     need_label_counts,
 )
@@ -105,28 +106,25 @@ class PerClassAccuracy(ClientMeasurement):
         # each worker has what the clients that it owns keep
         mine = [k for k in clients if trainer.client.own_entries(k)]
         with trainer.alone():
-            found = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
-        return {k: one for part in trainer.gather(found) for k, one in part.items()}
+            matrices = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
+        return in_client_order(trainer.gather(matrices))
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        for k, after in self._after(trainer, list(clients)).items():
-            clients[k]["after"] = after
-        self.append(trainer, "label_counts", {k: one["label_counts"].astype(float) for k, one in clients.items()})
-        for when in ("before", "after"):
-            accuracies = {k: accuracy(one[when]) for k, one in clients.items()}
-            groups = {k: by_group(one, clients[k]["label_counts"], self.majority) for k, one in accuracies.items()}
+        confusions = {"before": {k: values["before"] for k, values in clients.items()}}
+        confusions["after"] = self._after(trainer, list(clients))
+        counts = {k: values["label_counts"] for k, values in clients.items()}
+        self.append(trainer, "label_counts", {k: numbers.astype(float) for k, numbers in counts.items()})
+        for when, matrices in confusions.items():
+            accuracies = {k: accuracy(matrices[k]) for k in clients}
+            groups = {k: by_group(accuracies[k], counts[k], self.majority) for k in clients}
             self.append(trainer, when, accuracies)
             self.append(trainer, f"groups_{when}", groups)
             means = dict(zip(CLASS_GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
-            means["all"] = finite_mean([finite_mean(one) for one in accuracies.values()])
+            means["all"] = finite_mean(list(map(finite_mean, accuracies.values())))
             log_finite(trainer, {f"per_class/{when}/{name}": value for name, value in means.items()})
-        together = (
-            [one["after"] for one in clients.values()]
-            if trainer.client.kept
-            else [next(iter(clients.values()))["after"]]
-        )
-        self.series.append("confusion_before", sum(one["before"] for one in clients.values()))
-        self.series.append("confusion_after", sum(together))
+            # after aggregation there is one model for all, unless entries stay with the clients
+            models = len(clients) if when == "before" or trainer.client.kept else 1
+            self.series.append(f"confusion_{when}", sum(list(matrices.values())[:models]))
 
 
 def confusion(batches: Iterable[Observed], classes: int) -> np.ndarray:

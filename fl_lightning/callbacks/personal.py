@@ -10,6 +10,8 @@ classifies a representation by the nearest global prototype among those of the c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.by_client import drawn_clients, finite_mean, in_client_order, log_finite
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
 from fl_lightning.pictures.shipped import MODELS, PERSONAL
 from fl_lightning.state import State
@@ -85,7 +87,8 @@ class PersonalAccuracy(Measurement):
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
             require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
         # the class declares them as server values, which have no value before the first round
-        self._with_prototypes = [one for one in trainer.methods.methods if hasattr(type(one), "prototypes")]
+        methods: list[Any] = trainer.methods.methods
+        self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
 
     def on_round_end(self, trainer: RunAccess) -> None:
         if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
@@ -108,85 +111,65 @@ class PersonalAccuracy(Measurement):
         return {**arrays, **ordered, "means": np.array([f"mean: {', '.join(means)}"])}
 
     def _measure(self, trainer: RunAccess, tune: bool) -> None:
-        with trainer.alone():
-            mine = {k: self._client(trainer, k, tune) for k in self._mine(trainer)}
-        values = in_client_order(trainer.gather(mine))
-        self.series.append("clients", np.array(self.clients))
-        for what in next(iter(values.values())):
-            found = np.array([one[what] for one in values.values()])
-            self.series.append(what, found)
-            log_finite(trainer, spread_over_clients(found, "personal" if what == "own" else f"personal/{what}"))
-        self._domains(trainer, {k: one["own"] for k, one in values.items()})
-        self.keep(trainer)
-
-    def _mine(self, trainer: RunAccess) -> list[int]:
-        """The clients that this worker measures: those that it owns, and its share of those that nobody owns."""
+        # a worker measures the clients that it owns, and its share of those that nobody owns
         owners, size = trainer.client.memories().owners, trainer.world_size
-        turn = {k: place % size for place, k in enumerate(self.clients)}
-        return [k for k in self.clients if owners.get(k, turn[k]) == trainer.global_rank]
+        mine = [k for place, k in enumerate(self.clients) if owners.get(k, place % size) == trainer.global_rank]
+        with trainer.alone():
+            values = {k: self._client(trainer, k, tune) for k in mine}
+        values = in_client_order(trainer.gather(values))
+        measured: dict[str, Any] = {"clients": np.array(self.clients)}
+        for what in next(iter(values.values())):
+            measured[what] = np.array([of_client[what] for of_client in values.values()])
+            name = "personal" if what == "own" else f"personal/{what}"
+            log_finite(trainer, spread_over_clients(measured[what], name))
+        if trainer.domains:
+            own = {k: of_client["own"] for k, of_client in values.items()}
+            by_domain = {name: self._of_domain(trainer, name, own) for name in trainer.domains}
+            measured["domains"], measured["domain"] = np.array(list(by_domain)), np.array(list(by_domain.values()))
+            log_finite(trainer, {f"personal/domain/{name}": value for name, value in by_domain.items()})
+        self.keep(trainer, measured)
 
     def _client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
-        values = {"own": self._accuracy(trainer, None, k)}
+        by_logits = partial(self._hits, trainer, "logits", lambda logits: logits.argmax(1), client=k)
+        values = {"own": share([by_logits(None)])}
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
-            values["tuned"] = math.nan if tuned is None else self._accuracy(trainer, tuned, k)
-        if self._with_prototypes:
-            values["prototype"] = self._by_prototype(trainer, k)
+            values["tuned"] = math.nan if tuned is None else share([by_logits(tuned)])
+        method = self._with_prototypes
+        if method is not None:
+            values["prototype"], counts = math.nan, trainer.data.info(k).label_counts
+            usable = None if method.prototypes is None else method.known
+            if usable is not None and counts is not None:
+                usable = usable & (counts > 0).to(usable.device)
+            if usable is not None and usable.any():
+                to_nearest = partial(nearest, prototypes=method.prototypes, usable=usable)
+                values["prototype"] = share([self._hits(trainer, "representation", to_nearest, None, client=k)])
         return values
 
-    def _accuracy(self, trainer: RunAccess, state: State | None, k: int | None, domain: str | None = None) -> float:
-        hits, total = self._hits(trainer, state, k, domain)
-        return hits / total if total else math.nan
+    def _of_domain(self, trainer: RunAccess, name: str, own: dict[int, float]) -> float:
+        """The accuracy on the test data of a domain; all workers call this."""
+        if trainer.client.kept:
+            return finite_mean([value for k, value in own.items() if trainer.data.info(k).domain == name])
+        hits = self._hits(trainer, "logits", lambda logits: logits.argmax(1), None, domain=name)
+        return share(trainer.gather(hits))
 
-    def _hits(self, trainer: RunAccess, state: State | None, k: int | None, domain: str | None) -> tuple[int, int]:
-        """How many test examples of a client or a domain are classified correctly, and how many there are."""
+    def _hits(
+        self, trainer: RunAccess, tap: str, classify: Callable[[Tensor], Tensor], state: State | None, **where: Any
+    ) -> tuple[int, int]:
+        """How many test examples ``classify`` puts in their class by a tap of a state, and how many there are."""
         hits = total = 0
-        asked = {"client": k, "examples": self.examples, "domain": domain}
-        for _, _, targets, taps in trainer.representations(state, ("logits",), **asked):  # type: ignore[arg-type]
-            hits += int((taps["logits"].argmax(1) == required_labels(targets)).sum())
-            total += len(required_labels(targets))
+        for _, _, targets, taps in trainer.representations(state, (tap,), examples=self.examples, **where):
+            if targets is None:
+                raise UsageError("PersonalAccuracy: the test data='no labels': give integer labels (B,)")
+            hits += int((classify(taps[tap]) == targets).sum())
+            total += len(targets)
         return hits, total
 
-    def _by_prototype(self, trainer: RunAccess, k: int) -> float:
-        method: Any = self._with_prototypes[0]
-        if method.prototypes is None:
-            return math.nan
-        usable, counts = method.known, trainer.data.info(k).label_counts
-        if counts is not None:
-            usable = usable & (counts > 0).to(usable.device)
-        if not usable.any():
-            return math.nan
-        hits = total = 0
-        for _, _, targets, taps in trainer.representations(None, ("representation",), client=k, examples=self.examples):
-            predicted = nearest(taps["representation"], method.prototypes, usable)
-            hits += int((predicted == required_labels(targets)).sum())
-            total += len(predicted)
-        return hits / total if total else math.nan
 
-    def _domains(self, trainer: RunAccess, own: dict[int, float]) -> None:
-        names = trainer.domains
-        if not names:
-            return
-        found = {}
-        for name in names:
-            if trainer.client.kept:
-                found[name] = finite_mean([own[k] for k in own if trainer.data.info(k).domain == name])
-                continue
-            hits, totals = zip(*trainer.gather(self._hits(trainer, None, None, name)), strict=True)
-            found[name] = sum(hits) / sum(totals) if sum(totals) else math.nan
-        self.series.append("domains", np.array(names))
-        self.series.append("domain", np.array(list(found.values())))
-        log_finite(trainer, {f"personal/domain/{name}": value for name, value in found.items()})
-
-
-def required_labels(targets: Tensor | None) -> Tensor:
-    """The labels of a batch.
-
-    Raises:
-        UsageError: it has none.
-    """
-    require(targets is not None, "PersonalAccuracy: the test data", "no labels", "give integer labels (B,)")
-    return targets  # type: ignore[return-value]
+def share(counts: Sequence[tuple[int, int]]) -> float:
+    """The share of the hits, of (hits, total) from one or several workers; nan of nothing."""
+    hits, totals = map(sum, zip(*counts, strict=True))
+    return hits / totals if totals else math.nan
 
 
 def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:

@@ -47,12 +47,11 @@ class ProgressBar(Callback):
             self._visits.end_client(client.num_steps)
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        if self._visits is not None:
+        if self._visits is not None and self._rounds is not None:
             self._visits.close()
-        if self._rounds is not None:
             self._rounds.update()
         due = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
-        if self._speaks and (due or evaluated(trainer.metrics)):
+        if self._speaks and (due or final_names(trainer.metrics)):
             self._say_round(trainer)
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
@@ -179,9 +178,8 @@ def best(history: list[dict[str, float]], name: str) -> tuple[str, str]:
 
 def names_to_show(metrics: Mapping[str, float]) -> list[str]:
     """The metrics that a line has room for: accuracy and loss of each phase, or what there is of its data."""
-    val = [name for name in ("val/accuracy", "val/loss") if name in metrics]
-    train = [name for name in ("train/loss",) if name in metrics]
-    return list(dict.fromkeys([*final_names(metrics)[:4], *val, *train]))
+    others = [name for name in ("val/accuracy", "val/loss", "train/loss") if name in metrics]
+    return list(dict.fromkeys([*final_names(metrics)[:4], *others]))
 
 
 def final_names(metrics: Mapping[str, float]) -> list[str]:
@@ -189,11 +187,6 @@ def final_names(metrics: Mapping[str, float]) -> list[str]:
     usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
     of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
     return usual or of_test or of_val
-
-
-def evaluated(metrics: Mapping[str, float]) -> bool:
-    """Whether the global model was evaluated in a round."""
-    return bool(final_names(metrics))
 
 
 def few_digits(value: float) -> str:

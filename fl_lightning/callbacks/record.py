@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
@@ -50,7 +51,6 @@ LAYOUT: dict[str, dict[str, str]] = {
 }
 # lines of a chart of singular values, spread evenly from the first to the last that is logged
 CURVES = 5
-EVALUATED_PHASES = ("test", "val")
 
 
 class RunRecord(Callback):
@@ -99,26 +99,25 @@ def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str,
         for title, pattern in titles.items():
             matching = [tag for tag in tags if re.match(pattern, tag)]
             if matching:
-                shown = evenly_chosen(matching) if panel == "Spectra" else [pattern]
+                chosen = [f"{matching[place]}$" for place in evenly_spread(len(matching), CURVES)]
+                shown = chosen if panel == "Spectra" else [pattern]
                 charts.setdefault(panel, {})[title] = ["Multiline", shown]
     for callback in callbacks:
         for panel, titles in getattr(callback, "panels", {}).items():
-            charts.setdefault(panel, {}).update({title: ["Multiline", [one]] for title, one in titles.items()})
+            charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
     return charts
 
 
 def tags_to_come(trainer: RunAccess) -> list[str]:
     """The tags that a round has when it is over, and the usual ones of the data that it was not evaluated on."""
-    missing = [phase for phase in EVALUATED_PHASES if not any(tag.startswith(f"{phase}/") for tag in trainer.metrics)]
-    due = [phase for phase in missing if trainer.run.evaluator.has_data(phase)]
+    known = {tag.split("/")[0] for tag in trainer.metrics}
+    due = [phase for phase in ("test", "val") if phase not in known and trainer.run.evaluator.has_data(phase)]
     return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
 
 
-def evenly_chosen(tags: list[str]) -> list[str]:
-    """At most :data:`CURVES` tags, spread evenly from the first to the last, as regular expressions."""
-    last, number = len(tags) - 1, min(CURVES, len(tags))
-    places = sorted({round(one * last / max(number - 1, 1)) for one in range(number)})
-    return [f"{tags[place]}$" for place in places]
+def evenly_spread(number: int, most: int) -> list[int]:
+    """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
 
 
 def environment_of_process() -> dict[str, Any]:

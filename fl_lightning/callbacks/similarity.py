@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.by_client import finite_mean, log_finite
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
@@ -105,11 +106,11 @@ class LayerSimilarity(Measurement):
         if not self.due(trainer.server.round):
             return
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
-        before, after = in_batch_order(part for part, _, _ in parts), in_batch_order(part for _, part, _ in parts)
-        local = {k: grams for *_, theirs in parts for k, grams in theirs.items()}
-        self._append(before, after, dict(sorted(local.items())), min(self.max_clients, trainer.data.num_clients))
-        self._log(trainer)
-        self.keep(trainer)
+        before, after = (dict(sorted(item for part in parts for item in part[i].items())) for i in (0, 1))
+        local = dict(sorted(item for *_, theirs in parts for item in theirs.items()))
+        measured = self._compared(before, after, local, min(self.max_clients, trainer.data.num_clients))
+        self._log(trainer, measured)
+        self.keep(trainer, measured)
         self._local, self._before = {}, {}
 
     def shown(self) -> dict[str, np.ndarray]:
@@ -129,31 +130,33 @@ class LayerSimilarity(Measurement):
             for index, _, _, taps in batches
         }
 
-    def _append(self, before: Grams, after: Grams, local: dict[int, Grams], width: int) -> None:
+    def _compared(self, before: Grams, after: Grams, local: dict[int, Grams], width: int) -> dict[str, np.ndarray]:
+        """The arrays of a measurement, with places for ``width`` clients."""
         number, present = len(self._layers), [after, *local.values()]
-        ids = np.full(width, -1)
-        ids[: len(local)] = list(local)
-        table = np.full((number, width + 1, width + 1), np.nan)
-        over_round = np.full(number, np.nan)
+        table, over_round = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
+        first = 0 if after else 1
         for place in range(number):
             if after:
                 over_round[place] = layer_similarities([before, after], place)[0, 1]
-            first = 0 if after else 1
             table[place, first : len(present), first : len(present)] = layer_similarities(present[first:], place)
-        self.series.append("layers", np.array(self._layers))
-        self.series.append("clients", ids)
-        self.series.append("to_global", table[:, 0, 1:])
-        self.series.append("between_clients", table[:, 1:, 1:])
-        self.series.append("between_rounds", over_round)
+        return {
+            "layers": np.array(self._layers),
+            "clients": np.array([*local, *[-1] * (width - len(local))]),
+            "to_global": table[:, 0, 1:],
+            "between_clients": table[:, 1:, 1:],
+            "between_rounds": over_round,
+        }
 
-    def _log(self, trainer: RunAccess) -> None:
-        last = {name: values[-1] for name, values in self.series.values.items()}
+    def _log(self, trainer: RunAccess, measured: dict[str, np.ndarray]) -> None:
+        above = np.triu_indices(measured["between_clients"].shape[1], 1)
         for place, layer in enumerate(self._layers):
-            found = {"clients": pairs(last["between_clients"][place]), "global": last["to_global"][place]}
-            found["rounds"] = last["between_rounds"][place : place + 1]
-            for what, values in found.items():
-                if np.isfinite(values).any():
-                    trainer.log(f"similarity/{layer.replace(':', '.')}/{what}", float(np.nanmean(values)))
+            values = {
+                "clients": finite_mean(measured["between_clients"][place][above]),
+                "global": finite_mean(measured["to_global"][place]),
+                "rounds": measured["between_rounds"][place],
+            }
+            name = layer.replace(":", ".")
+            log_finite(trainer, {f"similarity/{name}/{what}": float(value) for what, value in values.items()})
 
 
 def distinct(taps: Mapping[str, str]) -> list[str]:
@@ -161,20 +164,9 @@ def distinct(taps: Mapping[str, str]) -> list[str]:
     return sorted({binding: name for name, binding in taps.items()}.values(), key="logits".__eq__)
 
 
-def in_batch_order(parts: Iterable[Grams]) -> Grams:
-    """The batches of all workers, in the order of the batches."""
-    return dict(sorted(item for part in parts for item in part.items()))
-
-
 def layer_similarities(models: list[Grams], place: int) -> np.ndarray:
     """The similarity of one layer of several models, ``(m, m)``."""
     if not models:
         return np.zeros((0, 0))
-    return similarities(
-        torch.stack([torch.cat([batch[place] for batch in grams.values()]) for grams in models])
-    ).numpy()
-
-
-def pairs(matrix: np.ndarray) -> np.ndarray:
-    """The entries above the diagonal."""
-    return matrix[np.triu_indices(len(matrix), 1)]
+    grams = torch.stack([torch.cat([batch[place] for batch in model.values()]) for model in models])
+    return similarities(grams).numpy()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
+from fl_lightning.callbacks.record import evenly_spread
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require, text_of
 from fl_lightning.functional import (
@@ -49,14 +50,19 @@ class Covariance:
 
     def add(self, z: Tensor) -> None:
         """Count rows ``(B, ...)``, each flattened to ``(d,)``."""
-        rows = z.detach().flatten(1).double()
-        totals = {"rows": rows.sum(0), "products": rows.T @ rows}
-        self.sums.add({name: Weighted.summed(total, len(rows)) for name, total in totals.items()})
+        self.sums.add(rows_and_products(z))
 
     def spectrum(self) -> Tensor | None:
         """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; None without rows."""
         means = self.sums.means()
         return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
+
+
+def rows_and_products(z: Tensor) -> dict[str, Weighted]:
+    """The sums of rows ``(B, ...)``, each flattened to ``(d,)``, and of their outer products ``(d, d)``, in float64."""
+    rows = z.detach().flatten(1).double()
+    totals = {"rows": rows.sum(0), "products": rows.T @ rows}
+    return {name: Weighted.summed(total, len(rows)) for name, total in totals.items()}
 
 
 class SpectrumMonitor(Measurement):
@@ -110,8 +116,8 @@ class SpectrumMonitor(Measurement):
         super().__init__(every_n_rounds)
         require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "give 2 or more")
         require(threshold >= 0, "SpectrumMonitor.threshold", threshold, "give 0 or more")
-        name = "SpectrumMonitor.local_every_n_rounds"
-        require(local_every_n_rounds >= 1, name, local_every_n_rounds, "give 1 or more")
+        key = "SpectrumMonitor.local_every_n_rounds"
+        require(local_every_n_rounds >= 1, key, local_every_n_rounds, "give 1 or more")
         hint = "give 2 or more, or null for all test data"
         require(examples is None or examples >= 2, "SpectrumMonitor.examples", examples, hint)
         self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
@@ -125,7 +131,11 @@ class SpectrumMonitor(Measurement):
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
     def setup(self, trainer: RunAccess) -> None:
-        self._classifier = self._find_classifier(trainer)
+        path = trainer.client.tap_paths["logits"]
+        self._classifier: Any = trainer.client.module.get_submodule(path)
+        weight = getattr(self._classifier, "weight", None)
+        if not (isinstance(weight, Tensor) and weight.ndim == 2):
+            raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._covariance = Covariance()
@@ -180,18 +190,9 @@ class SpectrumMonitor(Measurement):
             super().load_state_dict(state)
             return
         # of a version that kept the spectra in checkpoints
-        for what, values in state["spectra"].items():
-            for one in values:
-                self.series.append(what, one.numpy())
-        for round_ in state["rounds"]:
-            self.series.append("rounds", np.array(round_))
-
-    def _find_classifier(self, trainer: RunAccess) -> torch.nn.Module:
-        path = trainer.client.tap_paths["logits"]
-        layer = trainer.client.module.get_submodule(path)
-        if not (isinstance(getattr(layer, "weight", None), Tensor) and layer.weight.ndim == 2):
-            raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
-        return layer
+        kept = {**state["spectra"], "rounds": torch.tensor(state["rounds"])}
+        for what, entry in ((what, entry) for what, entries in kept.items() for entry in entries):
+            self.series.append(what, entry.numpy())
 
     def _probed(self, trainer: RunAccess, state: State | None) -> Covariance:
         """The covariance of this worker's batches of the images on which local models are measured."""
@@ -202,45 +203,37 @@ class SpectrumMonitor(Measurement):
 
     def _measure(self, covariance: Covariance) -> dict[str, Tensor]:
         """The spectra of the classifier in the resident module, and of ``covariance`` where it has rows."""
-        weight: Tensor = self._classifier.weight  # type: ignore[assignment]
-        spectra = {"classifier": singular_values(weight), "representation": covariance.spectrum()}
+        spectra = {"classifier": singular_values(self._classifier.weight), "representation": covariance.spectrum()}
         return {what: values for what, values in spectra.items() if values is not None}
 
     def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
-        chosen = np.unique(np.linspace(0, len(values) - 1, min(self.max_scalars, len(values))).round().astype(int))
         digits = max(2, len(str(len(values) - 1)))
-        for index in chosen:
+        for index in evenly_spread(len(values), self.max_scalars):
             trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
-        for name, rank in RANKS.items():
-            trainer.log(f"rank/{what}/{name}", float(rank(values)))
-        trainer.log(f"rank/{what}/above_threshold", float((values > self.threshold).sum()))
+        ranks = {
+            **{"effective": effective_rank(values), "stable": stable_rank(values), "numerical": numerical_rank(values)},
+            **{"condition": condition_number(values), "above_threshold": (values > self.threshold).sum()},
+        }
+        for name, rank in ranks.items():
+            trainer.log(f"rank/{what}/{name}", float(rank))
         if not values.any():
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
     def _keep_local(self, trainer: RunAccess) -> None:
-        for theirs in trainer.gather(self._local):
-            for what, spectra in theirs.items():
-                self._local[what] = self._local.get(what, {}) | spectra
-        for what, spectra in sorted(self._local.items()):
+        parts = trainer.gather(self._local)
+        for what in sorted({what for part in parts for what in part}):
+            spectra = {k: values for part in parts for k, values in part.get(what, {}).items()}
             table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
             table[list(spectra)] = list(spectra.values())
             self.series.append(f"local_{what}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra.values()]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-        if "representation" in self._local and not trainer.client.kept:
+        if any("representation" in part for part in parts) and not trainer.client.kept:
             covariance = self._probed(trainer, None)
             trainer.all_reduce(covariance.sums)
             self.series.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
-        if self._local:
+        if any(parts):
             self.series.append("local_rounds", np.array(trainer.server.round))
-
-
-RANKS = {
-    "effective": effective_rank,
-    "stable": stable_rank,
-    "numerical": numerical_rank,
-    "condition": condition_number,
-}
 
 
 def compare(

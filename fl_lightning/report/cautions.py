@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from fl_lightning.report.arrays import INFINITE
 from fl_lightning.report.measured import not_drawn
+from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
-from fl_lightning.report.sections import Group, Section
+from fl_lightning.report.sections import Section
 
 SKIPPED = {"clients/failed": "clients failed and were skipped", "batches/skipped": "batches were skipped"}
 
@@ -19,7 +19,10 @@ def cautions(section: Section) -> Iterator[str]:
         for run in (*group.runs.values(), *group.repeats):
             yield from cautions_of_run(section, run)
     yield from of_partitions(section)
-    yield from of_repeats(section.groups)
+    for group in section.groups:
+        if group.repeats:
+            names = ", ".join(run.name for run in group.repeats)
+            yield f"{names}: left out, since another run has the same config and seed and has come as far or further."
     yield from of_seeds(section)
     yield from of_versions(section.runs)
 
@@ -68,14 +71,6 @@ def of_partitions(section: Section) -> Iterator[str]:
                 told = "; ".join(f"{digest[:8]} of {', '.join(lines)}" for digest, lines in found.items())
                 where = f"{setting}, seed {seed}" if setting else f"seed {seed}"
                 yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
-
-
-def of_repeats(groups: Sequence[Group]) -> Iterator[str]:
-    """That a configuration was run several times with one seed, of which one counts."""
-    for group in groups:
-        if group.repeats:
-            names = ", ".join(run.name for run in group.repeats)
-            yield f"{names}: left out, since another run has the same config and seed and has come as far or further."
 
 
 def of_seeds(section: Section) -> Iterator[str]:

@@ -93,8 +93,8 @@ def data_set(config: Mapping[str, Any]) -> str:
 
 def method_names(config: Mapping[str, Any]) -> str:
     """The methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
-    given = config.get("method") or []
-    named = "+".join(filter(None, map(class_of, given if isinstance(given, list) else [given]))) or "FedAvg"
+    methods = config.get("method") or []
+    named = "+".join(filter(None, map(class_of, methods if isinstance(methods, list) else [methods]))) or "FedAvg"
     server = class_of(look_up(dict(config), "trainer.server_optimizer"))
     return f"{named}, server {server}" if server else named
 

@@ -1,20 +1,26 @@
-"""The numbers that figures are drawn of: means over the seeds of a configuration, by round."""
+"""The numbers that figures are drawn of, and the curves of them against the rounds: means over the seeds."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fl_lightning.report.arrays import INFINITE
+from fl_lightning.pictures.drawing import CurveLine, curves
+from fl_lightning.pictures.style import line_style
+from fl_lightning.report.figures import Drawing
+from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
-from fl_lightning.report.sections import Group
+from fl_lightning.report.sections import Group, Section
 
 BYTES = ("bytes/down", "bytes/up")
 SECONDS = ("time/round",)
+# drawings of one figure
+PANELS = 6
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,10 @@ class Curve:
     deviation: np.ndarray
     n: np.ndarray
 
-    def band(self, unit: float) -> tuple[np.ndarray, np.ndarray]:
-        """A standard deviation on either side of the mean, in a unit."""
-        return unit * (self.mean - self.deviation), unit * (self.mean + self.deviation)
-
-
-def curve(runs: Sequence[ReportedRun], tag: str) -> Curve | None:
-    """A metric of some runs; None where none has a finite value of it."""
-    return averaged([run.values(tag) for run in runs])
+    def line(self, x: np.ndarray, unit: float, number: int) -> CurveLine:
+        """What is drawn of it over ``x`` as curve ``number``: the mean in a unit, and its deviation as a band."""
+        band = (unit * (self.mean - self.deviation), unit * (self.mean + self.deviation))
+        return CurveLine(x, unit * self.mean, line_style(number), band)
 
 
 def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
@@ -56,11 +58,10 @@ def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
 
 def spent(runs: Sequence[ReportedRun], tags: Sequence[str], rounds: np.ndarray) -> np.ndarray | None:
     """What some runs have spent on average up to the end of each round; None where that is not known."""
-    found = averaged([cumulative(run, tags) for run in runs])
-    known = {} if found is None else dict(zip(found.rounds.tolist(), found.mean.tolist(), strict=True))
-    if any(round_ not in known for round_ in rounds.tolist()):
+    total = averaged([cumulative(run, tags) for run in runs])
+    if total is None or not np.isin(rounds, total.rounds).all():
         return None
-    return np.array([known[round_] for round_ in rounds.tolist()])
+    return total.mean[np.searchsorted(total.rounds, rounds)]
 
 
 def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
@@ -68,44 +69,65 @@ def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
 
     A value whose square is infinite counts as infinite, too.
     """
-    found: dict[int, list[float]] = defaultdict(list)
-    for one in values:
-        for round_, value in one.items():
+    by_round: dict[int, list[float]] = defaultdict(list)
+    for of_run in values:
+        for round_, value in of_run.items():
             if abs(value) < INFINITE:
-                found[round_].append(value)
-    if not found:
+                by_round[round_].append(value)
+    if not by_round:
         return None
-    rounds = sorted(found)
-    deviation = [float(np.std(found[one], ddof=1)) if len(found[one]) > 1 else 0.0 for one in rounds]
-    mean = [math.fsum(found[one]) / len(found[one]) for one in rounds]
-    return Curve(np.array(rounds), np.array(mean), np.array(deviation), np.array([len(found[one]) for one in rounds]))
+    columns = [
+        (round_, math.fsum(some) / len(some), np.std(some, ddof=1) if len(some) > 1 else 0.0, len(some))
+        for round_, some in sorted(by_round.items())
+    ]
+    return Curve(*map(np.array, zip(*columns, strict=True)))
 
 
-def last_profile(
-    group: Group, file: str, name: str, reduce: Callable[[np.ndarray], np.ndarray | None]
-) -> tuple[int, np.ndarray] | None:
-    """What is drawn of the last measurement that all runs of a group have in common, as the mean over the runs.
+def legend_of(section: Section, groups: Sequence[Group]) -> list[tuple[int, str]]:
+    """The number and the label of each curve."""
+    return [(number_of(section, group), group.line) for group in groups]
+
+
+def band(groups: Sequence[Group]) -> str:
+    """What a band shows, where there is one."""
+    many = any(len(group.runs) > 1 for group in groups)
+    return "The line is the mean over the seeds, the band one standard deviation on either side." if many else ""
+
+
+def number_of(section: Section, group: Group) -> int:
+    """The number of a group's curve, which gives its colour and its strokes."""
+    return section.lines.index(group.line)
+
+
+def against_rounds(
+    section: Section,
+    setting: str,
+    wanted: Mapping[str, tuple[str, float]],
+    values_of: Callable[[ReportedRun, str], dict[int, float]],
+) -> tuple[list[Drawing], list[list[Any]], list[tuple[int, str]]]:
+    """Curves of some quantities against the rounds.
 
     Args:
-        group: the group.
-        file: the file of the measurements.
-        name: the array.
-        reduce: makes of a run's entry what is drawn, None where it cannot be drawn; before the mean, since clients of
-            two seeds are not the same.
+        section: the section.
+        setting: the setting.
+        wanted: of each quantity its label, and by what its values are multiplied in the drawing.
+        values_of: the values of a quantity in a run, by round.
 
     Returns:
-        The round and the mean, which leaves out what is nan; None where no run has the array, or shapes differ.
+        A drawing for each, their data with the columns name, curve, round, mean, deviation and seeds, and the legend.
     """
-    found = []
-    for run in group.runs.values():
-        arrays = run.arrays(file)
-        if arrays is not None and name in arrays.values:
-            found.append(dict(zip(arrays.rounds[name].tolist(), arrays.values[name], strict=True)))
-    common = set.intersection(*(set(one) for one in found)) if found else set()
-    entries = [entry for one in found if common and (entry := reduce(one[max(common)])) is not None]
-    if len({entry.shape for entry in entries}) != 1:
-        return None
-    stacked = np.stack(entries)
-    counted = np.isfinite(stacked).sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return int(max(common)), np.where(np.isfinite(stacked), stacked, 0).sum(0) / counted
+    drawings, rows = list[Drawing](), list[list[Any]]()
+    groups: dict[str, Group] = {}
+    for name, (label, unit) in wanted.items():
+        lines = []
+        for group in section.at(setting):
+            curve = averaged([values_of(run, name) for run in group.runs.values()])
+            if curve is None:
+                continue
+            lines.append(curve.line(curve.rounds, unit, number_of(section, group)))
+            columns = (curve.rounds, curve.mean, curve.deviation, curve.n)
+            rows += [[name, group.line, *row] for row in zip(*(column.tolist() for column in columns), strict=True)]
+            groups[group.line] = group
+        if lines:
+            drawings.append(Drawing(curves(lines, xlabel="round", ylabel=label), f"{label} against rounds"))
+    return drawings, rows, legend_of(section, list(groups.values()))

@@ -1,24 +1,35 @@
-"""The figures of a report, each with its caption and its data."""
+"""The figures of a report, each with its caption and its data, and their drawings as SVG within a page."""
 
 from __future__ import annotations
 
+import io
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import Any
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from fl_lightning.bench.cells_csv import csv_text
 from fl_lightning.pictures.drawing import MOST_NAMES, Draw, bar_style
-from fl_lightning.pictures.style import line_style
-from fl_lightning.report.svg import inline
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fl_lightning.pictures.style import FONT, LIGHT, LINE_COLOURS, line_style
 
 WIDTH, HEIGHT = 4.3, 3.0
 MARGINS = (0.72, 0.48, 0.12, 0.14)
 # of a legend below a drawing
 LEGEND_COLUMNS = 3
+COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
+COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
+OF_PAGE = re.compile("|".join(COLOURS))
+# what matplotlib writes around the drawing itself
+AROUND = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", re.DOTALL)
+NUMBERS = re.compile(r"-?\d+\.\d{3,}")
+SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
 @dataclass(frozen=True)
@@ -41,8 +52,6 @@ class Drawing:
 
     def alone(self) -> Figure:
         """The drawing alone; its margins are given, since to measure all texts takes as long as to draw them."""
-        from matplotlib.figure import Figure
-
         below = 0.2 * -(-len(self.legend) // LEGEND_COLUMNS)
         left, bottom, right, top = self.margins
         whole, width, height = self.height + below, WIDTH - left - right, self.height - bottom - top
@@ -89,8 +98,6 @@ class Card:
 
     def figure(self) -> Figure:
         """All of it as one figure with its legend, as for a paper."""
-        from matplotlib.figure import Figure
-
         size = (WIDTH * len(self.drawings), max(drawing.height for drawing in self.drawings))
         figure = Figure(figsize=size, layout="constrained")
         for axes, drawing in zip(figure.subplots(1, len(self.drawings), squeeze=False)[0], self.drawings, strict=True):
@@ -117,15 +124,11 @@ def add_legend(
 
 def line_handle(at: int) -> Any:
     """What stands for a curve in a legend."""
-    from matplotlib.lines import Line2D
-
     return Line2D([], [], **line_style(at))
 
 
 def bar_handle(at: int) -> Any:
     """What stands for a bar in a legend."""
-    from matplotlib.patches import Patch
-
     return Patch(**bar_style(at))
 
 
@@ -140,3 +143,42 @@ def room(names: Sequence[str]) -> float:
     """The inches that names along an axis and its label take."""
     longest = max(map(len, names), default=0)
     return 0.3 + 0.075 * min(longest, 24)
+
+
+# ------------------------------------------------------------------ SVG
+def inline(figure: Figure, name: str, told: str) -> str:
+    """A figure as an ``<svg>`` element; the same text for the same figure.
+
+    Args:
+        figure: the figure, drawn with :func:`fl_lightning.pictures.style.settings`.
+        name: what the ids within the drawing begin with; of one page, each figure has its own.
+        told: what the figure shows, for those who do not see it.
+    """
+    file = io.StringIO()
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    # savefig would draw it twice, in order to lay it out
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
+    text = AROUND.sub("", file.getvalue()[file.getvalue().index("<svg") :])
+    text = OF_PAGE.sub(lambda found: f"var(--{COLOURS[found[0]]})", text)
+    text = text.replace(f"'{FONT}', sans-serif", "var(--font)")
+    text = re.sub(r'(?<= d=")[^"]*|(?<= x=")[^"]*|(?<= y=")[^"]*', lambda one: rounded(one[0]), text)
+    text = own_ids(text, name)
+    head = f'<svg viewBox="{SIZE.search(text)[1]}" role="img" aria-label="{escape(told)}">'  # type: ignore[index]
+    return re.sub(r"\s*\n\s*", "\n", SIZE.sub(lambda _: head, text, count=1)).strip()
+
+
+def rounded(numbers: str) -> str:
+    """Coordinates with two decimals, which is a hundredth of a point."""
+    return NUMBERS.sub(lambda found: f"{float(found[0]):.2f}", numbers)
+
+
+def own_ids(text: str, name: str) -> str:
+    """A drawing whose ids are a name and a number; those that nothing refers to are dropped."""
+    used = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    short = {one: f"{name}-{at}" for at, one in enumerate(used)}
+    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{short[found[1]]}"' if found[1] in short else "", text)
+    text = re.sub(r'(?:xlink:)?href="#([^"]+)"', lambda found: f'href="#{short[found[1]]}"', text)
+    text = re.sub(r"url\(#([^)]+)\)", lambda found: f"url(#{short[found[1]]})", text)
+    return text.replace("xlink:href", "href")

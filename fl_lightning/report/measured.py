@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fl_lightning.errors import printable
-from fl_lightning.pictures import Panel, Shown
+from fl_lightning.pictures import Panel, Shown, over
 from fl_lightning.pictures.drawing import MOST_NAMES, bars, curves, heat, numbered_line, points, visible
 from fl_lightning.pictures.figure import entry_shown, points_by_kind
 from fl_lightning.pictures.shipped import SHIPPED
-from fl_lightning.report.curves import last_profile
+from fl_lightning.report.curves import PANELS, against_rounds, band, legend_of, number_of
 from fl_lightning.report.figures import HEIGHT, Card, Drawing, heat_margins, room
-from fl_lightning.report.names import PANELS, against_rounds, band, figure_name, legend_of, number_of, titled
 from fl_lightning.report.run import PLAN, ReportedRun
 from fl_lightning.report.sections import Group, Section
 
@@ -30,7 +29,7 @@ BARE = (0.1, 0.1, 0.1, 0.3)
 Declared = Mapping[str, tuple[Shown, Panel]]
 
 
-def measured_cards(section: Section, setting: str, prefix: str) -> Iterator[tuple[str, Card]]:
+def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """The figures of all files of measurements of a setting, each with its heading."""
     runs = [run for group in section.at(setting) for run in group.runs.values()]
     known = list(SHIPPED)
@@ -41,9 +40,8 @@ def measured_cards(section: Section, setting: str, prefix: str) -> Iterator[tupl
         for cards in dict.fromkeys(CARDS[panel.kind] for _, panel in declared.values()):
             alike = {name: how for name, how in declared.items() if CARDS[how[1].kind] is cards}
             for card in cards(section, setting, file, alike):
-                name = figure_name(prefix, setting, f"{file.removesuffix('.npz')}-{card.name}")
-                title = titled(f"{heading}{card.title}", setting)
-                yield heading, replace(card, name=name, title=title)
+                name = f"{file.removesuffix('.npz')}-{card.name}"
+                yield heading, replace(card, name=name, title=f"{heading}{card.title}")
 
 
 def declared_in(run: ReportedRun, file: str) -> Declared:
@@ -51,10 +49,8 @@ def declared_in(run: ReportedRun, file: str) -> Declared:
     if file in SHIPPED:
         panels = (panel for picture in SHIPPED[file].pictures if picture.compared for panel in picture.panels)
         return {shown.array: (shown, panel) for panel in panels for shown in panel.shown}
-    arrays = run.arrays(file)
-    depths = {name: values.ndim for name, values in arrays.values.items()} if arrays is not None else {}
-    kinds = {name: BY_AXES[depth] for name, depth in depths.items() if depth in BY_AXES}
-    return {name: (Shown(name, name), replace(panel, shown=())) for name, panel in kinds.items()}
+    depths = {name: values.ndim for name, values in run.arrays(file).values.items()}
+    return {name: (Shown(name, name), BY_AXES[depth]) for name, depth in depths.items() if depth in BY_AXES}
 
 
 def entry_drawn(values: np.ndarray, shown: Shown, panel: Panel) -> np.ndarray | None:
@@ -71,33 +67,37 @@ def not_drawn(run: ReportedRun) -> Iterator[str]:
     """That what should be drawn of a run's measurements cannot be."""
     for file in run.files(".npz"):
         arrays = run.arrays(file)
-        for name, how in declared_in(run, file).items() if arrays is not None else ():
-            values = arrays.values.get(name)  # type: ignore[union-attr]
-            shape = arrays.others.get(name) if values is None else values.shape  # type: ignore[union-attr]
-            if shape is not None and (values is None or entry_drawn(values[-1], *how) is None):
-                yield f"{printable(file)}: {name} of shape {shape} is not drawn"
+        for name, how in declared_in(run, file).items():
+            if name in arrays.others:
+                yield f"{printable(file)}: {name} of shape {arrays.others[name]} is not drawn"
+            elif name in arrays.values and entry_drawn(arrays.values[name][-1], *how) is None:
+                yield f"{printable(file)}: {name} of shape {arrays.values[name].shape} is not drawn"
 
 
 def last_of(
     section: Section, setting: str, file: str, shown: Shown, panel: Panel
 ) -> list[tuple[Group, int, np.ndarray]]:
-    """What is drawn of the last measurement of each group, with its round; without those that have nothing."""
-    found = []
+    """What is drawn of the last measurement that all runs of a group have in common, with its round.
+
+    It is the mean over the runs of what is finite, taken of what is drawn, since clients of two seeds are not the same.
+    Groups without anything, and those whose runs have different shapes, are left out.
+    """
+    drawn = []
     for group in section.at(setting):
-        made = last_profile(group, file, shown.array, partial(entry_drawn, shown=shown, panel=panel))
-        if made is not None:
-            values = made[1] * (100.0 if panel.percent else 1.0)
-            if np.isfinite(values).any():
-                found.append((group, made[0], values))
-    return found
-
-
-def names_of(group: Group, file: str, panel: Panel, length: int) -> list[str]:
-    """The names along an axis; numbers where there are none."""
-    arrays = group.first.arrays(file)
-    named = arrays.names.get(panel.names[0], []) if arrays is not None and panel.names else []
-    names = list(panel.places) or named
-    return names if len(names) == length else [str(at) for at in range(length)]
+        files = [run.arrays(file) for run in group.runs.values()]
+        measured = [
+            dict(zip(arrays.rounds[shown.array].tolist(), arrays.values[shown.array], strict=True))
+            for arrays in files
+            if shown.array in arrays.values
+        ]
+        last = max(set.intersection(*map(set, measured)), default=None) if measured else None
+        entries = [entry_drawn(values[last], shown, panel) for values in measured if last is not None]
+        known = [entry for entry in entries if entry is not None]
+        if last is not None and len({entry.shape for entry in known}) == 1:
+            mean = over(0)(np.stack(known)) * (100.0 if panel.percent else 1.0)
+            if np.isfinite(mean).any():
+                drawn.append((group, int(last), mean))
+    return drawn
 
 
 def what_of(shown: Shown, panel: Panel) -> str:
@@ -105,96 +105,87 @@ def what_of(shown: Shown, panel: Panel) -> str:
     return ", ".join(filter(None, [panel.values, shown.label, "%" * panel.percent]))
 
 
-def when(rounds: Sequence[int], over: str = "the seeds") -> str:
+def when(rounds: Sequence[int], averaged: str = "the seeds") -> str:
     """Of which rounds something is, in words."""
     low, high = min(rounds), max(rounds)
     rounds_ = f"round {low}" if low == high else f"rounds {low} to {high}"
-    return f"The last measurement, {rounds_}, as the mean over {over}."
-
-
-@dataclass
-class FigureParts:
-    """What a figure is made of, array by array."""
-
-    drawings: list[Drawing] = field(default_factory=list)
-    rows: list[list[object]] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
-    groups: dict[str, Group] = field(default_factory=dict)
+    return f"The last measurement, {rounds_}, as the mean over {averaged}."
 
 
 def along_cards(section: Section, setting: str, file: str, declared: Declared) -> Iterator[Card]:
     """Curves or bars over an axis, an array in each drawing; curves where there are too many names for bars."""
-    figures: dict[str, FigureParts] = defaultdict(FigureParts)
-    for name, (shown, panel) in declared.items():
-        found = last_of(section, setting, file, shown, panel)
-        if not found:
+    figures: dict[str, list[tuple[str, list[tuple[Group, int, np.ndarray]], list[str]]]] = defaultdict(list)
+    for array, (shown, panel) in declared.items():
+        drawn = last_of(section, setting, file, shown, panel)
+        if not drawn:
             continue
-        names = names_of(found[0][0], file, panel, max(len(values) for *_, values in found))
-        as_bars, spectrum = panel.kind == "bars" and len(names) <= MOST_NAMES, panel.kind == "spectrum"
-        axis = panel.axis.split(",")[0]
-        parts = figures["bars" if as_bars else "spectrum" if spectrum else f"by-{axis}"]
-        # above the drawing, since names below it may leave a label beside it too little room
-        title = "\n".join(filter(None, [panel.title, what_of(shown, panel)]))
-        labels = {"xlabel": panel.axis, "ylabel": "singular value" if spectrum else "", "title": title}
-        top = 0.14 + 0.16 * len(title.splitlines())
-        told = f"{what_of(shown, panel) or panel.title} by {panel.axis}"
-        below = max(room(names), 0.48) if max(map(len, names)) > 4 else 0.48
-        if as_bars:
-            for start in range(0, len(found), BARS):
-                heights = [(number_of(section, group), values, "") for group, _, values in found[start : start + BARS]]
-                legend = [(at, section.lines[at]) for at, *_ in heights]
-                draw = bars(heights, names, **labels)
-                parts.drawings.append(Drawing(draw, told, HEIGHT, legend, (0.72, below, 0.12, top)))
-        else:
-            lines = [
-                numbered_line(number_of(section, group), visible(values) if spectrum else values)
-                for group, _, values in found
-            ]
-            ticks = names if panel.names or panel.places else None
-            draw = curves(lines, "y" if spectrum else panel.log, ticks, **labels)
-            margins = (0.72, below if ticks else 0.48, 0.12, top)
-            parts.drawings.append(Drawing(draw, told, margins=margins))
-        for group, round_, values in found:
-            parts.rows += [[name, group.line, round_, names[at], float(value)] for at, value in enumerate(values)]
-            parts.rounds.append(round_)
-            parts.groups[group.line] = group
-    for name, parts in figures.items():
-        of_bars, place = name == "bars", name.removeprefix("by-")
+        length = max(len(values) for *_, values in drawn)
+        named = drawn[0][0].first.arrays(file).names
+        names = list(panel.places) or next((named[name] for name in panel.names[:1] if name in named), [])
+        if len(names) != length:
+            names = [str(at) for at in range(length)]
+        kind = "curves" if panel.kind == "bars" and len(names) > MOST_NAMES else panel.kind
+        figures[f"by-{panel.axis.split(',')[0]}" if kind == "curves" else kind].append((array, drawn, names))
+    for figure, arrays in figures.items():
+        of_bars, spectrum = figure == "bars", figure == "spectrum"
+        drawings, rows = list[Drawing](), list[list[Any]]()
+        for array, drawn, names in arrays:
+            shown, panel = declared[array]
+            # above the drawing, since names below it may leave a label beside it too little room
+            title = "\n".join(filter(None, [panel.title, what_of(shown, panel)]))
+            labels = {"xlabel": panel.axis, "ylabel": "singular value" if spectrum else "", "title": title}
+            top = 0.14 + 0.16 * len(title.splitlines())
+            told = f"{what_of(shown, panel) or panel.title} by {panel.axis}"
+            ticks = names if of_bars or panel.names or panel.places else None
+            below = max(room(names), 0.48) if ticks and max(map(len, names)) > 4 else 0.48
+            # curves are all in one drawing, and bars a few at a time
+            for start in range(0, len(drawn), BARS if of_bars else len(drawn)):
+                if of_bars:
+                    some = [(number_of(section, group), values, "") for group, _, values in drawn[start : start + BARS]]
+                    draw, legend = bars(some, names, **labels), [(at, section.lines[at]) for at, *_ in some]
+                else:
+                    clean = visible if spectrum else np.asarray
+                    lines = [numbered_line(number_of(section, group), clean(values)) for group, _, values in drawn]
+                    draw, legend = curves(lines, "y" if spectrum else panel.log, ticks, **labels), []
+                drawings.append(Drawing(draw, told, HEIGHT, legend, (0.72, below, 0.12, top)))
+            for group, round_, values in drawn:
+                rows += [[array, group.line, round_, names[at], float(value)] for at, value in enumerate(values)]
+        place = "index" if spectrum else figure.removeprefix("by-")
         alone = of_bars or len(figures.keys() - {"bars"}) == 1
-        caption = when(parts.rounds, "the clients that were measured and the seeds" if of_bars else "the seeds")
-        if name == "spectrum":
-            caption, place = (
-                f"{caption} The scale is logarithmic; values that are rounding errors are left out.",
-                "index",
-            )
-        legend = [] if of_bars else legend_of(section, list(parts.groups.values()))
+        measured = [(group, round_) for _, drawn, _ in arrays for group, round_, _ in drawn]
+        caption = when(
+            [round_ for _, round_ in measured],
+            "the clients that were measured and the seeds" if of_bars else "the seeds",
+        )
+        if spectrum:
+            caption += " The scale is logarithmic; values that are rounding errors are left out."
+        legend = [] if of_bars else legend_of(section, list({group.line: group for group, _ in measured}.values()))
         head = ("what", "curve", "round", "place" if of_bars else place, "value")
-        title = "" if alone else f", by {place}"
-        yield Card(name, title, caption, parts.drawings, legend, head, parts.rows)
+        yield Card(figure, "" if alone else f", by {place}", caption, drawings, legend, head, rows)
 
 
 def map_cards(section: Section, setting: str, file: str, declared: Declared) -> Iterator[Card]:
     """A matrix for each method, all of them on one scale."""
     for name, (shown, panel) in declared.items():
-        found = last_of(section, setting, file, shown, panel)
-        if not found:
+        drawn = last_of(section, setting, file, shown, panel)
+        if not drawn:
             continue
-        finite = np.concatenate([values[np.isfinite(values)] for *_, values in found])
+        finite = np.concatenate([values[np.isfinite(values)] for *_, values in drawn])
         limits = panel.limits or (float(finite.min()), float(finite.max()))
         what, (down, across) = what_of(shown, panel), panel.axis.split(", ")
         drawings = []
-        for group, _, values in found[:PANELS]:
+        for group, _, values in drawn[:PANELS]:
             draw = heat(values, what, limits=limits, title=group.line, ylabel=down, xlabel=across)
             drawings.append(Drawing(draw, f"{what}, {group.line}", margins=heat_margins()))
         rows = [
             [group.line, round_, i, j, float(values[i, j])]
-            for group, round_, values in found
+            for group, round_, values in drawn
             if values.size <= MOST_CELLS
             for i, j in np.ndindex(*values.shape)
         ]
-        left = f" The first {PANELS} of {len(found)} are drawn." if len(found) > PANELS else ""
+        left = f" The first {PANELS} of {len(drawn)} are drawn." if len(drawn) > PANELS else ""
         head = ("curve", "round", down, across if down != across else f"other {across}", "value")
-        caption = when([round_ for _, round_, _ in found]) + left
+        caption = when([round_ for _, round_, _ in drawn]) + left
         yield Card(name, f": {what}", caption, drawings, (), head, rows)
 
 
@@ -203,9 +194,8 @@ def course_cards(section: Section, setting: str, file: str, declared: Declared) 
 
     def values_of(run: ReportedRun, name: str) -> dict[int, float]:
         arrays = run.arrays(file)
-        if arrays is None or name not in arrays.values or arrays.values[name].ndim != 1:
-            return {}
-        return dict(zip(arrays.rounds[name].tolist(), arrays.values[name].tolist(), strict=True))
+        known = name in arrays.values and arrays.values[name].ndim == 1
+        return dict(zip(arrays.rounds[name].tolist(), arrays.values[name].tolist(), strict=True)) if known else {}
 
     wanted = {name: (what_of(*how), 1.0) for name, how in declared.items()}
     drawings, rows, legend = against_rounds(section, setting, wanted, values_of)
@@ -219,12 +209,11 @@ def points_cards(section: Section, setting: str, file: str, declared: Declared) 
     for name, (shown, panel) in declared.items():
         drawings, rows = [], []
         for group in section.at(setting):
-            arrays = group.first.arrays(file)
-            known = arrays is not None and name in arrays.values
-            places = entry_drawn(arrays.values[name][-1], shown, panel) if arrays is not None and known else None
-            if arrays is None or places is None or not np.isfinite(places).any():
+            values = group.first.arrays(file).values
+            places = entry_drawn(values[name][-1], shown, panel) if name in values else None
+            if places is None or not np.isfinite(places).any():
                 continue
-            labels = arrays.values.get(panel.kinds)
+            labels = values.get(panel.kinds)
             kinds = labels[-1] if labels is not None and labels[-1].shape == places.shape[:1] else np.zeros(len(places))
             if not (np.isfinite(kinds).all() and len(np.unique(kinds)) <= MOST_KINDS):
                 kinds = np.zeros(len(places))

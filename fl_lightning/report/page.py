@@ -17,13 +17,13 @@ from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex, markdown, prose
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
-from fl_lightning.errors import printable
+from fl_lightning.errors import printable, require
 from fl_lightning.pictures.drawing import in_style
 from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import Metric, Section, check_baseline, choose_metric, sections_of
+from fl_lightning.report.sections import Metric, Section, choose_metric, sections_of
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
 from fl_lightning.report.tables import (
@@ -97,7 +97,7 @@ class Report:
     def files(self, stem: str) -> dict[str, str]:
         """All files of the report by name."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section_comparisons(section)])
+        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section.comparisons().values()])
         made[f"{stem}.runs.csv"] = runs_csv(self.sections)
         if any(study.suite.tables for study in self.studies):
             made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in comparisons(study)])
@@ -108,7 +108,8 @@ class Report:
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         template = environment.from_string(package_text("page.html.j2"))
         runs = [run for section in self.sections for run in section.runs]
-        parts = [self.part(at, section) for at, section in enumerate(self.sections)]
+        cards = list(self.cards())
+        parts = [self.part(at, section, cards) for at, section in enumerate(self.sections)]
         studies = [view_of(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
         contents = [(one["anchor"], one["title"]) for one in (*studies, *parts)] + [("environment", "Environment")]
         with in_style():
@@ -127,14 +128,13 @@ class Report:
                 **{"swatch": swatch, "data_uri": data_uri, "command_of": self.command_of},
             )
 
-    def part(self, at: int, section: Section) -> dict[str, Any]:
-        """What the page shows of a section."""
+    def part(self, at: int, section: Section, cards: Sequence[tuple[Section, str, Card]]) -> dict[str, Any]:
+        """What the page shows of a section; ``cards`` are those of all sections."""
         by_heading: dict[str, list[Card]] = {}
-        for of, heading, card in self.cards():
+        for of, heading, card in cards:
             if of is section:
                 by_heading.setdefault(heading, []).append(card)
-        cards = list(by_heading.items())
-        first = [one for one in cards if one[0] in ("Accuracy", "Metric")]
+        first = [part for part in by_heading.items() if part[0] in ("Accuracy", "Metric")]
         left = len(section.settings) - SETTINGS
         told = [f"{len(section.runs)} runs by {section.metric.label}."]
         told += [f"Differences are to {section.baseline}."] if section.baseline else []
@@ -144,7 +144,7 @@ class Report:
             **{
                 "results": list(results_sheets(section)),
                 "first": first,
-                "rest": [one for one in cards if one not in first],
+                "rest": [part for part in by_heading.items() if part not in first],
             },
             **{"configs": config_sheet(section), "common": common_config(section), "runs": runs_sheet(section)},
             **{"cost": cost_sheet(section), "seeds": len({run.seed for run in section.runs})},
@@ -192,7 +192,9 @@ def make_report(found: Found, asked: Asked) -> Report:
     for study in found.studies:
         warnings += [f"{note}." for note in study.notes]
         sections += sections_of(study.runs, metric_of(study, asked), asked.baseline, study.suite.title)
-    check_baseline(sections, asked.baseline)
+    lines = list(dict.fromkeys(line for section in sections for line in section.lines))
+    hint = f"no run is called so; there are {', '.join(lines)}"
+    require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
@@ -210,12 +212,6 @@ def metric_of(study: Study, asked: Asked) -> Metric:
 def comparisons(study: Study) -> list[Comparison]:
     """The tables of a study's suite."""
     return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
-
-
-def section_comparisons(section: Section) -> list[Comparison]:
-    """The comparisons of a section, of which the file of numbers is made."""
-    more = ["rounds_to"] if section.metric.target is not None else []
-    return [section.comparison(show) for show in ("final", "best", *more)]  # type: ignore[arg-type]
 
 
 def table_heading(comparison: Comparison) -> str:

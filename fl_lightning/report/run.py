@@ -16,9 +16,18 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.errors import printable
-from fl_lightning.report.arrays import Arrays, load_arrays, read_arrays
-from fl_lightning.report.metrics_csv import RoundMetrics, read_metrics
-from fl_lightning.report.reading import check_config_values, check_environment, read_lines, read_plain, why
+from fl_lightning.report.reading import (
+    Arrays,
+    RoundMetrics,
+    check_config_values,
+    check_environment,
+    load_arrays,
+    read_arrays,
+    read_lines,
+    read_metrics,
+    read_plain,
+    why,
+)
 
 RunState = Literal["finished", "running", "stopped", "failed"]
 METRICS, ENVIRONMENT, CONFIG = "metrics.csv", "environment.json", "config.yaml"
@@ -66,6 +75,7 @@ class ReportedRun:
     machine_known: str = ""
     seconds_known: float | None = None
     cost: dict[str, str] = field(default_factory=dict)
+    _arrays: dict[str, Arrays] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def rounds(self) -> int:
@@ -73,15 +83,10 @@ class ReportedRun:
         return int(self.rows[-1]["round"]) + 1 if self.rows else 0
 
     @property
-    def max_rounds(self) -> int | None:
-        """How many rounds it is to have; None where no config tells it."""
-        return max_rounds(self.config)
-
-    @property
     def seed(self) -> int:
         """Its seed; 0 where nothing tells it."""
-        given = (self.number, self.config.get("seed_everything"), self.environment.get("seed"))
-        return next((int(one) for one in given if isinstance(one, int) and not isinstance(one, bool)), 0)
+        seeds = (self.number, self.config.get("seed_everything"), self.environment.get("seed"))
+        return next((seed for seed in seeds if type(seed) is int), 0)
 
     @property
     def plan_hash(self) -> str:
@@ -100,7 +105,8 @@ class ReportedRun:
     @property
     def told(self) -> str:
         """What has become of it, in words."""
-        of = f" of {self.max_rounds}" if self.max_rounds is not None and self.max_rounds != self.rounds else ""
+        wanted = max_rounds(self.config)
+        of = f" of {wanted}" if wanted not in (None, self.rounds) else ""
         done = f"{self.rounds}{of} round{'s' * (f'{self.rounds}{of}' != '1')}"
         words = {"finished": f"finished, {done}", "running": f"running, {done} so far", "stopped": f"stopped, {done}"}
         return words.get(self.state, f"failed, {done}")
@@ -119,18 +125,13 @@ class ReportedRun:
         """The names of the files in its folder with an ending."""
         return sorted(path.name for path in self.folder.glob(f"*{ending}")) if self.folder is not None else []
 
-    @cached_property
-    def _arrays(self) -> dict[str, Arrays | None]:
-        return {}
-
-    def arrays(self, name: str) -> Arrays | None:
-        """The measurements of a file in its folder; None where there is none, or it cannot be read."""
+    def arrays(self, name: str) -> Arrays:
+        """The measurements of a file in its folder; empty where there is none, or it cannot be read."""
         if name not in self._arrays:
-            path = None if self.folder is None else self.folder / name
             try:
-                self._arrays[name] = read_arrays(path) if path is not None and path.is_file() else None
+                self._arrays[name] = Arrays() if self.folder is None else read_arrays(self.folder / name)
             except ValueError:
-                self._arrays[name] = None
+                self._arrays[name] = Arrays()
         return self._arrays[name]
 
     @cached_property
@@ -260,9 +261,9 @@ def told_changes(path: Path) -> list[str]:
     """
     try:
         return [
-            f"it resumed after {one['rounds_done']} rounds with changes: "
-            + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in one["changes"].items())
-            for one in read_plain(path) or []
+            f"it resumed after {change['rounds_done']} rounds with changes: "
+            + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in change["changes"].items())
+            for change in read_plain(path) or []
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("it is no list of changes") from error
@@ -270,16 +271,16 @@ def told_changes(path: Path) -> list[str]:
 
 def told_failures(folder: Path) -> list[str]:
     """The clients that failed in a run, as the files that repeat their visits tell them."""
-    found = [printable(path.stem).split("-") for path in sorted(folder.glob("round-*-client-*.pt"))]
-    named = [f"client {client} in round {round_}" for _, round_, _, client in (one for one in found if len(one) == 4)]
+    names = [printable(path.stem).split("-") for path in sorted(folder.glob("round-*-client-*.pt"))]
+    named = [f"client {parts[3]} in round {parts[1]}" for parts in names if len(parts) == 4]
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     return [f"failed: {', '.join(named[:3])}{more}; see {folder.name}/"] if named else []
 
 
 def max_rounds(config: Mapping[str, Any]) -> int | None:
     """How many rounds a config asks for; None where it does not say."""
-    given = (config.get("trainer") or {}).get("max_rounds")
-    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
+    number = (config.get("trainer") or {}).get("max_rounds")
+    return number if type(number) is int and number >= 0 else None
 
 
 def state_of(folder: Path, rows: list[RoundMetrics], wanted: int | None, now: float) -> RunState:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.results import CellResult, CellState
@@ -71,7 +72,7 @@ class Group:
     Args:
         line: what its curve is called, such as the method.
         setting: the other keys in which it differs, as one text.
-        runs: by seed.
+        runs: by seed, in ascending order.
         config: its config by dotted keys.
         repeats: runs of a seed that is there already, which do not count.
     """
@@ -85,7 +86,12 @@ class Group:
     @property
     def first(self) -> ReportedRun:
         """The run of the smallest seed."""
-        return self.runs[min(self.runs)]
+        return next(iter(self.runs.values()))
+
+    @property
+    def label(self) -> str:
+        """Its line and its setting."""
+        return ", ".join(filter(None, [self.line, self.setting]))
 
 
 @dataclass
@@ -118,7 +124,17 @@ class Section:
     @property
     def runs(self) -> list[ReportedRun]:
         """The runs that count."""
-        return [group.runs[seed] for group in self.groups for seed in sorted(group.runs)]
+        return [run for group in self.groups for run in group.runs.values()]
+
+    @property
+    def in_order(self) -> list[Group]:
+        """The groups, by setting and line."""
+        return [group for setting in self.settings for group in self.at(setting)]
+
+    def comparisons(self) -> dict[Show, Comparison]:
+        """What the groups come to: the ``final`` and the ``best`` value and, with a target, ``rounds_to`` it."""
+        shows: tuple[Show, ...] = ("final", "best", "rounds_to")
+        return {show: self.comparison(show) for show in shows[: 2 if self.metric.target is None else 3]}
 
     def at(self, setting: str) -> list[Group]:
         """The groups of a setting, in the order of their lines."""
@@ -152,15 +168,12 @@ class Section:
             for seed, run in group.runs.items():
                 cell = Cell(labels, seed, ({"run": [group.line, group.setting, seed]},))
                 cells.append(cell)
-                results[cell.digest] = cell_result(run, cell, self.metric.tag)
+                known: Any = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds}
+                state, values = RESULT_STATES[run.state], run.values(self.metric.tag)
+                results[cell.digest] = CellResult(
+                    cell.name, cell.digest, state, values=values, reason=run.reason, **known
+                )
         return Comparison(suite, table, cells, results)
-
-
-def cell_result(run: ReportedRun, cell: Cell, tag: str) -> CellResult:
-    """A run as the result of a cell."""
-    values = run.values(tag)
-    known = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-    return CellResult(cell.name, cell.digest, RESULT_STATES[run.state], values=values, **known)  # type: ignore[arg-type]
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:
@@ -172,7 +185,7 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
         except ValueError:
             return math.inf, part
 
-    return [key(part) for one in setting.split(", ") for part in reversed(one.rpartition("=")[::2])]
+    return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
 
 
 def choose_metric(runs: Sequence[ReportedRun], tag: str | None, minimize: bool, target: float | None) -> Metric:
@@ -185,7 +198,7 @@ def choose_metric(runs: Sequence[ReportedRun], tag: str | None, minimize: bool, 
     if tag is not None:
         some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
         require(tag in known, "--metric", tag, f"no run has it; there are {some}")
-    chosen = tag or next((one for one in METRICS if one in known), METRICS[0])
+    chosen = tag or next((usual for usual in METRICS if usual in known), METRICS[0])
     metric = Metric(chosen, minimize or "loss" in chosen, target)
     if target is not None:
         hint = "give the value as the run logs it, such as 0.6 for 60 %"
@@ -204,43 +217,26 @@ def sections_of(runs: Iterable[ReportedRun], metric: Metric, baseline: str | Non
     """
     by_data: dict[str, list[ReportedRun]] = defaultdict(list)
     for run in runs:
-        by_data[data_of(run)].append(run)
+        by_data[run.labels.get("data") or data_set(run.config)].append(run)
     made = []
     for data, some in by_data.items():
         groups = grouped(some)
         named = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
-        lines = {group.line for group in groups}
-        chosen = baseline if baseline in lines else "FedAvg" if baseline is None and "FedAvg" in lines else ""
-        made.append(Section(named, groups, metric, chosen or ""))
+        wanted = "FedAvg" if baseline is None else baseline
+        made.append(Section(named, groups, metric, wanted if wanted in {group.line for group in groups} else ""))
     return made
-
-
-def check_baseline(sections: Sequence[Section], baseline: str | None) -> None:
-    """Refuse a baseline that no run is called.
-
-    Raises:
-        UsageError: it is none.
-    """
-    lines = list(dict.fromkeys(line for section in sections for line in section.lines))
-    if baseline is not None:
-        require(baseline in lines, "--baseline", baseline, f"no run is called so; there are {', '.join(lines)}")
-
-
-def data_of(run: ReportedRun) -> str:
-    """The data set of a run."""
-    return run.labels.get("data") or data_set(run.config)
 
 
 def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
     """The runs of one data set by configuration."""
-    found: dict[tuple[object, ...], list[ReportedRun]] = defaultdict(list)
+    by_config: dict[tuple[object, ...], list[ReportedRun]] = defaultdict(list)
     configs = {id(run): flat_config(run.config) for run in runs}
     for run in runs:
         # without a config, what has the same name is taken for the same
         alike = () if run.config or run.labels or run.folder is None else (str(run.folder.parent),)
         own = tuple(run.labels.items()) if run.labels else (*alike, *sorted(configs[id(run)].items()))
-        found[own].append(run)
-    groups = [group_of(some, configs[id(some[0])]) for some in found.values()]
+        by_config[own].append(run)
+    groups = [group_of(some, configs[id(some[0])]) for some in by_config.values()]
     if any(run.labels for run in runs):
         name_by_labels(groups)
     else:
@@ -250,30 +246,22 @@ def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
 
 def group_of(runs: Sequence[ReportedRun], config: Flat) -> Group:
     """Runs of one configuration; of several with one seed, the one that has come furthest counts."""
-    order: Callable[[ReportedRun], tuple[bool, bool, int]] = lambda run: (  # noqa: E731
-        run.state == "finished",
-        run.state == "running",
-        run.rounds,
-    )
-    chosen: dict[int, ReportedRun] = {}
-    for run in runs:
-        if run.seed not in chosen or order(run) >= order(chosen[run.seed]):
-            chosen[run.seed] = run
+    by_progress = sorted(runs, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
+    chosen = {run.seed: run for run in by_progress}
     counted = {id(run) for run in chosen.values()}
-    return Group("", "", chosen, config, [run for run in runs if id(run) not in counted])
+    return Group("", "", dict(sorted(chosen.items())), config, [run for run in runs if id(run) not in counted])
 
 
 def name_by_labels(groups: Sequence[Group]) -> None:
     """Name the cells of a study: the method is the line, and what the other axes say is the setting."""
     axes = dict.fromkeys(axis for group in groups for axis in group.first.labels)
     own = "method" if "method" in axes else next(iter(axes))
+    others = [axis for axis in axes if axis not in (own, "data")]
+    differing = [axis for axis in others if len({group.first.labels.get(axis) for group in groups}) > 1]
     for group in groups:
         labels = group.first.labels
         group.line = labels.get(own, "")
-    others = [axis for axis in axes if axis not in (own, "data")]
-    told = [axis for axis in others if len({group.first.labels.get(axis) for group in groups}) > 1]
-    for group in groups:
-        group.setting = ", ".join(f"{axis}={group.first.labels[axis]}" for axis in told if axis in group.first.labels)
+        group.setting = ", ".join(f"{axis}={labels[axis]}" for axis in differing if axis in labels)
 
 
 def name_by_configs(groups: Sequence[Group]) -> None:
@@ -283,7 +271,9 @@ def name_by_configs(groups: Sequence[Group]) -> None:
     """
     keys = differing_between([group.config for group in groups])
     for group in groups:
-        group.line = base_name(group)
+        folder = group.first.folder
+        of_folder = folder.parent.name if folder is not None else group.first.name
+        group.line = method_names(group.first.config) if group.first.config else of_folder
     for name in dict.fromkeys(group.line for group in groups):
         alike = [group for group in groups if group.line == name]
         own = [key for key in differing_between([group.config for group in alike]) if is_of_method(key)]
@@ -301,17 +291,9 @@ def name_by_configs(groups: Sequence[Group]) -> None:
             group.line, group.setting = group.setting or group.line, ""
 
 
-def base_name(group: Group) -> str:
-    """The methods of a group; without a config, the name of its folder."""
-    run = group.first
-    if run.config:
-        return method_names(run.config)
-    return run.folder.parent.name if run.folder is not None else run.name
-
-
 def follows(key: str, groups: Sequence[Group]) -> bool:
     """Whether the line of a group tells its value of a key."""
     values: dict[str, set[str | None]] = defaultdict(set)
     for group in groups:
         values[group.line].add(group.config.get(key))
-    return all(len(one) == 1 for one in values.values())
+    return all(len(of_line) == 1 for of_line in values.values())

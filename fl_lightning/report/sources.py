@@ -61,11 +61,18 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
 
 
 def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[Path, Path]) -> None:
-    """Read what a path names: studies at once, while folders of runs are collected, each with where it was found."""
+    """Read what a path names: studies at once, while folders of runs are collected, each with where it was found.
+
+    Raises:
+        UsageError: it names nothing, or a folder that cannot be read.
+    """
     if path.is_file():
         found.studies += studies_of_file(path, suites)
         return
-    check_readable(path)
+    try:
+        os.listdir(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
     databases = [path / DATABASE] if (path / DATABASE).is_file() else []
     for database in databases:
         found.studies += of_database(f"sqlite:///{database}", suites, path)
@@ -77,18 +84,6 @@ def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[P
         raise UsageError(f"{path}: there is no run in this folder or below it; {HINT}")
     known = {one.resolve() for one in folders}
     folders.update({one: path for one in runs if one.resolve() not in known})
-
-
-def check_readable(path: Path) -> None:
-    """Refuse what is no folder that can be read.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        os.listdir(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
 
 
 def studies_of_file(path: Path, suites: Sequence[Suite]) -> list[Study]:

@@ -45,7 +45,6 @@ class Study:
         cells: the cells.
         results: results by digest.
         runs: the runs of the cells that have begun.
-        told: whether the suite is known, with its tables and published numbers.
         notes: what is to be said of it.
     """
 
@@ -53,7 +52,6 @@ class Study:
     cells: list[Cell]
     results: dict[str, CellResult]
     runs: list[ReportedRun]
-    told: bool
     notes: tuple[str, ...] = ()
 
 
@@ -171,21 +169,26 @@ def studies_of(
     for scale in sorted({line.result.scale for line in lines}, reverse=True) or [1.0]:
         some = [line for line in lines if line.result.scale == scale]
         suite = known or suite_of(name, some, metric)
-        notes = []
-        if known is None:
-            text = "its suite is not known, so that it has no published numbers; give its file with --suite"
-            notes.append(f"{name}: {text}")
-        fitting = [line for line in some if fits(line.labels, suite)]
+        text = "its suite is not known, so that it has no published numbers; give its file with --suite"
+        notes = [f"{name}: {text}"] if known is None else []
+        fitting = [
+            line
+            for line in some
+            if line.labels.keys() == suite.axes.keys()
+            and all(label in suite.axes[axis] for axis, label in line.labels.items())
+        ]
         if len(fitting) < len(some):
             notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
         cells = study_cells(suite, fitting, scale, known is not None)
-        other = {line.result.digest for line in fitting} - own_digests(suite, fitting, scale) if known else set()
-        if other:
+        if known is not None:
+            labelled = [({axis: line.labels[axis] for axis in suite.axes}, line.seed) for line in fitting]
+            by_file = {suite.cell(labels, seed, scale).digest for labels, seed in labelled}
+            other = {line.result.digest for line in fitting} - by_file
             text = "were run with another config than the suite's file says now (--config, or an edit)"
-            notes.append(f"{name}: {len(other)} cells {text}")
+            notes += [f"{name}: {len(other)} cells {text}"] if other else []
         results = {line.result.digest: line.result for line in fitting}
         runs = [run for line in fitting if (run := run_of(line, suite.metric, root)) is not None]
-        yield Study(suite, cells, results, runs, known is not None, tuple(notes))
+        yield Study(suite, cells, results, runs, tuple(notes))
 
 
 def suite_of(name: str, lines: Sequence[CellLine], metric: str) -> Suite:
@@ -202,11 +205,6 @@ def suite_of(name: str, lines: Sequence[CellLine], metric: str) -> Suite:
     return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
 
 
-def fits(labels: Mapping[str, str], suite: Suite) -> bool:
-    """Whether a suite has these labels."""
-    return labels.keys() == suite.axes.keys() and all(label in suite.axes[axis] for axis, label in labels.items())
-
-
 def study_cells(suite: Suite, lines: Sequence[CellLine], scale: float, told: bool) -> list[Cell]:
     """The cells of a suite as they were run, and those that have not begun."""
     begun = {(tuple(line.labels[axis] for axis in suite.axes), line.seed): line for line in lines}
@@ -221,11 +219,6 @@ def study_cells(suite: Suite, lines: Sequence[CellLine], scale: float, told: boo
                 if (tuple(given.values()), seed) not in begun:
                     made.append(StoredCell(given, seed, (), scale, f"{seed} {tuple(given.values())}"))
     return made
-
-
-def own_digests(suite: Suite, lines: Sequence[CellLine], scale: float) -> set[str]:
-    """The digests that cells have by the suite's file."""
-    return {suite.cell({axis: line.labels[axis] for axis in suite.axes}, line.seed, scale).digest for line in lines}
 
 
 def run_of(line: CellLine, metric: str, root: Path | None) -> ReportedRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ import numpy as np
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import NONE, Sheet, Text
-from fl_lightning.bench.suite import Show
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import printable
 from fl_lightning.report.configs import ABSENT, compact, differing_between, is_of_method
@@ -26,19 +26,13 @@ ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "pl
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
     """What the configurations came to, and the differences to the baseline."""
-    shows: list[Show] = ["final", "best"]
-    if section.metric.target is not None:
-        shows.append("rounds_to")
-    compared = {show: section.comparison(show) for show in shows}
-    notes: dict[str, str] = {}
+    compared, notes = section.comparisons(), dict[str, str]()
     several = len(section.settings) > 1
     lines = []
-    for setting in section.settings:
-        for group in section.at(setting):
-            place = ((group.line,), (setting,) if several else ())
-            line = [Text(setting)] if several else []
-            line += [Text(group.line), *(entry_text(compared[show], place, notes) for show in shows)]
-            lines.append([*line, *spent_texts(group)])
+    for group in section.in_order:
+        place = ((group.line,), (group.setting,) if several else ())
+        numbers = [entry_text(comparison, place, notes) for comparison in compared.values()]
+        lines.append([*[Text(group.setting)] * several, Text(group.line), *numbers, *spent_texts(group)])
     heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
     if section.metric.target is not None:
         heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
@@ -46,7 +40,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     names = ["setting", "method"] if several else ["method"]
     yield Sheet(caption(section), names, [(head, []) for head in heads], lines, notes, section.title)
     final = compared["final"]
-    if section.baseline and any(differs(one) for one in final.entries.values()):
+    if section.baseline and any(map(differs, final.entries.values())):
         yield differences_sheet(final, notes)
 
 
@@ -76,14 +70,9 @@ def spent_texts(group: Group) -> list[Text]:
     runs = list(group.runs.values())
     rounds = sorted({run.rounds for run in runs})
     told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    seconds = [run.seconds for run in runs if run.seconds is not None]
-    bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None and run.rounds]
-    return [
-        Text(str(len(runs))),
-        Text(told),
-        Text(f"{np.mean(seconds):.3g}" if seconds else NONE),
-        Text(f"{np.mean(bytes_) / 1e6:.3g}" if bytes_ else NONE),
-    ]
+    seconds = amount([run.seconds for run in runs])
+    bytes_ = amount([sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None], 1e6)
+    return list(map(Text, (str(len(runs)), told, seconds, bytes_)))
 
 
 def bytes_of(run: ReportedRun) -> float | None:
@@ -94,14 +83,11 @@ def bytes_of(run: ReportedRun) -> float | None:
 def runs_sheet(section: Section) -> Sheet:
     """The runs, one in each row, with what they are at."""
     lines = []
-    for setting in section.settings:
-        for group in section.at(setting):
-            for seed in sorted(group.runs):
-                run = group.runs[seed]
-                label = ", ".join(filter(None, [group.line, setting]))
-                numbers = [Text(value_text(section, value)) for value in final_and_best(section, run)]
-                lines.append([Text(label), Text(str(seed)), Text(run.told), *numbers, Text(run.plan_hash[:8] or NONE)])
-                lines[-1].append(Text(run.name))
+    for group in section.in_order:
+        for seed, run in group.runs.items():
+            numbers = [value_text(section, value) for value in final_and_best(section, run)]
+            texts = (group.label, str(seed), run.told, *numbers, run.plan_hash[:8] or NONE, run.name)
+            lines.append(list(map(Text, texts)))
     heads = ["last", "best", "partition", "folder"]
     told = "Every run that counts, with its last and its best value so far, whether it is finished or not."
     return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines)
@@ -110,7 +96,7 @@ def runs_sheet(section: Section) -> Sheet:
 def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, float | None]:
     """The last and the best value of a run, so far."""
     values = run.values(section.metric.tag)
-    finite = [one for one in values.values() if one == one]
+    finite = [value for value in values.values() if value == value]
     last = values[max(values)] if values else None
     return last, (min if section.metric.minimize else max)(finite, default=None)
 
@@ -124,12 +110,12 @@ def value_text(section: Section, value: float | None) -> str:
 
 def config_sheet(section: Section) -> Sheet | None:
     """The keys in which the configurations differ; None where there is nothing to compare."""
-    groups = [group for setting in section.settings for group in section.at(setting)]
+    groups = section.in_order
     configs = [compact(group.config) for group in groups]
     keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
     if not keys:
         return None
-    labels = [", ".join(filter(None, [group.line, group.setting])) for group in groups]
+    labels = [group.label for group in groups]
     told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
     if len(groups) < len(keys):
         lines = [[Text(key), *(Text(config.get(key, ABSENT)) for config in configs)] for key in keys]
@@ -150,11 +136,13 @@ def common_config(section: Section) -> list[tuple[str, str]]:
 
 def cost_sheet(section: Section) -> Sheet | None:
     """What the configurations cost; None where no run tells."""
-    groups = [group for setting in section.settings for group in section.at(setting)]
+    groups = section.in_order
     phases = {id(group): mean_phases(group) for group in groups}
-    memory = sorted({tag for group in groups for run in group.runs.values() for tag in last_row(run) if of_memory(tag)})
+    memory = sorted(
+        {tag for group in groups for run in group.runs.values() for tag in last_row(run) if tag.startswith("memory/")}
+    )
     own = {id(group): {key: short_number(text) for key, text in group.first.cost.items()} for group in groups}
-    columns = dict.fromkeys(column for one in own.values() for column in one)
+    columns = dict.fromkeys(column for cost in own.values() for column in cost)
     heads = [
         *(f"{phase}, s" for phase in ROUND_PHASES),
         "round, s",
@@ -166,26 +154,22 @@ def cost_sheet(section: Section) -> Sheet | None:
     ]
     lines = []
     for group in groups:
-        label = ", ".join(filter(None, [group.line, group.setting]))
         runs = list(group.runs.values())
-        line = [Text(label), *(amount([phases[id(group)].get(phase)]) for phase in ROUND_PHASES)]
-        line.append(amount([run.seconds for run in runs]))
-        line += [amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES]
-        line.append(amount([bytes_of(run) for run in runs], 1e6))
-        line += [amount([last_row(run).get(tag) for run in runs]) for tag in memory]
-        lines.append([*line, *(Text(own[id(group)].get(column, NONE)) for column in columns)])
-    kept = [at for at in range(len(heads)) if any(line[at + 1].text != NONE for line in lines)]
+        numbers = [
+            *(amount([phases[id(group)].get(phase)]) for phase in ROUND_PHASES),
+            amount([run.seconds for run in runs]),
+            *(amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES),
+            amount([bytes_of(run) for run in runs], 1e6),
+            *(amount([last_row(run).get(tag) for run in runs]) for tag in memory),
+        ]
+        lines.append([group.label, *numbers, *(own[id(group)].get(column, NONE) for column in columns)])
+    kept = [at for at in range(len(heads)) if any(line[at + 1] != NONE for line in lines)]
     if not kept:
         return None
     told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
     told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
-    kept_lines = [[line[0], *(line[at + 1] for at in kept)] for line in lines]
+    kept_lines = [[Text(line[0]), *(Text(line[at + 1]) for at in kept)] for line in lines]
     return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines)
-
-
-def of_memory(tag: str) -> bool:
-    """Whether a metric is of the memory that a run takes."""
-    return tag.startswith("memory/")
 
 
 def last_row(run: ReportedRun) -> Mapping[str, float]:
@@ -193,10 +177,10 @@ def last_row(run: ReportedRun) -> Mapping[str, float]:
     return run.rows[-1] if run.rows else {}
 
 
-def amount(values: Sequence[float | None], unit: float = 1.0) -> Text:
+def amount(values: Sequence[float | None], unit: float = 1.0) -> str:
     """The mean of the values that are known."""
-    known = [one for one in values if one is not None]
-    return Text(f"{np.mean(known) / unit:.3g}" if known else NONE)
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known) / unit:.3g}" if known else NONE
 
 
 def short_number(text: str) -> str:
@@ -209,20 +193,21 @@ def short_number(text: str) -> str:
 
 def environment_sheet(runs: Sequence[ReportedRun]) -> Sheet | None:
     """What the runs ran on; None where no run tells."""
-    told = [run.environment for run in runs if run.environment]
-    if not told:
+    known = [run.environment for run in runs if run.environment]
+    if not known:
         return None
-    packages = dict.fromkeys(name for one in told for name in one.get("versions") or {})
-    keys = [(key, [one.get(key) for one in told]) for key in ENVIRONMENT]
-    keys += [(f"version of {name}", [(one.get("versions") or {}).get(name) for one in told]) for name in packages]
+    versions: list[Mapping[str, str]] = [environment.get("versions") or {} for environment in known]
+    keys = [(key, [environment.get(key) for environment in known]) for key in ENVIRONMENT]
+    for name in dict.fromkeys(name for installed in versions for name in installed):
+        keys.append((f"version of {name}", [installed.get(name) for installed in versions]))
     lines = []
     for key, values in keys:
-        counts = Counter(environment_text(value) for value in values)
+        counts = Counter(map(environment_text, values))
         if set(counts) == {NONE}:
             continue
         of = [f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.most_common()]
         lines.append([Text(key), Text("; ".join(of))])
-    return Sheet(f"What {len(told)} runs ran on.", ["key"], [("value", [])], lines)
+    return Sheet(f"What {len(known)} runs ran on.", ["key"], [("value", [])], lines)
 
 
 def environment_text(value: Any) -> str:
@@ -234,17 +219,17 @@ def environment_text(value: Any) -> str:
 
 def commands(runs: Sequence[ReportedRun]) -> list[tuple[str, int]]:
     """The distinct command lines of the runs, and how many runs have each."""
-    import shlex
-
-    given = [run.environment.get("command") for run in runs]
-    lines = Counter(shlex.join(map(str, one)) for one in given if isinstance(one, list) and one)
+    known = [run.environment.get("command") for run in runs]
+    lines = Counter(shlex.join(map(str, line)) for line in known if isinstance(line, list) and line)
     return list(lines.items())
 
 
 def numbers_csv(comparisons: Sequence[Comparison]) -> str:
     """One line for each row and column of each table, with all numbers unrounded."""
     return in_lines(
-        {"title": one.suite.title, **line} for at, one in enumerate(comparisons, 1) for line in csv_lines(at, one)
+        {"title": comparison.suite.title, **line}
+        for at, comparison in enumerate(comparisons, 1)
+        for line in csv_lines(at, comparison)
     )
 
 
@@ -263,15 +248,13 @@ def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
 def run_lines(section: Section) -> Iterator[dict[str, Any]]:
     """The lines of the runs of a section."""
     keys = differing_between([group.config for group in section.groups])
-    for setting in section.settings:
-        for group in section.at(setting):
-            for seed in sorted(group.runs):
-                run = group.runs[seed]
-                last, best = final_and_best(section, run)
-                yield {
-                    **{"data": section.title, "method": group.line, "setting": setting, "seed": seed},
-                    **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
-                    **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
-                    **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
-                    **{f"config {key}": group.config.get(key, "") for key in keys},
-                }
+    for group in section.in_order:
+        for seed, run in group.runs.items():
+            last, best = final_and_best(section, run)
+            yield {
+                **{"data": section.title, "method": group.line, "setting": group.setting, "seed": seed},
+                **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
+                **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
+                **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
+                **{f"config {key}": group.config.get(key, "") for key in keys},
+            }

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.callbacks.record import CURVES, evenly_chosen, layout
+from fl_lightning.callbacks.record import CURVES, evenly_spread, layout
 from fl_lightning.methods import FedProx
 
 
@@ -77,4 +77,4 @@ def test_panels_name_no_tag_twice_and_none_of_a_longer_name():
     ("number", "places"), [(1, [0]), (3, [0, 1, 2]), (10, [0, 2, 4, 7, 9]), (32, [0, 8, 16, 23, 31])]
 )
 def test_curves_are_spread_from_the_first_to_the_last(number, places):
-    assert evenly_chosen([f"s/{one:02d}" for one in range(number)]) == [f"s/{one:02d}$" for one in places]
+    assert evenly_spread(number, CURVES) == places

@@ -7,7 +7,7 @@ from fl_lightning.callbacks.measurement import Series
 from fl_lightning.callbacks.spectrum import compare
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import UsageError
-from fl_lightning.report.arrays import load_arrays
+from fl_lightning.report.reading import load_arrays
 
 
 def series(path):

@@ -15,7 +15,7 @@ from helpers.reports import write_run
 from fl_lightning.bench.results import CellResult
 from fl_lightning.cli.report import main
 from fl_lightning.errors import UsageError
-from fl_lightning.report.arrays import load_arrays
+from fl_lightning.report.reading import load_arrays
 from fl_lightning.report.page import Asked, make_report
 from fl_lightning.report.run import read_run
 from fl_lightning.report.sources import read_sources

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from helpers.reports import accuracies, make_old, write_run
 
-from fl_lightning.report.arrays import read_arrays
-from fl_lightning.report.metrics_csv import read_metrics
+from fl_lightning.report.reading import Arrays, read_arrays, read_metrics
 from fl_lightning.report.run import find_runs, read_run
 
 
@@ -110,7 +109,7 @@ def test_a_file_that_cannot_be_read_is_a_note_and_no_end(run):
     (run / "environment.json").write_text("{")
     (run / "spectra.npz").write_bytes(b"PK\3\4 cut")
     read = read_run(run)
-    assert len(read.rows) == 4 and read.arrays("spectra.npz") is None
+    assert len(read.rows) == 4 and read.arrays("spectra.npz") == Arrays()
     assert [note.split()[0] for note in read.notes] == ["config.yaml", "environment.json", "spectra.npz"]
 
 
@@ -153,4 +152,4 @@ def test_arrays_that_hold_objects_or_no_rounds_are_not_read(tmp_path):
     with pytest.raises(ValueError, match="allow_pickle"):
         read_arrays(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=np.ones(3))
-    assert read_arrays(tmp_path / "b.npz") is None
+    assert read_arrays(tmp_path / "b.npz") == Arrays()
