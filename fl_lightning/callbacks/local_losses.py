@@ -7,7 +7,6 @@ FedUV's Figure 3 (Son et al., CVPR 2024), the training loss.
 from __future__ import annotations
 
 import csv
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +18,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Periodic, keep_other, log_pictures
 from fl_lightning.client import Client
 from fl_lightning.pictures import Panel, Picture, Shown
-from fl_lightning.records.files import DamagedFileError, Stamp, write_atomically
+from fl_lightning.records.files import DamagedFileError, Stamp, Stamping, write_atomically
 from fl_lightning.records.history import MetricsRow, json_line, read_table
 
 KEYS = ("round", "client", "epoch")
@@ -38,13 +37,12 @@ class EpochTable:
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.columns, self.continues = path, list[str](), False
-        self._size, self._digest = 0, hashlib.sha256()
+        self._stamping = Stamping()
 
     def append(self, rows: list[MetricsRow]) -> None:
         """Add rows; the file is written anew the first time, and where a column is new."""
-        for line in (json_line(row).encode() for row in rows):
-            self._size += len(line)
-            self._digest.update(line)
+        for row in rows:
+            self._stamping.write(json_line(row).encode())
         before = list(self.columns)
         self.columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
         if self.path is None or not rows:
@@ -59,7 +57,7 @@ class EpochTable:
 
     def stamp(self) -> Stamp:
         """What tells whether a file still begins with the rows so far."""
-        return Stamp(self._size, self._digest.hexdigest())
+        return self._stamping.stamp()
 
     def _read(self) -> list[dict[str, str]]:
         with self.path.open(newline="") as file:  # type: ignore[union-attr]

@@ -17,7 +17,6 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import require
 from fl_lightning.pictures import Picture
-from fl_lightning.pictures.figure import figure_of
 from fl_lightning.records.files import set_aside, write_atomically
 
 # what reading a file that was altered, cut or removed may raise
@@ -158,6 +157,8 @@ def log_pictures(
     trainer: RunAccess, pictures: Sequence[Picture], shown: Callable[[], Mapping[str, np.ndarray]]
 ) -> None:
     """Log the figures of what pictures declare, on the worker that writes; those of which there is nothing are none."""
+    from fl_lightning.pictures.figure import figure_of
+
     arrays = {} if trainer.run_dir is None else shown()
     for picture in pictures if arrays else ():
         figure = figure_of(picture, arrays) if picture.name else None

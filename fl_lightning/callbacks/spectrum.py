@@ -28,8 +28,6 @@ from fl_lightning.functional import (
     singular_values,
     stable_rank,
 )
-from fl_lightning.pictures.drawing import curves, numbered_line, visible
-from fl_lightning.pictures.figure import laid_out
 from fl_lightning.pictures.shipped import SPECTRA, SPECTRUM_TITLES
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
@@ -251,6 +249,9 @@ def compare(
     Raises:
         UsageError: a run has no such spectrum.
     """
+    from fl_lightning.pictures.drawing import curves, numbered_line, visible
+    from fl_lightning.pictures.figure import laid_out
+
     lines = []
     for number, (label, folder) in enumerate(runs.items()):
         name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file

@@ -1,25 +1,29 @@
-"""What is drawn into axes: curves, bars, maps and points, each of which can be read without colour."""
+"""What is drawn into axes: curves, bars, maps and points, each of which can be read without colour.
+
+Importing this takes a while, so what may never draw does so where it draws.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullLocator
 
 from fl_lightning.pictures.style import HATCHES, LIGHT, LINE_COLOURS, line_style, settings
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # names along an axis, and rows or columns of a map with numbers in its cells, beyond which they could not be read
 MOST_NAMES, MOST_NUMBERS = 24, 16
 # of singular values; those below this share of the largest are rounding errors
 VISIBLE = 1e-12
 MARKS = "os^Dv<>Pp*hX"
-Draw = Callable[["Axes"], None]
+Draw = Callable[[Axes], None]
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,6 @@ class CurveLine:
 
 def in_style() -> Any:
     """The context in which figures are drawn and saved."""
-    import matplotlib
-
     wanted: Any = settings()
     return matplotlib.rc_context(wanted)
 
@@ -145,9 +147,6 @@ def heat(
     """
 
     def draw(axes: Axes) -> None:
-        from matplotlib.colors import LogNorm, Normalize
-        from matplotlib.ticker import MaxNLocator, NullLocator
-
         known = np.ma.masked_array(values, ~np.isfinite(values) | (log & (values <= 0)))
         low, high = limits or ((float(known.min()), float(known.max())) if known.count() else (0.0, 1.0))
         norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
@@ -208,8 +207,6 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
 
 def logarithmic(axes: Axes, which: str) -> None:
     """Give some of the axes a logarithmic scale, with plain numbers; matplotlib's would be formulas."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     for axis, limits in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         if axis.axis_name in which:
             limits("log")
@@ -227,8 +224,6 @@ def plain_number(value: float, place: float = 0) -> str:
 
 def few_numbers(axes: Axes) -> None:
     """Have few numbers along the axes: each costs time, and there is little room on a phone."""
-    from matplotlib.ticker import AutoLocator, MaxNLocator
-
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_locator(), AutoLocator):
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))

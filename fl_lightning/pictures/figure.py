@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fl_lightning.pictures.declared import Panel, Picture, Shown
 from fl_lightning.pictures.drawing import (
@@ -21,10 +24,6 @@ from fl_lightning.pictures.drawing import (
     points,
     visible,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # arrays by name, whose first axis is that of the measurements
 SeriesByName = Mapping[str, np.ndarray]
@@ -53,8 +52,6 @@ def figure_of(picture: Picture, arrays: SeriesByName) -> Figure | None:
 
 def laid_out(drawings: Sequence[Draw], title: str = "") -> Figure:
     """A figure of some drawings, with one legend where that serves all of them."""
-    from matplotlib.figure import Figure
-
     columns = len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings)))
     rows, (width, height) = math.ceil(len(drawings) / columns), ALONE if len(drawings) == 1 else SIDE
     with in_style():
@@ -89,17 +86,13 @@ def drawings_of(panel: Panel, arrays: SeriesByName) -> Iterator[Draw]:
     present = [shown for shown in panel.shown if shown.array in arrays and np.isfinite(arrays[shown.array]).any()]
     if not present:
         return
-    if panel.each:
-        for place, name in list(enumerate(names_along(arrays, panel.each)))[: panel.most]:
-            yield from drawn_together(panel, present, {**arrays, **entries_at(panel, arrays, place)}, name)
-    else:
+    if not panel.each:
         yield from drawn_together(panel, present, arrays, panel.title)
-
-
-def entries_at(panel: Panel, arrays: SeriesByName, place: int) -> dict[str, np.ndarray]:
-    """What is drawn at one of the names of ``panel.each``: one entry of each measurement."""
-    names = [shown.array for shown in (*panel.shown, *(panel.beside.shown if panel.beside else ()))]
-    return {name: arrays[name][:, place] for name in (*names, panel.kinds) if name in arrays}
+        return
+    of_each = [shown.array for shown in (*panel.shown, *(panel.beside.shown if panel.beside else ()))]
+    for place, name in list(enumerate(names_along(arrays, panel.each)))[: panel.most]:
+        entries = {array: arrays[array][:, place] for array in (*of_each, panel.kinds) if array in arrays}
+        yield from drawn_together(panel, present, {**arrays, **entries}, name)
 
 
 def drawn_together(panel: Panel, present: Sequence[Shown], arrays: SeriesByName, title: str) -> Iterator[Draw]:
@@ -151,8 +144,6 @@ def lines_of(panel: Panel, number: int, shown: Shown, arrays: SeriesByName) -> I
     entries, rounds = arrays[shown.array] * unit, arrays["rounds"]
     clean = visible if panel.kind == "spectrum" else np.asarray
     if panel.rounds == "all":
-        from matplotlib import colormaps
-
         shades = colormaps["viridis_r"](np.linspace(0, 1, len(entries)) if len(entries) > 1 else [1.0])
         for place, (entry, shade) in enumerate(zip(entries, shades, strict=True)):
             label = f"round {rounds[place]}" if place in some_of(len(entries)) else ""

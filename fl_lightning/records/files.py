@@ -37,19 +37,28 @@ class DamagedFileError(ValueError):
     """A file is not what was written; the text says what is wrong."""
 
 
-class _Stamping:
-    """A file open for writing that counts and hashes what goes through it."""
+class Stamping:
+    """Counts and hashes what is written, block by block.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size, self.digest = file, 0, hashlib.sha256()
+    Args:
+        file: gets the blocks; None for none.
+    """
+
+    def __init__(self, file: BinaryIO | None = None) -> None:
+        self.file, self.size, self._digest = file, 0, hashlib.sha256()
 
     def write(self, block: Any) -> int:
+        """Take a block of bytes into account, and write it."""
         self.size += len(block)
-        self.digest.update(block)
-        return self.file.write(block)
+        self._digest.update(block)
+        return len(block) if self.file is None else self.file.write(block)
 
     def flush(self) -> None:
-        self.file.flush()
+        """Nothing is held back."""
+
+    def stamp(self) -> Stamp:
+        """The stamp of all that was written."""
+        return Stamp(self.size, self._digest.hexdigest())
 
 
 def save(contents: Any, path: Path) -> None:
@@ -65,9 +74,9 @@ def save(contents: Any, path: Path) -> None:
 def write_stamped(contents: Any, path: Path) -> Stamp:
     """Write tensors and plain values to ``path`` itself, neither atomically nor flushed, and return the stamp."""
     with path.open("wb") as file:
-        stamping = _Stamping(file)
+        stamping = Stamping(file)
         _dump(contents, stamping)
-    return Stamp(stamping.size, stamping.digest.hexdigest())
+    return stamping.stamp()
 
 
 def _dump(contents: Any, file: Any) -> None:
@@ -135,11 +144,11 @@ def check_records(path: Path, checksums: bool = False) -> None:
 
 def stamp_of(path: Path) -> Stamp:
     """The stamp of a file, which is read whole."""
-    digest = hashlib.sha256()
+    stamping = Stamping()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(2**20), b""):
-            digest.update(block)
-        return Stamp(file.tell(), digest.hexdigest())
+            stamping.write(block)
+    return stamping.stamp()
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

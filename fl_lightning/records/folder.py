@@ -18,11 +18,7 @@ from fl_lightning.errors import ClientError, require, text_of
 from fl_lightning.records import loggers
 from fl_lightning.records.checkpoint import in_place, resumes_in_place
 from fl_lightning.records.checkpoint_folder import CheckpointFolder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from fl_lightning.records.temporary import lock
 
 # what the system says where a disk is full, or a limit of it is reached
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,21 +61,20 @@ class RunFolder:
 
         Where one of them does, :meth:`open` refuses to.
         """
-        if not self.writes or fcntl is None:
+        if not self.writes:
             return
-        # a folder may be read-only, and a file system without locks
+        # a folder may be read-only
         with suppress(OSError):
             self._lock = (folder / "lock").open("a+")
-            try:
-                # processes that are forked from this one, and may outlive it, do not have this kind of lock
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+            # processes that are forked from this one may outlive it
+            locked = lock(self._lock, inherited=False)
+            if locked is False:
                 self._lock.seek(0)
                 self._holder = self._lock.read().strip() or "another process"
-                return
-            self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._lock.flush()
+            elif locked:
+                self._lock.truncate(0)
+                self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+                self._lock.flush()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done.
@@ -121,23 +116,13 @@ class RunFolder:
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Give hyper-parameters to the loggers; TensorBoard takes them with the final metrics, at the end."""
-
-        def log(logger: Logger) -> None:
-            if not loggers.is_tensorboard(logger):
-                loggers.log_hyperparams(logger, params)
-
-        self._each(log)
+        self._each(lambda logger: loggers.log_hyperparams(logger, params))
 
     def compare_hyperparams(
         self, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
     ) -> None:
         """Give TensorBoard the hyper-parameters with the metrics of the last round; of ``shown`` it makes columns."""
-
-        def compare(logger: Logger) -> None:
-            if loggers.is_tensorboard(logger):
-                loggers.add_to_page(logger, params, shown, metrics, round_)
-
-        self._each(compare)
+        self._each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
         """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""

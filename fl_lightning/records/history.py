@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_lightning.records.files import DamagedFileError, Stamp, flush, partial_of
+from fl_lightning.records.files import DamagedFileError, Stamp, Stamping, flush, partial_of
 
 MetricsRow = dict[str, float]
 HISTORY = "history.jsonl"
@@ -25,7 +25,7 @@ class HistoryFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows, self._size, self._digest = 0, 0, hashlib.sha256()
+        self._rows, self._stamping = 0, Stamping()
 
     def append(self, history: list[MetricsRow]) -> Stamp:
         """Write the rows that are not in the file yet; returns the stamp of all of them. The caller flushes the file.
@@ -40,9 +40,9 @@ class HistoryFile:
         if first:
             flush([target])
             target.replace(self.path)
-        self._digest.update(text)
-        self._rows, self._size = len(history), self._size + len(text)
-        return Stamp(self._size, self._digest.hexdigest())
+        self._rows = len(history)
+        self._stamping.write(text)
+        return self._stamping.stamp()
 
 
 def json_line(row: Mapping[str, float]) -> str:
@@ -78,20 +78,17 @@ def read_table(path: Path, stamp: Stamp) -> list[MetricsRow]:
     Raises:
         DamagedFileError: the table has others.
     """
-    rows: list[MetricsRow] = []
-    size, digest = 0, hashlib.sha256()
+    rows, stamping = list[MetricsRow](), Stamping()
     try:
         with path.open(newline="") as file:
             for cells in csv.DictReader(file):
-                if size >= stamp.size:
+                if stamping.size >= stamp.size:
                     break
                 rows.append({tag: int_or_float(text) for tag, text in cells.items() if text and tag != "step"})
-                line = json_line(rows[-1]).encode()
-                size += len(line)
-                digest.update(line)
+                stamping.write(json_line(rows[-1]).encode())
     except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise DamagedFileError(f"{path.name} cannot be read") from error
-    if digest.hexdigest() != stamp.sha256:
+    if stamping.stamp().sha256 != stamp.sha256:
         raise DamagedFileError(f"{path.name} was altered")
     return rows
 

@@ -47,15 +47,16 @@ def wait_for_new_second(folder: Path) -> None:
 
 
 def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:
-    """Give hyper-parameters to a logger."""
-    with suppress(NotImplementedError):  # so does Fabric's CSVLogger say that it takes none
-        logger.log_hyperparams(dict(params))
+    """Give hyper-parameters to a logger; nothing to TensorBoard, for which see :func:`add_to_page`."""
+    if not is_tensorboard(logger):
+        with suppress(NotImplementedError):  # so does Fabric's CSVLogger say that it takes none
+            logger.log_hyperparams(dict(params))
 
 
 def add_to_page(
     logger: Any, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
 ) -> None:
-    """Give hyper-parameters to a TensorBoard logger, with the metrics by which its page HParams compares runs.
+    """Give hyper-parameters to TensorBoard, with the metrics by which its page HParams compares runs.
 
     The metrics are logged already: given to ``log_hyperparams``, they would be a second point of the same round.
 
@@ -67,6 +68,8 @@ def add_to_page(
         metrics: the metrics of the last round.
         round_: the last round.
     """
+    if not is_tensorboard(logger):
+        return
     from torch.utils.tensorboard.summary import hparams
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger

@@ -79,12 +79,19 @@ def is_own(state: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
 
 
-def lock(file: IO[str]) -> bool | None:
-    """Lock a file, unless another process holds its lock; None where there are no such locks."""
+def lock(file: IO[str], inherited: bool = True) -> bool | None:
+    """Lock a file, unless another process holds its lock; None where there are no such locks.
+
+    Args:
+        file: the file, open for writing.
+        inherited: whether processes that are forked from this one hold the lock, too.
+    """
     if fcntl is None:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return False
+    except OSError:  # a file system without locks
+        return None
     return True

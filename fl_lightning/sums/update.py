@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.collectives import Collectives
 from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
-from fl_lightning.sums.weighted import Sums, Weighted, means, weigh
+from fl_lightning.sums.weighted import Sums, Weighted, weigh
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Totals:
         return reduced(self._field("logged"), self._extremes)
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
-        return means({name: value for name, value in self._field(field).items() if bool(value.weight)})
+        return {name: value.mean() for name, value in self._field(field).items() if bool(value.weight)}
 
     def _field(self, name: str) -> Any:
         return self._sums.totals.get(name, {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -117,15 +118,16 @@ class Sums:
 
     def means(self) -> dict[str, Tensor]:
         """The mean by name; for sums without nested dictionaries."""
-        return means(self.totals)
+        return {name: total.mean() for name, total in self.totals.items()}
 
     def _extend(self, layout: Layout) -> None:
         """Extend the vector to a superset of the present layout, with zeros for the new values."""
         if layout == self._layout:
             return
-        begins, size = offsets(layout)
-        places = [torch.arange(begins[path], begins[path] + length(self._layout[path])) for path in self._layout]
-        self._exact.spread(torch.cat(places) if places else torch.zeros(0, dtype=torch.int64), size)
+        ends = dict(zip(layout, accumulate(map(length, layout.values())), strict=True))
+        places = [torch.arange(ends[path] - length(shapes), ends[path]) for path, shapes in self._layout.items()]
+        places.append(torch.zeros(0, dtype=torch.int64))  # cat takes no empty list
+        self._exact.spread(torch.cat(places), max(ends.values()))
         self._layout, self._totals = layout, None
 
     def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> tuple[Tensor, ...]:
@@ -186,20 +188,6 @@ def merged(first: Layout, second: Layout) -> Layout:
 def length(shapes: Shapes) -> int:
     """How many numbers a total and its weight have."""
     return sum(shape.numel() for shape in shapes)
-
-
-def offsets(layout: Layout) -> tuple[dict[Path, int], int]:
-    """Where the numbers of each value begin in the flat vector, and its length."""
-    begins, size = {}, 0
-    for path, shapes in layout.items():
-        begins[path] = size
-        size += length(shapes)
-    return begins, size
-
-
-def means(values: Mapping[str, Weighted]) -> dict[str, Tensor]:
-    """The mean by name."""
-    return {name: value.mean() for name, value in values.items()}
 
 
 @torch.no_grad()
