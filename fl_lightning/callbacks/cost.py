@@ -97,7 +97,10 @@ class CostLedger(Periodic):
         trainer.all_reduce(self._sums)
         totals = self._sums.totals
         steps = int(totals["steps"].total) if totals else 0
-        for name, value in {**self._operations(steps, runs), **state_sizes(totals)}.items():
+        clients = float(totals["clients"].total) if totals else 0.0
+        kept = {name: float(part.total) / clients for name, part in totals.get("kept", {}).items()}
+        sizes = {"client_state": sum(kept.values()), **{f"client_state/{name}": size for name, size in kept.items()}}
+        for name, value in {**self._operations(steps, runs), **sizes}.items():
             trainer.log(f"cost/{name}", value)
         trainer.log("memory/peak", max(trainer.gather(worker_peak_memory())))
         trainer.log("time/counted", max(trainer.gather(time.perf_counter() - self._began)))
@@ -158,13 +161,6 @@ def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int
     with FlopCounterMode(display=False) as counter:
         runs = trainer.rehearse(k, methods)
     return counter.get_total_flops(), runs
-
-
-def state_sizes(totals: dict[str, Any]) -> dict[str, float]:
-    """Mean bytes that a client keeps, in all and by method."""
-    number = float(totals["clients"].total) if totals else 0.0
-    parts = {name: float(kept.total) / number for name, kept in totals.get("kept", {}).items()} if number else {}
-    return {"client_state": sum(parts.values()), **{f"client_state/{name}": size for name, size in parts.items()}}
 
 
 def worker_peak_memory() -> float:

@@ -214,16 +214,11 @@ def deviations(
         with np.errstate(divide="ignore", invalid="ignore"):
             bound = np.where(largest > 0, numbers / counts / largest, np.nan)
         found |= {f"ratio{suffix}": np.where(seen, largest, np.nan), f"bound{suffix}": np.where(seen, bound, np.nan)}
-    cosines = cosines_of(change, means.h)
+    norms = np.outer(np.linalg.norm(change, axis=1), np.linalg.norm(means.h, axis=1))
+    cosines = np.divide(change @ means.h.T, np.where(norms > 0, norms, np.nan))
     others = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
     found["own"], found["others"] = np.where(seen, np.diag(cosines), np.nan), np.where(seen, others, np.nan)
     return found
-
-
-def cosines_of(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The cosine of each of ``rows`` (C, d) with each of ``columns`` (C, d), ``(C, C)``; nan for zeros."""
-    norms = np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(columns, axis=1))
-    return np.divide(rows @ columns.T, np.where(norms > 0, norms, np.nan))
 
 
 def logged_shares(values: dict[str, np.ndarray]) -> dict[str, float]:

@@ -50,18 +50,18 @@ class EpochTable:
         if self.columns == before:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerows(rows)
-        else:
-            if not (before or self.continues):
-                keep_other(self.path)
-            write_atomically(self.path, partial(self._write, rows=[*(self._read() if before else ()), *rows]))
+            return
+        earlier: list[Any] = []
+        if before:
+            with self.path.open(newline="") as file:
+                earlier = list(csv.DictReader(file))
+        elif not self.continues:
+            keep_other(self.path)
+        write_atomically(self.path, partial(self._write, rows=[*earlier, *rows]))
 
     def stamp(self) -> Stamp:
         """What tells whether a file still begins with the rows so far."""
         return self._stamping.stamp()
-
-    def _read(self) -> list[dict[str, str]]:
-        with self.path.open(newline="") as file:  # type: ignore[union-attr]
-            return list(csv.DictReader(file))
 
     def _write(self, path: Path, rows: list[Any]) -> None:
         with path.open("w", newline="") as file:

@@ -44,7 +44,8 @@ class ProgressBar(Callback):
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self._visits is not None:
-            self._visits.end_client(client.num_steps)
+            self._visits.clients += 1
+            self._visits.steps += client.num_steps
 
     def on_round_end(self, trainer: RunAccess) -> None:
         if self._visits is not None and self._rounds is not None:
@@ -87,20 +88,20 @@ class ProgressBar(Callback):
 
 
 class Visits:
-    """A bar over the local steps of this worker in a round. A thread looks at them while a client trains."""
+    """A bar over the local steps of this worker in a round. A thread looks at them while a client trains.
+
+    Attributes:
+        clients: how many have trained.
+        steps: those that they took.
+    """
 
     def __init__(self, trainer: RunAccess) -> None:
-        self._trainer, self._cohort = trainer, trainer.server.cohort
-        self._clients = self._steps = 0
-        self._began = time.time()
-        self._closed = threading.Event()
+        self._trainer = trainer
+        self.clients = self.steps = 0
+        self._began, self._closed = time.time(), threading.Event()
         self._bar: Any = None
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
-
-    def end_client(self, steps: int) -> None:
-        """Count a client that has trained."""
-        self._clients, self._steps = self._clients + 1, self._steps + steps
 
     def close(self) -> None:
         """End the thread, and remove the bar."""
@@ -110,23 +111,20 @@ class Visits:
             self._bar.close()
 
     def _look(self) -> None:
-        wait = LONG
-        while not self._closed.wait(wait):
-            wait = LOOK
-            self._bar = self._bar or self._new_bar()
-            # between two clients the last one's steps may be counted twice for a moment
-            self._bar.n = min(self._steps + self._trainer.client.num_steps, self._bar.total)
-            self._bar.set_postfix_str(f"client {self._clients + 1} of {self._number}")
-
-    def _new_bar(self) -> Any:
-        trainer = self._trainer
-        steps = sum(trainer.run.local_training.steps(k) for k in self._cohort)
-        mine = f"placed/{trainer.global_rank}"
-        self._number = int(trainer.metrics.get(f"{mine}/clients", len(self._cohort)))
+        if self._closed.wait(LONG):
+            return
+        trainer, cohort, mine = self._trainer, self._trainer.server.cohort, f"placed/{self._trainer.global_rank}"
+        steps = sum(trainer.run.local_training.steps(k) for k in cohort)
+        number = int(trainer.metrics.get(f"{mine}/clients", len(cohort)))
         total = int(trainer.metrics.get(f"{mine}/steps", steps))
         bar = tqdm(total=total, desc=f"round {trainer.server.round + 1}", unit="step", leave=False, position=1)
         bar.start_t = self._began  # for the rate and the time that is left
-        return bar
+        self._bar, ended = bar, False
+        while not ended:
+            # between two clients the last one's steps may be counted twice for a moment
+            bar.n = min(self.steps + trainer.client.num_steps, total)
+            bar.set_postfix_str(f"client {self.clients + 1} of {number}")
+            ended = self._closed.wait(LOOK)
 
 
 def round_line(metrics: Mapping[str, float], done: int, rounds: int, seconds: float) -> str:

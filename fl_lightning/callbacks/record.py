@@ -65,7 +65,15 @@ class RunRecord(Callback):
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
         record = {
-            **environment_of_process(),
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "git_revision": git_revision(),
+            "versions": {name: version for name in PACKAGES if (version := version_of(name))},
             "workers": trainer.world_size,
             "device": str(trainer.run.fabric.device),
             "seed": trainer.seed,
@@ -118,21 +126,6 @@ def tags_to_come(trainer: RunAccess) -> list[str]:
 def evenly_spread(number: int, most: int) -> list[int]:
     """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
     return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
-
-
-def environment_of_process() -> dict[str, Any]:
-    """Versions, hardware, git revision and command line of this process."""
-    return {
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "git_revision": git_revision(),
-        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
-    }
 
 
 def version_of(package: str) -> str | None:

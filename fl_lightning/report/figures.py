@@ -16,11 +16,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fl_lightning.bench.cells_csv import csv_text
-from fl_lightning.pictures.drawing import MOST_NAMES, Draw, bar_style
+from fl_lightning.pictures.drawing import Draw, bar_style
 from fl_lightning.pictures.style import FONT, LIGHT, LINE_COLOURS, line_style
 
 WIDTH, HEIGHT = 4.3, 3.0
 MARGINS = (0.72, 0.48, 0.12, 0.14)
+# of a map, with room for its title and its scale
+HEAT_MARGINS = (0.55, 0.48, 0.85, 0.3)
 # of a legend below a drawing
 LEGEND_COLUMNS = 3
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
@@ -102,7 +104,7 @@ class Card:
         figure = Figure(figsize=size, layout="constrained")
         for axes, drawing in zip(figure.subplots(1, len(self.drawings), squeeze=False)[0], self.drawings, strict=True):
             drawing.draw(axes)
-        add_legend(figure, self.legend, 3 * len(self.drawings), line_handle)
+        add_legend(figure, self.legend, 3 * len(self.drawings), lambda at: Line2D([], [], **line_style(at)))
         of_bars = dict.fromkeys(entry for drawing in self.drawings for entry in drawing.legend)
         add_legend(figure, list(of_bars), 3 * len(self.drawings), bar_handle)
         return figure
@@ -122,21 +124,9 @@ def add_legend(
         figure.legend(handles, labels, loc=place, ncols=min(len(labels), columns), **how)
 
 
-def line_handle(at: int) -> Any:
-    """What stands for a curve in a legend."""
-    return Line2D([], [], **line_style(at))
-
-
 def bar_handle(at: int) -> Any:
     """What stands for a bar in a legend."""
     return Patch(**bar_style(at))
-
-
-def heat_margins(rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Any:
-    """The margins of a map: room for the names along it, for its title and for its scale."""
-    left = room(rows) if rows is not None and len(rows) <= MOST_NAMES else 0.55
-    below = room(columns) if columns is not None and len(columns) <= MOST_NAMES else 0.48
-    return (max(left, 0.55), max(below, 0.48), 0.85, 0.3)
 
 
 def room(names: Sequence[str]) -> float:

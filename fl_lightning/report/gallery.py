@@ -20,7 +20,7 @@ from fl_lightning.report.curves import (
     number_of,
     spent,
 )
-from fl_lightning.report.figures import Card, Drawing, heat_margins, room
+from fl_lightning.report.figures import HEAT_MARGINS, Card, Drawing, room
 from fl_lightning.report.measured import measured_cards
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
@@ -158,7 +158,7 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
         draw = heat(counts.T.astype(float), "samples", log=True, xlabel="client", ylabel="class", title=title)
         told = f"samples of each class at each client, {title}"
-        drawings.append(Drawing(draw, told, margins=heat_margins()))
+        drawings.append(Drawing(draw, told, margins=HEAT_MARGINS))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     if drawings:
         caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."

@@ -15,7 +15,7 @@ from fl_lightning.pictures.drawing import MOST_NAMES, bars, curves, heat, number
 from fl_lightning.pictures.figure import entry_shown, points_by_kind
 from fl_lightning.pictures.shipped import SHIPPED
 from fl_lightning.report.curves import PANELS, against_rounds, band, legend_of, number_of
-from fl_lightning.report.figures import HEIGHT, Card, Drawing, heat_margins, room
+from fl_lightning.report.figures import HEAT_MARGINS, HEIGHT, Card, Drawing, room
 from fl_lightning.report.run import PLAN, ReportedRun
 from fl_lightning.report.sections import Group, Section
 
@@ -176,7 +176,7 @@ def map_cards(section: Section, setting: str, file: str, declared: Declared) -> 
         drawings = []
         for group, _, values in drawn[:PANELS]:
             draw = heat(values, what, limits=limits, title=group.line, ylabel=down, xlabel=across)
-            drawings.append(Drawing(draw, f"{what}, {group.line}", margins=heat_margins()))
+            drawings.append(Drawing(draw, f"{what}, {group.line}", margins=HEAT_MARGINS))
         rows = [
             [group.line, round_, i, j, float(values[i, j])]
             for group, round_, values in drawn

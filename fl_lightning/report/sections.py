@@ -64,6 +64,10 @@ class Metric:
         """A value in the unit that is shown."""
         return 100 * value if self.percent else value
 
+    def text(self, value: float) -> str:
+        """A value in the unit that is shown, as text."""
+        return f"{self.in_unit(value):.{2 if self.percent else 4}f}"
+
 
 @dataclass
 class Group:

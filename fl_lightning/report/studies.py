@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,8 @@ class Study:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CellLine:
-    """What a study or a file keeps of one cell."""
-
-    labels: dict[str, str]
-    seed: int
-    result: CellResult
-    config: dict[str, Any] = field(default_factory=dict)
+# what a study or a file keeps of a cell
+KeptCell = tuple[StoredCell, CellResult]
 
 
 def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
@@ -72,13 +66,14 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
         UsageError: it cannot be read, or is no such file.
     """
 
-    def line_of(line: Mapping[str, str]) -> CellLine:
+    def cell_of(line: Mapping[str, str]) -> KeptCell:
         axes = [key for key in line if key not in (*FIRST, *LAST)]
         labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
-        return CellLine(labels, seed_of(line), result_in(line), mapping_of(line, "config"))
+        seed, result = seed_of(line), result_in(line)
+        return StoredCell(labels, seed, (mapping_of(line, "config"),), result.scale, result.digest), result
 
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
-    yield from studies_of(name, list(parsed_cells(path, line_of)), "test/accuracy", suites, path.parent)
+    yield from studies_of(name, list(parsed_cells(path, cell_of)), "test/accuracy", suites, path.parent)
 
 
 def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
@@ -92,39 +87,30 @@ def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> 
     Raises:
         UsageError: it cannot be used, or has no study of a suite.
     """
-    from fl_lightning.bench.study import exists, hidden, open_database
+    import optuna
+
+    from fl_lightning.bench.study import decisive, digest_of, exists, hidden, open_database, result_of_trial
 
     require(exists(url), "STUDY", hidden(url), "there is no such database")
     with snapshot(url) as copied:
-        yield from of_backend(open_database(copied), url, suites, root)
-
-
-def of_backend(backend: Any, url: str, suites: Sequence[Suite], root: Path | None) -> Iterator[Study]:
-    """The studies of suites in a database that is open."""
-    import optuna
-
-    from fl_lightning.bench.study import decisive, digest_of, hidden, result_of_trial
-
-    found = 0
-    for summary in optuna.get_all_study_summaries(backend, include_best_trial=False):
+        backend = open_database(copied)
+        summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
         # those that tune have other names than their suite
-        if summary.user_attrs.get("suite") != summary.study_name:
-            continue
-        found += 1
-        study = optuna.load_study(study_name=summary.study_name, storage=backend)
-        by_cell: dict[str, list[Any]] = {}
-        for trial in study.get_trials(deepcopy=False):
-            if (digest := digest_of(trial)) is not None:
-                by_cell.setdefault(digest, []).append(trial)
-        lines = []
-        for digest, trials in by_cell.items():
-            given = trials[-1].user_attrs
-            cell = StoredCell(dict(given["labels"]), int(given["seed"]), (), given.get("scale", 1.0), digest)
-            lines.append(CellLine(dict(cell.labels), cell.seed, result_of_trial(cell, decisive(trials))))
-        attributes = summary.user_attrs
-        named = [*suites, *suite_at(attributes.get("file"))]
-        yield from studies_of(attributes["suite"], lines, attributes.get("metric", "test/accuracy"), named, root)
-    require(found > 0, "STUDY", hidden(url), "it has no study of a suite; give the output of bench")
+        known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
+        require(len(known) > 0, "STUDY", hidden(url), "it has no study of a suite; give the output of bench")
+        for summary in known:
+            by_cell: dict[str, list[Any]] = {}
+            for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
+                if (digest := digest_of(trial)) is not None:
+                    by_cell.setdefault(digest, []).append(trial)
+            cells = list[KeptCell]()
+            for digest, trials in by_cell.items():
+                noted = trials[-1].user_attrs
+                cell = StoredCell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
+                cells.append((cell, result_of_trial(cell, decisive(trials))))
+            attributes = summary.user_attrs
+            named = [*suites, *suite_at(attributes.get("file"))]
+            yield from studies_of(attributes["suite"], cells, attributes.get("metric", "test/accuracy"), named, root)
 
 
 @contextmanager
@@ -162,41 +148,45 @@ def suite_at(path: Any) -> list[Suite]:
 
 
 def studies_of(
-    name: str, lines: Sequence[CellLine], metric: str, suites: Sequence[Suite], root: Path | None
+    name: str, kept: Sequence[KeptCell], metric: str, suites: Sequence[Suite], root: Path | None
 ) -> Iterator[Study]:
-    """The studies of some lines, one for each scale."""
+    """The studies of some cells, one for each scale."""
     known = next((suite for suite in suites if suite.name == name), None)
-    for scale in sorted({line.result.scale for line in lines}, reverse=True) or [1.0]:
-        some = [line for line in lines if line.result.scale == scale]
-        suite = known or suite_of(name, some, metric)
+    for scale in sorted({cell.scale for cell, _ in kept}, reverse=True) or [1.0]:
+        some = [(cell, result) for cell, result in kept if cell.scale == scale]
+        suite = known or suite_of(name, [cell for cell, _ in some], metric)
         text = "its suite is not known, so that it has no published numbers; give its file with --suite"
         notes = [f"{name}: {text}"] if known is None else []
-        fitting = [
-            line
-            for line in some
-            if line.labels.keys() == suite.axes.keys()
-            and all(label in suite.axes[axis] for axis, label in line.labels.items())
-        ]
+        fitting = []
+        for cell, result in some:
+            labels = {axis: cell.labels.get(axis) for axis in suite.axes}
+            if cell.labels == labels and all(label in suite.axes[axis] for axis, label in labels.items()):
+                fitting.append((replace(cell, labels=labels), result))
         if len(fitting) < len(some):
             notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
-        cells = study_cells(suite, fitting, scale, known is not None)
+        begun = {(tuple(cell.labels.values()), cell.seed): cell for cell, _ in fitting}
+        cells: list[Cell] = list(begun.values())
         if known is not None:
-            labelled = [({axis: line.labels[axis] for axis in suite.axes}, line.seed) for line in fitting]
-            by_file = {suite.cell(labels, seed, scale).digest for labels, seed in labelled}
-            other = {line.result.digest for line in fitting} - by_file
+            by_file = {suite.cell(cell.labels, cell.seed, scale).digest for cell, _ in fitting}
+            other = {result.digest for _, result in fitting} - by_file
             text = "were run with another config than the suite's file says now (--config, or an edit)"
             notes += [f"{name}: {len(other)} cells {text}"] if other else []
-        results = {line.result.digest: line.result for line in fitting}
-        runs = [run for line in fitting if (run := run_of(line, suite.metric, root)) is not None]
-        yield Study(suite, cells, results, runs, tuple(notes))
+            # those that have not begun
+            for seed in sorted({cell.seed for cell, _ in fitting}) or suite.seeds:
+                for labels in suite.combinations():
+                    address = (tuple(labels.values()), seed)
+                    if address not in begun:
+                        cells.append(StoredCell(labels, seed, (), scale, f"{seed} {address[0]}"))
+        results = {result.digest: result for _, result in fitting}
+        runs = [run_of(cell, result, suite.metric, root) for cell, result in fitting]
+        yield Study(suite, cells, results, [run for run in runs if run is not None], tuple(notes))
 
 
-def suite_of(name: str, lines: Sequence[CellLine], metric: str) -> Suite:
+def suite_of(name: str, cells: Sequence[Cell], metric: str) -> Suite:
     """A suite as far as its cells tell it: its axes, and one table."""
     axes: dict[str, dict[str, tuple[Any, ...]]] = {}
-    for line in lines:
-        for axis, label in line.labels.items():
-            axes.setdefault(axis, {})[label] = ()
+    for axis, label in (pair for cell in cells for pair in cell.labels.items()):
+        axes.setdefault(axis, {})[label] = ()
     rows = ("method",) if "method" in axes else tuple(axes)[:1]
     table = Table("final", rows, tuple(axis for axis in axes if axis not in rows))
     baseline = {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
@@ -205,43 +195,26 @@ def suite_of(name: str, lines: Sequence[CellLine], metric: str) -> Suite:
     return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
 
 
-def study_cells(suite: Suite, lines: Sequence[CellLine], scale: float, told: bool) -> list[Cell]:
-    """The cells of a suite as they were run, and those that have not begun."""
-    begun = {(tuple(line.labels[axis] for axis in suite.axes), line.seed): line for line in lines}
-    made: list[Cell] = []
-    for (labels, seed), line in begun.items():
-        given = dict(zip(suite.axes, labels, strict=True))
-        made.append(StoredCell(given, seed, (line.config,), scale, line.result.digest))
-    if told:
-        seeds = sorted({line.seed for line in lines}) or list(suite.seeds)
-        for seed in seeds:
-            for given in suite.combinations():
-                if (tuple(given.values()), seed) not in begun:
-                    made.append(StoredCell(given, seed, (), scale, f"{seed} {tuple(given.values())}"))
-    return made
-
-
-def run_of(line: CellLine, metric: str, root: Path | None) -> ReportedRun | None:
+def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> ReportedRun | None:
     """The run of a cell, from its folder where that is there; None for a cell that has not begun."""
-    result = line.result
     states: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
     folder = folder_of(result, root)
     if folder is None and result.state == "waiting" and not result.values:
         return None
-    state = states.get(result.state, "stopped")
+    known: dict[str, Any] = {"labels": cell.labels, "number": cell.seed, "reason": result.reason}
+    known["state"] = states.get(result.state, "stopped")
     notes: tuple[str, ...] = ()
     if folder is not None:
         try:
-            read = read_run(folder, printable(f"{folder.parent.name}/{folder.name}"))
-            return replace(read, labels=line.labels, number=line.seed, state=state, reason=result.reason)
+            return replace(read_run(folder, printable(f"{folder.parent.name}/{folder.name}")), **known)
         except (OSError, ValueError) as error:
             notes = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
     rows = [{"round": float(round_), metric: value} for round_, value in sorted(result.values.items())]
     if rows:
         rows[-1] = {**result.metrics, **rows[-1]}
-    given = {"labels": line.labels, "number": line.seed, "plan": result.plan, "reason": result.reason}
-    known = {"machine_known": result.machine, "seconds_known": result.seconds, "config": line.config}
-    return ReportedRun(result.cell, rows=rows, state=state, notes=notes, **given, **known)  # type: ignore[arg-type]
+    known |= {"plan": result.plan, "machine_known": result.machine, "seconds_known": result.seconds}
+    config = dict(next(iter(cell.fragments), {}))
+    return ReportedRun(result.cell, rows=rows, notes=notes, config=config, **known)
 
 
 def folder_of(result: CellResult, root: Path | None) -> Path | None:

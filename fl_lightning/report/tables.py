@@ -85,8 +85,8 @@ def runs_sheet(section: Section) -> Sheet:
     lines = []
     for group in section.in_order:
         for seed, run in group.runs.items():
-            numbers = [value_text(section, value) for value in final_and_best(section, run)]
-            texts = (group.label, str(seed), run.told, *numbers, run.plan_hash[:8] or NONE, run.name)
+            values = [NONE if value is None else section.metric.text(value) for value in final_and_best(section, run)]
+            texts = (group.label, str(seed), run.told, *values, run.plan_hash[:8] or NONE, run.name)
             lines.append(list(map(Text, texts)))
     heads = ["last", "best", "partition", "folder"]
     told = "Every run that counts, with its last and its best value so far, whether it is finished or not."
@@ -99,13 +99,6 @@ def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, fl
     finite = [value for value in values.values() if value == value]
     last = values[max(values)] if values else None
     return last, (min if section.metric.minimize else max)(finite, default=None)
-
-
-def value_text(section: Section, value: float | None) -> str:
-    """A value of the metric in its unit."""
-    if value is None:
-        return NONE
-    return f"{section.metric.in_unit(value):.{2 if section.metric.percent else 4}f}"
 
 
 def config_sheet(section: Section) -> Sheet | None:
@@ -235,7 +228,22 @@ def numbers_csv(comparisons: Sequence[Comparison]) -> str:
 
 def runs_csv(sections: Sequence[Section]) -> str:
     """One line a run: what it is, what it came to, and all differing keys."""
-    return in_lines(line for section in sections for line in run_lines(section))
+    lines = list[dict[str, Any]]()
+    for section in sections:
+        keys = differing_between([group.config for group in section.groups])
+        for group in section.in_order:
+            for seed, run in group.runs.items():
+                last, best = final_and_best(section, run)
+                lines.append(
+                    {
+                        **{"data": section.title, "method": group.line, "setting": group.setting, "seed": seed},
+                        **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
+                        **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
+                        **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
+                        **{f"config {key}": group.config.get(key, "") for key in keys},
+                    }
+                )
+    return in_lines(lines)
 
 
 def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -243,18 +251,3 @@ def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
     made = list(lines)
     columns = dict.fromkeys(column for line in made for column in line)
     return in_columns(list(columns), made)
-
-
-def run_lines(section: Section) -> Iterator[dict[str, Any]]:
-    """The lines of the runs of a section."""
-    keys = differing_between([group.config for group in section.groups])
-    for group in section.in_order:
-        for seed, run in group.runs.items():
-            last, best = final_and_best(section, run)
-            yield {
-                **{"data": section.title, "method": group.line, "setting": group.setting, "seed": seed},
-                **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
-                **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
-                **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
-                **{f"config {key}": group.config.get(key, "") for key in keys},
-            }

@@ -19,7 +19,7 @@ from fl_lightning.report.reading import load_arrays
 from fl_lightning.report.page import Asked, make_report
 from fl_lightning.report.run import read_run
 from fl_lightning.report.sources import read_sources
-from fl_lightning.report.studies import CellLine, folder_of, run_of
+from fl_lightning.report.studies import StoredCell, folder_of, run_of
 
 FILES = ("metrics.csv", "config.yaml", "environment.json", "plan.npz", "spectra.npz", "cost.csv", "changes.yaml")
 HEAD = "round,test/accuracy,test/loss\n"
@@ -331,7 +331,7 @@ def test_a_cell_whose_folder_cannot_be_read_has_the_numbers_of_the_study(tmp_pat
         (folder / "metrics.csv").write_text("name,price\n")
     result = CellResult("cell", "digest", "done", values={0: 0.5})
     assert folder_of(result, tmp_path) == broken
-    run = run_of(CellLine({"method": "FedAvg"}, 0, result), "test/accuracy", tmp_path)
+    run = run_of(StoredCell({"method": "FedAvg"}, 0, ()), result, "test/accuracy", tmp_path)
     assert run.values("test/accuracy") == {0: 0.5}
     (note,) = run.notes
     assert "metrics.csv" in note and "numbers are those of the study" in note
