@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client import Client
+from fl_lightning.records.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
 
@@ -107,12 +108,7 @@ def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> 
 
 def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
     """Each object by class name, with a number from the second of a class on."""
-    by_name: dict[str, AnyObject] = {}
-    for thing in objects:
-        kind = type(thing).__name__
-        number = sum(name.split(".")[0] == kind for name in by_name)
-        by_name[f"{kind}.{number}" if number else kind] = thing
-    return by_name
+    return dict(zip(numbered(type(value).__name__ for value in objects), objects, strict=True))
 
 
 def logged_instead(trainer: RunAccess) -> str | None:

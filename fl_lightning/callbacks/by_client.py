@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 ClientValues = dict[str, Any]
+Key = TypeVar("Key", int, tuple[int, int])
+Noted = TypeVar("Noted")
 
 
 class ClientMeasurement(Measurement):
@@ -46,7 +49,7 @@ class ClientMeasurement(Measurement):
     def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
             return
-        clients = in_client_order(trainer.gather(self.mine))
+        clients = in_order(trainer.gather(self.mine))
         if clients:
             self.append(trainer, "clients", {k: np.array(k) for k in clients}, fill=-1)
             self.record(trainer, clients)
@@ -80,9 +83,9 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
-def in_client_order(parts: Sequence[dict[int, ClientValues]]) -> dict[int, ClientValues]:
-    """What several workers have noted, in ascending order of the clients."""
-    return dict(sorted((k, values) for part in parts for k, values in part.items()))
+def in_order(parts: Iterable[Mapping[Key, Noted]]) -> dict[Key, Noted]:
+    """What several workers have noted, in ascending order of the clients, or of the batches."""
+    return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
 def finite_mean(values: Any) -> float:

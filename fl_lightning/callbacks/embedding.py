@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.by_client import in_order
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
@@ -128,8 +129,7 @@ class Embedding(Measurement):
     def _measure(self, trainer: RunAccess) -> None:
         mine = self._probe(trainer, None) if self._has_global else {}
         parts = trainer.gather((mine, self._local))
-        whole = {index: batch for part, _ in parts for index, batch in part.items()}
-        local = dict(sorted(item for _, theirs in parts for item in theirs.items()))
+        whole, local = in_order(part for part, _ in parts), in_order(theirs for _, theirs in parts)
         self._local = {}
         # t-SNE takes long, so only the worker that writes computes it
         if trainer.run_dir is not None and (whole or local):
@@ -180,7 +180,7 @@ class Embedding(Measurement):
 
 def whole_probe(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
     """Labels ``(n,)`` and representations ``(n, d)`` of all batches in their order, of some classes."""
-    labels, z = (np.concatenate([probe[index][place] for index in sorted(probe)]) for place in (0, 1))
+    labels, z = (np.concatenate(parts) for parts in zip(*in_order([probe]).values(), strict=True))
     chosen = np.isin(labels, classes) if classes is not None else np.full(len(labels), True)
     return labels[chosen], z[chosen]
 

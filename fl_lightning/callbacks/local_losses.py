@@ -24,52 +24,6 @@ from fl_lightning.records.history import MetricsRow, json_line, read_table
 KEYS = ("round", "client", "epoch")
 
 
-class EpochTable:
-    """Rows in a CSV file that grows, also by columns; a row has empty cells for the columns that it lacks.
-
-    Args:
-        path: the file; None writes none.
-
-    Attributes:
-        columns: names of the columns so far.
-        continues: whether a file that is there is that of these rows; another is kept under another name.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path, self.columns, self.continues = path, list[str](), False
-        self._stamping = Stamping()
-
-    def append(self, rows: list[MetricsRow]) -> None:
-        """Add rows; the file is written anew the first time, and where a column is new."""
-        for row in rows:
-            self._stamping.write(json_line(row).encode())
-        before = list(self.columns)
-        self.columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
-        if self.path is None or not rows:
-            return
-        if self.columns == before:
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self.columns).writerows(rows)
-            return
-        earlier: list[Any] = []
-        if before:
-            with self.path.open(newline="") as file:
-                earlier = list(csv.DictReader(file))
-        elif not self.continues:
-            keep_other(self.path)
-        write_atomically(self.path, partial(self._write, rows=[*earlier, *rows]))
-
-    def stamp(self) -> Stamp:
-        """What tells whether a file still begins with the rows so far."""
-        return self._stamping.stamp()
-
-    def _write(self, path: Path, rows: list[Any]) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(rows)
-
-
 class LocalLosses(Periodic):
     """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
 
@@ -97,8 +51,9 @@ class LocalLosses(Periodic):
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self._source = trainer.resumed_from
-        self._table = EpochTable(None if trainer.run_dir is None else trainer.run_dir / self.file)
-        self._latest: list[MetricsRow] = []
+        self._path = None if trainer.run_dir is None else trainer.run_dir / self.file
+        self._continues, self._stamping = False, Stamping()
+        self._columns, self._latest = list[str](), list[MetricsRow]()
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._rows: list[MetricsRow] = []
@@ -113,13 +68,13 @@ class LocalLosses(Periodic):
             self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        terms = [term for term in self._table.columns if term not in KEYS]
+        terms = [term for term in self._columns if term not in KEYS]
         for term in terms if self._latest else ():
             log_pictures(trainer, [picture_of(term, self._latest)], partial(arrays_of, term, self._latest))
 
     def state_dict(self) -> dict[str, Any]:
         # a checkpoint must not grow with the rounds: the rows are in their file, and this tells whether it is theirs
-        return {"stamp": list(self._table.stamp())}
+        return {"stamp": list(self._stamping.stamp())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._source is None or not state.get("stamp", [0])[0]:
@@ -129,13 +84,37 @@ class LocalLosses(Periodic):
         except DamagedFileError as error:
             rank_zero_warn(f"{self._source / self.file}: {error}; it begins anew with the rounds after the checkpoint")
             return
-        self._table.continues = True
+        self._continues = True
         self._append(rows)
 
     def _append(self, rows: list[MetricsRow]) -> None:
-        self._table.append(rows)
+        """Add rows to the file, which is written anew the first time, and where a column is new."""
         last = max((row["round"] for row in rows), default=None)
         self._latest = [row for row in rows if row["round"] == last] or self._latest
+        for row in rows:
+            self._stamping.write(json_line(row).encode())
+        before = list(self._columns)
+        self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
+        if self._path is None or not rows:
+            return
+        if self._columns == before:
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerows(rows)
+            return
+        earlier: list[Any] = []
+        if before:
+            with self._path.open(newline="") as file:
+                earlier = list(csv.DictReader(file))
+        elif not self._continues:
+            keep_other(self._path)
+        write_atomically(self._path, partial(self._write, rows=[*earlier, *rows]))
+
+    def _write(self, path: Path, rows: list[Any]) -> None:
+        # a row has empty cells for the columns that it lacks
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def picture_of(term: str, rows: list[MetricsRow]) -> Picture:

@@ -19,7 +19,7 @@ from fl_lightning.callbacks.by_client import (
     ClientMeasurement,
     finite_mean,
     groups_of,
-    in_client_order,
+    in_order,
     log_finite,
     need_label_counts,
 )
@@ -107,7 +107,7 @@ class PerClassAccuracy(ClientMeasurement):
         mine = [k for k in clients if trainer.client.own_entries(k)]
         with trainer.alone():
             matrices = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
-        return in_client_order(trainer.gather(matrices))
+        return in_order(trainer.gather(matrices))
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         confusions = {"before": {k: values["before"] for k, values in clients.items()}}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import drawn_clients, finite_mean, in_client_order, log_finite
+from fl_lightning.callbacks.by_client import drawn_clients, finite_mean, in_order, log_finite
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
@@ -116,7 +116,7 @@ class PersonalAccuracy(Measurement):
         mine = [k for place, k in enumerate(self.clients) if owners.get(k, place % size) == trainer.global_rank]
         with trainer.alone():
             values = {k: self._client(trainer, k, tune) for k in mine}
-        values = in_client_order(trainer.gather(values))
+        values = in_order(trainer.gather(values))
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
         for what in next(iter(values.values())):
             measured[what] = np.array([of_client[what] for of_client in values.values()])

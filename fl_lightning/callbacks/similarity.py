@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import finite_mean, log_finite
+from fl_lightning.callbacks.by_client import finite_mean, in_order, log_finite
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
@@ -106,8 +106,8 @@ class LayerSimilarity(Measurement):
         if not self.due(trainer.server.round):
             return
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
-        before, after = (dict(sorted(item for part in parts for item in part[i].items())) for i in (0, 1))
-        local = dict(sorted(item for *_, theirs in parts for item in theirs.items()))
+        before, after = in_order(before for before, _, _ in parts), in_order(after for _, after, _ in parts)
+        local = in_order(theirs for *_, theirs in parts)
         measured = self._compared(before, after, local, min(self.max_clients, trainer.data.num_clients))
         self._log(trainer, measured)
         self.keep(trainer, measured)

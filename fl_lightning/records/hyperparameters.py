@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))
@@ -71,9 +72,15 @@ def _of_value(value: Any) -> Any:
         return value
     if not all(isinstance(entry, Mapping) and "class_path" in entry for entry in value):
         return value
-    by_name: dict[str, Any] = {}
-    for entry in value:
-        name = entry["class_path"].rsplit(".", 1)[-1]
-        number = sum(known.split(".")[0] == name for known in by_name)
-        by_name[f"{name}.{number}" if number else name] = of_config(entry.get("init_args") or {})
-    return by_name
+    names = numbered(entry["class_path"].rsplit(".", 1)[-1] for entry in value)
+    return {name: of_config(entry.get("init_args") or {}) for name, entry in zip(names, value, strict=True)}
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Names that tell things apart: with a number from the second of a name on."""
+    seen = Counter[str]()
+    apart = []
+    for name in names:
+        apart.append(f"{name}.{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return apart

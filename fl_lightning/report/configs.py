@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fl_lightning.bench.fragments import look_up, of_result
+from fl_lightning.records.hyperparameters import numbered
 
 Flat = dict[str, str]
 ABSENT = "-"
@@ -57,9 +58,8 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         for inner, one in value.items():
             yield from items(one, f"{key}.{exact(str(inner))}" if key else exact(str(inner)))
     elif isinstance(value, list) and value and all(map(class_of, value)):
-        for at, one in enumerate(value):
-            same = sum(class_of(other) == class_of(one) for other in value[:at])
-            yield from items(one, f"{key}.{class_of(one)}{f'.{same}' if same else ''}")
+        for kind, entry in zip(numbered(map(class_of, value)), value, strict=True):
+            yield from items(entry, f"{key}.{kind}")
     elif not (value is None or value == []):
         yield key, config_text(value)
 

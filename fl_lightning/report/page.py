@@ -23,7 +23,7 @@ from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import Metric, Section, choose_metric, sections_of
+from fl_lightning.report.sections import Section, choose_metric, sections_of
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
 from fl_lightning.report.tables import (
@@ -191,7 +191,10 @@ def make_report(found: Found, asked: Asked) -> Report:
     warnings = [f"{note}." for note in found.notes]
     for study in found.studies:
         warnings += [f"{note}." for note in study.notes]
-        sections += sections_of(study.runs, metric_of(study, asked), asked.baseline, study.suite.title)
+        suite = study.suite
+        minimize = suite.minimize if asked.metric is None else asked.minimize
+        metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (suite.metric,))
+        sections += sections_of(study.runs, metric, asked.baseline, suite.title)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no run is called so; there are {', '.join(lines)}"
     require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
@@ -199,14 +202,6 @@ def make_report(found: Found, asked: Asked) -> Report:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
     return Report(sections, found.studies, asked, list(dict.fromkeys(warnings)))
-
-
-def metric_of(study: Study, asked: Asked) -> Metric:
-    """The metric of a study's sections, by default that of its suite."""
-    suite = study.suite
-    if asked.metric is None and study.runs:
-        return replace(choose_metric(study.runs, None, suite.minimize, asked.target), tag=suite.metric)
-    return choose_metric(study.runs, asked.metric, asked.minimize, asked.target)
 
 
 def comparisons(study: Study) -> list[Comparison]:

@@ -192,7 +192,9 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
     return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
 
 
-def choose_metric(runs: Sequence[ReportedRun], tag: str | None, minimize: bool, target: float | None) -> Metric:
+def choose_metric(
+    runs: Sequence[ReportedRun], tag: str | None, minimize: bool, target: float | None, usual: Sequence[str] = METRICS
+) -> Metric:
     """The metric of a report: the one that is asked for, or the first of the usual ones that a run has.
 
     Raises:
@@ -202,7 +204,7 @@ def choose_metric(runs: Sequence[ReportedRun], tag: str | None, minimize: bool, 
     if tag is not None:
         some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
         require(tag in known, "--metric", tag, f"no run has it; there are {some}")
-    chosen = tag or next((usual for usual in METRICS if usual in known), METRICS[0])
+    chosen = tag or next((metric for metric in usual if metric in known), usual[0])
     metric = Metric(chosen, minimize or "loss" in chosen, target)
     if target is not None:
         hint = "give the value as the run logs it, such as 0.6 for 60 %"

@@ -159,7 +159,7 @@ def studies_of(
         notes = [f"{name}: {text}"] if known is None else []
         fitting = []
         for cell, result in some:
-            labels = {axis: cell.labels.get(axis) for axis in suite.axes}
+            labels = {axis: cell.labels.get(axis, "") for axis in suite.axes}
             if cell.labels == labels and all(label in suite.axes[axis] for axis, label in labels.items()):
                 fitting.append((replace(cell, labels=labels), result))
         if len(fitting) < len(some):

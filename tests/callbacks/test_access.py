@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
 from lightning.pytorch import LightningDataModule
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC
 from fl_lightning.sums import Sums, Weighted
 
@@ -145,37 +145,37 @@ def test_a_probe_of_any_dataloader_is_picked_and_of_a_stream_its_first_batches(t
 
 def test_an_unknown_tap_and_other_data_are_refused(tmp_path):
     trainer = fit(tmp_path, rounds=1)
-    with pytest.raises(UsageError, match=r"needs the tap 'nothing'"):
+    with refused("'nothing'", "trainer.taps"):
         list(trainer.representations(None, ("nothing",)))
-    with pytest.raises(UsageError, match=r"data='val': give test or train"):
+    with refused("data='val'", "test", "train"):
         trainer.representations(None, ("logits",), "val")
-    with pytest.raises(UsageError, match=r"examples=0: give 1 or more"):
+    with refused("examples=0", "1"):
         trainer.representations(None, ("logits",), examples=0)
-    with pytest.raises(UsageError, match=r"data='train': a probe is of test data"):
+    with refused("data='train'", "test"):
         trainer.representations(None, ("logits",), "train", examples=5)
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("ask", "words"),
     [
-        (lambda trainer: trainer.evaluate("test", client=4), r"client=4: give an id from 0 to 3"),
-        (lambda trainer: trainer.evaluate("val", client=1), r"phase='val': a client has test data"),
-        (lambda trainer: trainer.evaluate("train"), r"phase='train': give val or test"),
-        (lambda trainer: trainer.fine_tune(-1, None, 1), r"client=-1: give an id from 0 to 3"),
-        (lambda trainer: trainer.fine_tune(0, None, -1), r"steps=-1: give 0 or more"),
-        (lambda trainer: trainer.representations(None, ("logits",), client=9), r"client=9: give an id"),
+        (lambda trainer: trainer.evaluate("test", client=4), ("client=4", "0", "3")),
+        (lambda trainer: trainer.evaluate("val", client=1), ("phase='val'", "test")),
+        (lambda trainer: trainer.evaluate("train"), ("phase='train'", "val", "test")),
+        (lambda trainer: trainer.fine_tune(-1, None, 1), ("client=-1", "0", "3")),
+        (lambda trainer: trainer.fine_tune(0, None, -1), ("steps=-1", "0")),
+        (lambda trainer: trainer.representations(None, ("logits",), client=9), ("client=9", "0", "3")),
     ],
 )
-def test_clients_phases_and_steps_that_there_are_not_are_refused(tmp_path, ask, message):
+def test_clients_phases_and_steps_that_there_are_not_are_refused(tmp_path, ask, words):
     trainer = fit(tmp_path, rounds=1)
-    with pytest.raises(UsageError, match=message):
+    with refused(*words):
         ask(trainer)
 
 
 def test_data_without_test_data_of_a_client_are_refused_by_name(tmp_path):
     trainer = small_trainer(tmp_path, max_rounds=1)
     trainer.fit(Theirs(), Partitioned(TheirData(), num_clients=2))
-    with pytest.raises(UsageError, match=r"data='Partitioned': its test_dataloader takes no client"):
+    with refused("data='Partitioned'", "test_dataloader"):
         trainer.evaluate("test", client=1)
 
 
@@ -320,7 +320,7 @@ def test_fine_tuning_can_be_dealt_out_over_the_workers(tmp_path, methods):
 def test_what_another_worker_owns_is_refused_by_name(tmp_path):
     def ask(trainer):
         theirs = [k for k, owner in trainer.client.memories().owners.items() if owner != trainer.global_rank]
-        with pytest.raises(UsageError, match=rf"client={theirs[0]}: worker . owns what it keeps"):
+        with refused(f"client={theirs[0]}", "trainer.client.memories()"):
             trainer.fine_tune(theirs[0], None, 1)
         return []
 
@@ -328,21 +328,21 @@ def test_what_another_worker_owns_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("state", "words"),
     [
-        ({"nothing": torch.ones(1)}, r"state='nothing': the model has no such entry"),
-        ({"classifier.bias": torch.ones(1)}, r"state: classifier.bias=\(1,\): give the shape \(10,\)"),
+        ({"nothing": torch.ones(1)}, ("state='nothing'", "classifier.bias")),
+        ({"classifier.bias": torch.ones(1)}, ("classifier.bias=(1,)", "(10,)")),
     ],
 )
-def test_a_state_that_is_not_one_of_the_model_is_refused(tmp_path, state, message):
+def test_a_state_that_is_not_one_of_the_model_is_refused(tmp_path, state, words):
     trainer = fit(tmp_path, rounds=1)
-    with pytest.raises(UsageError, match=message):
+    with refused(*words):
         trainer.evaluate("test", state)
 
 
 @pytest.mark.parametrize("value", ["x", None, torch.ones(3)])
 def test_only_numbers_are_logged(tmp_path, value):
-    with pytest.raises(UsageError, match=r"trainer.log: mine=.*: give a number"):
+    with refused("trainer.log", "mine=", "number"):
         fit(tmp_path, rounds=1).log("mine", value)
 
 
@@ -356,19 +356,19 @@ def test_hooks_that_would_not_be_called_are_refused(tmp_path):
             pass
 
     cases = {
-        Renamed(): r"Renamed.on_round_end\(t\)': its arguments are given by name: trainer",
-        Lightnings(): r"Lightnings.on_train_epoch_end': no such hook; there are .*on_round_end",
-        object(): r"trainer.callbacks='object': give subclasses",
+        Renamed(): ("Renamed.on_round_end(t)", "trainer"),
+        Lightnings(): ("Lightnings.on_train_epoch_end", "on_round_end"),
+        object(): ("trainer.callbacks='object'", "fl_lightning.callbacks.Callback"),
     }
-    for callback, message in cases.items():
-        with pytest.raises(UsageError, match=message):
+    for callback, words in cases.items():
+        with refused(*words):
             small_trainer(tmp_path, callbacks=[callback])
 
 
 def test_before_a_run_a_trainer_says_that_it_has_none(tmp_path):
     trainer = small_trainer(tmp_path)
     assert (trainer.metrics, trainer.history, trainer.run_dir) == ({}, [], None)
-    with pytest.raises(RuntimeError, match="the trainer has no run yet; call fit, validate or test"):
+    with refused("fit", "validate", "test", kind=RuntimeError):
         _ = trainer.server
 
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, LayerAlignment
-from fl_lightning.errors import UsageError
 from fl_lightning.functional import singular_alignment
 from fl_lightning.methods import FedBN, Local
 from fl_lightning.models import ImageClassifier, Logistic
@@ -53,7 +53,7 @@ def test_unrelated_layers_have_the_value_that_is_stated():
 
 
 def test_layers_that_do_not_fit_are_refused():
-    with pytest.raises(UsageError, match="consecutive layers"):
+    with refused("(3, 4)", "(3, 4)"):
         singular_alignment(torch.zeros(3, 4), torch.zeros(3, 4), 2)
 
 
@@ -84,15 +84,23 @@ def test_layers_that_stay_with_the_clients_have_no_global_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layers", "model", "message"),
+    ("layers", "model", "words"),
     [
-        (["encoder.layers.0.0", "classifier"], lambda: small_model("cnn"), "a Conv2d is not linear"),
-        (None, lambda: ImageClassifier(Logistic(64)), "ImageClassifier has no two linear layers"),
-        (["encoder.layers.1.0", "classifier"], small_model, "32 outputs, 16 inputs; name layers that follow"),
+        (
+            ["encoder.layers.0.0", "classifier"],
+            lambda: small_model("cnn"),
+            ("LayerAlignment.layers='encoder.layers.0.0'", "Conv2d", "classifier"),
+        ),
+        (None, lambda: ImageClassifier(Logistic(64)), ("LayerAlignment.layers=None", "LayerAlignment")),
+        (
+            ["encoder.layers.1.0", "classifier"],
+            small_model,
+            ("LayerAlignment.layers", "'encoder.layers.1.0'", "'classifier'", "32", "16"),
+        ),
     ],
 )
-def test_models_and_layers_without_weight_matrices_that_follow_are_refused(tmp_path, layers, model, message):
-    data = small_data("cnn" if "Conv" in message else "mlp")
-    with pytest.raises(UsageError, match=message):
+def test_models_and_layers_without_weight_matrices_that_follow_are_refused(tmp_path, layers, model, words):
+    data = small_data("cnn" if "Conv2d" in words else "mlp")
+    with refused(*words):
         small_trainer(tmp_path, callbacks=[LayerAlignment(layers=layers)]).fit(model(), data)
     assert not list(tmp_path.iterdir())

@@ -4,11 +4,11 @@ import csv
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, LocalLosses
 from fl_lightning.callbacks.local_losses import arrays_of, picture_of
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedCKA, FedUV
 from fl_lightning.pictures.figure import figure_of, lines_of
 
@@ -94,7 +94,7 @@ def test_every_n_rounds_and_the_last_are_recorded(tmp_path):
     assert list(dict.fromkeys(row["round"] for row in table(trainer))) == ["0", "3", "5"]
     names = sorted(path.name for path in (trainer.run_dir / "figures").iterdir())
     assert names == ["local_losses_loss.png"]
-    with pytest.raises(UsageError, match=r"LocalLosses\.every_n_rounds=0: give 1 or more"):
+    with refused("LocalLosses.every_n_rounds=0", "1"):
         LocalLosses(0)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import (
@@ -14,7 +15,7 @@ from fl_lightning.callbacks import (
     Measurement,
     SpectrumMonitor,
 )
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.pictures.shipped import SHIPPED
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
@@ -106,16 +107,16 @@ def test_figures_are_in_the_folder_and_in_the_events(whole):
 
 
 @pytest.mark.parametrize(
-    ("callback", "message"),
+    ("callback", "words"),
     [
-        (LayerSimilarity(layers=["nothing"]), r"LayerSimilarity needs the tap 'nothing'"),
-        (Embedding(tap="nothing"), r"Embedding needs the tap 'nothing'"),
-        (LayerAlignment(layers=["classifier", "nothing"]), r"layers='nothing': no submodule of ImageClassifier"),
-        (Embedding(clients=[1, 9]), r"Embedding\.clients=\[9\]: give ids from 0 to 3"),
+        (LayerSimilarity(layers=["nothing"]), ("LayerSimilarity", "'nothing'", "trainer.taps")),
+        (Embedding(tap="nothing"), ("Embedding", "'nothing'", "trainer.taps")),
+        (LayerAlignment(layers=["classifier", "nothing"]), ("LayerAlignment.layers='nothing'", "classifier")),
+        (Embedding(clients=[1, 9]), ("Embedding.clients=[9]", "0", "3")),
     ],
 )
-def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callback, message):
-    with pytest.raises(UsageError, match=message):
+def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callback, words):
+    with refused(*words):
         fit(tmp_path, [callback])
     assert not list(tmp_path.iterdir())
 
@@ -124,7 +125,7 @@ def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callb
 def test_without_test_data_they_are_refused(tmp_path, kind):
     data = small_data()
     data.test_dataloader = list
-    with pytest.raises(UsageError, match=rf"{kind.__name__} with the data='Digits': it has no test data"):
+    with refused(kind.__name__, "data='Digits'", "test_dataloader"):
         small_trainer(tmp_path, callbacks=[kind()]).fit(small_model(), data)
 
 
@@ -147,7 +148,7 @@ def test_without_test_data_they_are_refused(tmp_path, kind):
     ],
 )
 def test_options_out_of_range_are_refused(kind, options):
-    with pytest.raises(UsageError, match=rf"{kind.__name__}\.{next(iter(options))}="):
+    with refused(f"{kind.__name__}.{next(iter(options))}="):
         kind(**options)
 
 
@@ -156,7 +157,7 @@ def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tm
     """It begins anew, under the name that the other's file had."""
     first = fit(tmp_path, [Drift(1), LocalLosses(1)], max_rounds=2)
     losses = (first.run_dir / LocalLosses.file).read_text()
-    with pytest.warns(UserWarning, match=r"drift.npz has numbers .* it is now drift.1.npz"):
+    with warned("drift.1.npz"):
         again = fit(tmp_path, [Drift(7), LocalLosses(7)], "last", max_rounds=3)
     assert again.run_dir == first.run_dir
     rounds = {name: np.load(first.run_dir / name)["rounds"].tolist() for name in ("drift.npz", "drift.1.npz")}
@@ -168,7 +169,7 @@ def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tm
 
 
 def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"trainer.callbacks='Drift': Drift writes drift.npz already; give one"):
+    with refused("trainer.callbacks='Drift'", "drift.npz"):
         fit(tmp_path, [Drift(1), Drift(2)])
-    with pytest.raises(UsageError, match=r"trainer.callbacks='Measurement': a base of callbacks"):
+    with refused("trainer.callbacks='Measurement'"):
         fit(tmp_path, [Measurement()])

@@ -3,7 +3,7 @@
 import io
 import re
 import sys
-import time
+import threading
 
 import pytest
 from helpers.runs import small_data, small_model, small_trainer
@@ -25,10 +25,13 @@ class Fails(Callback):
 
 
 class Waits(Callback):
-    """Makes a round a long one, as far as the bar can tell."""
+    """Makes the first round a long one: it waits until a bar has been drawn."""
+
+    def __init__(self, drawn):
+        self.drawn = drawn
 
     def on_client_end(self, trainer, client):
-        time.sleep(0.05)
+        assert self.drawn.wait(60)
 
 
 def fit(tmp_path, **kwargs):
@@ -77,7 +80,15 @@ def test_a_terminal_has_bars_too_and_they_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "LONG", 0.01)
     monkeypatch.setattr(progress, "LOOK", 0.01)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    fit(tmp_path, callbacks=[Waits()])
+    drawn = threading.Event()
+
+    class Bar(tqdm):
+        def set_postfix_str(self, *args, **kwargs):
+            super().set_postfix_str(*args, **kwargs)
+            drawn.set()
+
+    monkeypatch.setattr(progress, "tqdm", Bar)
+    fit(tmp_path, callbacks=[Waits(drawn)])
     said = terminal.getvalue()
     assert re.search(r"rounds: 100%.*2/2", said)
     assert re.search(r"round 1: .*/4 \[.*client [1-4] of 4", said)

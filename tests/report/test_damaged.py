@@ -10,13 +10,13 @@ import zipfile
 import numpy as np
 import pytest
 import yaml
+from helpers.errors import refused
 from helpers.reports import write_run
 
 from fl_lightning.bench.results import CellResult
 from fl_lightning.cli.report import main
-from fl_lightning.errors import UsageError
-from fl_lightning.report.reading import load_arrays
 from fl_lightning.report.page import Asked, make_report
+from fl_lightning.report.reading import load_arrays
 from fl_lightning.report.run import read_run
 from fl_lightning.report.sources import read_sources
 from fl_lightning.report.studies import StoredCell, folder_of, run_of
@@ -320,7 +320,7 @@ def test_links_in_a_circle_end_and_a_folder_that_cannot_be_looked_into_is_named(
 
 def test_a_file_of_another_program_is_no_run(tmp_path):
     (tmp_path / "metrics.csv").write_text("name,price\na,1\n")
-    with pytest.raises(UsageError, match="no column round"):
+    with refused("metrics.csv", "give a folder"):
         read_sources([str(tmp_path)], [])
 
 
