@@ -94,6 +94,12 @@ def finite_mean(values: Any) -> float:
     return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
 
 
+def quotient(numerator: Any, denominator: Any) -> np.ndarray:
+    """Their quotient; nan where the denominator is not above 0."""
+    numerator, denominator = np.asarray(numerator), np.asarray(denominator)
+    return np.divide(numerator, np.where(denominator > 0, denominator, np.nan))
+
+
 def log_finite(trainer: RunAccess, values: dict[str, float]) -> None:
     """Log those values that are numbers: what is undefined in a round, as for classes that nobody lacks, has none."""
     for name, value in values.items():

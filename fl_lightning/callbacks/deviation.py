@@ -43,6 +43,7 @@ from fl_lightning.callbacks.by_client import (
     groups_of,
     log_finite,
     need_label_counts,
+    quotient,
 )
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
@@ -215,7 +216,7 @@ def deviations(
             bound = np.where(largest > 0, numbers / counts / largest, np.nan)
         found |= {f"ratio{suffix}": np.where(seen, largest, np.nan), f"bound{suffix}": np.where(seen, bound, np.nan)}
     norms = np.outer(np.linalg.norm(change, axis=1), np.linalg.norm(means.h, axis=1))
-    cosines = np.divide(change @ means.h.T, np.where(norms > 0, norms, np.nan))
+    cosines = quotient(change @ means.h.T, norms)
     others = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
     found["own"], found["others"] = np.where(seen, np.diag(cosines), np.nan), np.where(seen, others, np.nan)
     return found

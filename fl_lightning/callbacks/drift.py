@@ -31,6 +31,7 @@ from fl_lightning.callbacks.by_client import (
     finite_mean,
     log_finite,
     need_label_counts,
+    quotient,
 )
 from fl_lightning.client import Client
 from fl_lightning.pictures.declared import row_shares
@@ -116,7 +117,17 @@ class Drift(ClientMeasurement):
         measured["layer_dissimilarity"] = np.array([of_layer.dissimilarity for of_layer in by_layer])
         for name, value in measured.items():
             self.series.append(name, value)
-        self._log(trainer, every, clients)
+        off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]
+        logged = {
+            "drift/cosine/pairwise": finite_mean(off_diagonal),
+            "drift/cosine/mean": finite_mean(every.to_mean),
+            "drift/dissimilarity": every.dissimilarity,
+            "drift/norm/spread": float(quotient(every.norms.std(), every.norms.mean())),
+        }
+        for what in ("row_norm", "bias") if self.classifier else ():
+            correlations = [values[f"{what}_correlation"] for values in clients.values()]
+            logged[f"drift/classifier/{what}"] = finite_mean(correlations)
+        log_finite(trainer, logged)
 
     def shown(self) -> dict[str, np.ndarray]:
         arrays = super().shown()
@@ -142,18 +153,6 @@ class Drift(ClientMeasurement):
             )
             gram = gram + (rows @ rows.T).numpy()
         return gram
-
-    def _log(self, trainer: RunAccess, every: ChangeSummary, clients: dict[int, dict[str, Any]]) -> None:
-        off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]
-        values = {
-            "drift/cosine/pairwise": finite_mean(off_diagonal),
-            "drift/cosine/mean": finite_mean(every.to_mean),
-            "drift/dissimilarity": every.dissimilarity,
-            "drift/norm/spread": float(quotient(every.norms.std(), every.norms.mean())),
-        }
-        for what in ("row_norm", "bias") if self.classifier else ():
-            values[f"drift/classifier/{what}"] = finite_mean([one[f"{what}_correlation"] for one in clients.values()])
-        log_finite(trainer, values)
 
 
 class ChangeSummary:
@@ -181,12 +180,6 @@ class ChangeSummary:
         scaled = quotient(p, lr_totals)
         squares = quotient(p, lr_totals**2) @ np.diag(gram)
         self.dissimilarity = float(quotient(squares, scaled @ gram @ scaled))
-
-
-def quotient(numerator: Any, denominator: Any) -> np.ndarray:
-    """Their quotient; nan where the denominator is not above 0."""
-    numerator, denominator = np.asarray(numerator), np.asarray(denominator)
-    return np.divide(numerator, np.where(denominator > 0, denominator, np.nan))
 
 
 def narrow(change: Tensor, parameter: Tensor) -> np.ndarray:

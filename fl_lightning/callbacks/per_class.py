@@ -22,6 +22,7 @@ from fl_lightning.callbacks.by_client import (
     in_order,
     log_finite,
     need_label_counts,
+    quotient,
 )
 from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.client import Client
@@ -146,8 +147,7 @@ def confusion(batches: Iterable[Observed], classes: int) -> np.ndarray:
 
 def accuracy(matrix: np.ndarray) -> np.ndarray:
     """The accuracy of each class ``(C,)`` from a confusion matrix; nan for a class without examples."""
-    totals = matrix.sum(1)
-    return np.divide(np.diag(matrix), np.where(totals > 0, totals, np.nan))
+    return quotient(np.diag(matrix), matrix.sum(1))
 
 
 def by_group(accuracies: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:

@@ -37,7 +37,12 @@ def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
     yield from (f"{run.name}: {note}." for note in (*run.notes, *not_drawn(run)))
-    yield from (f"{run.name}: {text}." for text in not_finite(section, run))
+    # the report's own metric, or a loss
+    for tag in dict.fromkeys(tag for row in run.rows for tag in row if tag == section.metric.tag or "loss" in tag):
+        values = run.values(tag)
+        bad = next((round_ for round_, value in values.items() if not abs(value) < INFINITE), None)
+        if bad is not None:
+            yield f"{run.name}: {tag} was {values[bad]} in round {bad}."
     for tag, told in SKIPPED.items():
         number = sum(run.values(tag).values())
         if number:
@@ -45,17 +50,6 @@ def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
             yield f"{run.name}: {number:g} {told}, in {rounds} round{'s' * (rounds != 1)}."
     if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
-
-
-def not_finite(section: Section, run: ReportedRun) -> Iterator[str]:
-    """That a metric of a run was nan, or as good as infinite: the report's own, or a loss."""
-    found: dict[str, int] = {}
-    for row in run.rows:
-        for tag, value in row.items():
-            if not abs(value) < INFINITE and (tag == section.metric.tag or "loss" in tag):
-                found.setdefault(tag, int(row["round"]))
-    for tag, round_ in found.items():
-        yield f"{tag} was {run.values(tag)[round_]} in round {round_}"
 
 
 def of_partitions(section: Section) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fl_lightning.report.configs import ABSENT, compact, differing_between, is_o
 from fl_lightning.report.curves import BYTES, cumulative
 from fl_lightning.report.gallery import ROUND_PHASES, mean_phases
 from fl_lightning.report.run import ReportedRun
-from fl_lightning.report.sections import Group, Section
+from fl_lightning.report.sections import Section
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
 
@@ -32,7 +32,12 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     for group in section.in_order:
         place = ((group.line,), (group.setting,) if several else ())
         numbers = [entry_text(comparison, place, notes) for comparison in compared.values()]
-        lines.append([*[Text(group.setting)] * several, Text(group.line), *numbers, *spent_texts(group)])
+        runs = list(group.runs.values())
+        rounds = sorted({run.rounds for run in runs})
+        told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None]
+        spent = (str(len(runs)), told, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
+        lines.append([*[Text(group.setting)] * several, Text(group.line), *numbers, *map(Text, spent)])
     heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
     if section.metric.target is not None:
         heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
@@ -63,16 +68,6 @@ def entry_text(comparison: Comparison, place: Any, notes: dict[str, str]) -> Tex
     footnotes(entry.notes, notes)
     text = ours(entry, comparison, footnotes(kept, notes))
     return replace(text, text=text.text.replace("waiting", "stopped"))
-
-
-def spent_texts(group: Group) -> list[Text]:
-    """Seeds, rounds, seconds and megabytes of a group."""
-    runs = list(group.runs.values())
-    rounds = sorted({run.rounds for run in runs})
-    told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    seconds = amount([run.seconds for run in runs])
-    bytes_ = amount([sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None], 1e6)
-    return list(map(Text, (str(len(runs)), told, seconds, bytes_)))
 
 
 def bytes_of(run: ReportedRun) -> float | None:

@@ -30,9 +30,10 @@ class Stops(Callback):
 
 
 def callbacks():
-    spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2)
-    similarity = LayerSimilarity(1, examples=100, max_clients=3)
-    return [spectra, similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
+    spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2, examples=64)
+    # figures of few layers and few numbers, which take most of the time
+    similarity = LayerSimilarity(1, layers=["representation", "logits"], examples=64, max_clients=3)
+    return [spectra, similarity, LayerAlignment(2, number=3), Embedding(examples=30, clients=[0, 2])]
 
 
 def fit(folder, given, ckpt_path=None, **kwargs):
