@@ -98,8 +98,8 @@ class Periodic(Callback):
 class Measurement(Periodic):
     """A callback that measures every few rounds and in the last one, and keeps its numbers in a file of the run.
 
-    A subclass names its :attr:`file`, asks :meth:`due`, appends to :attr:`series` and calls :meth:`keep` at the end of
-    a round in which it has measured.
+    A subclass names its :attr:`file`, asks :meth:`due`, and gives :meth:`keep` its arrays at the end of a round
+    in which it has measured; those that it appends to :attr:`series` before are of that round, too.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.

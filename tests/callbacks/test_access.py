@@ -358,7 +358,7 @@ def test_hooks_that_would_not_be_called_are_refused(tmp_path):
     cases = {
         Renamed(): ("Renamed.on_round_end(t)", "trainer"),
         Lightnings(): ("Lightnings.on_train_epoch_end", "on_round_end"),
-        object(): ("trainer.callbacks='object'", "fl_lightning.callbacks.Callback"),
+        object(): ("trainer.callbacks='object'", "callbacks.Callback"),
     }
     for callback, words in cases.items():
         with refused(*words):

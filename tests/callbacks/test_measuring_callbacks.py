@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
+from matplotlib.figure import Figure
 
 from fl_lightning.callbacks import (
     Callback,
@@ -30,10 +31,9 @@ class Stops(Callback):
 
 
 def callbacks():
-    spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2, examples=64)
-    # figures of few layers and few numbers, which take most of the time
-    similarity = LayerSimilarity(1, layers=["representation", "logits"], examples=64, max_clients=3)
-    return [spectra, similarity, LayerAlignment(2, number=3), Embedding(examples=30, clients=[0, 2])]
+    spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2)
+    similarity = LayerSimilarity(1, examples=100, max_clients=3)
+    return [spectra, similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
 
 
 def fit(folder, given, ckpt_path=None, **kwargs):
@@ -57,8 +57,13 @@ def assert_same_files(one, other):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of three rounds with all of the callbacks, by one worker."""
-    return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
+    """A run of three rounds with all of the callbacks, by one worker. Its figures are small and empty.
+
+    Drawing them takes most of the time; that they can be drawn is seen where each callback alone is run.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl_lightning.pictures.figure.laid_out", lambda drawings, title: Figure((1, 1)))
+        return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
 
 
 @pytest.mark.usefixtures("undrawn")
