@@ -75,13 +75,13 @@ def read_plain(path: Path) -> Any:
             raise ValueError(text_of(error)) from error
     else:
         loaded = parse_yaml(read_lines(path), path.name)
-    for value in nested(loaded):
+    for value in all_within(loaded):
         if isinstance(value, int) and value.bit_length() > MOST_DIGITS:
             raise ValueError("a number has too many digits")
     return loaded
 
 
-def nested(value: Any) -> Iterator[Any]:
+def all_within(value: Any) -> Iterator[Any]:
     """A value, and all that its lists and mappings hold, however deep they are."""
     left = [value]
     while left:
@@ -97,7 +97,7 @@ def check_config_values(config: Mapping[str, Any]) -> None:
         ValueError: a part is something else; names it.
     """
     check_parts(config, {"trainer": Mapping, "model": Mapping, "data": Mapping, "method": (Mapping, list)})
-    for value in nested(config):
+    for value in all_within(config):
         if isinstance(value, Mapping) and "class_path" in value:
             check_parts(value, {"class_path": str, "init_args": Mapping, "dict_kwargs": Mapping})
 
