@@ -77,16 +77,6 @@ class ServerValue(Generic[Value]):
         vars(method)[self.name] = value
 
 
-class _OwnName:
-    """The default of :attr:`Method.name`."""
-
-    def __get__(self, method: Method | None, owner: type[Method]) -> str:
-        kind: type = owner
-        while (parent := next((base for base in kind.__bases__ if issubclass(base, Method)), Method)) is not Method:
-            kind = parent
-        return kind.__name__.lower()
-
-
 class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
@@ -105,11 +95,16 @@ class Method:
         needs_exchange: whether it makes no sense in a run that sends no weights, checked before round 0.
     """
 
-    name: str = _OwnName()  # type: ignore[assignment]
+    name = ""
     remembers: ClassVar[Mapping[str, str]] = {}
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.name:
+            cls.name = cls.__name__.lower()
 
     @property
     def proximal(self) -> float:
@@ -477,18 +472,13 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
     Raises:
         SharedStateError: the hook wrote to something that is the server's.
     """
-    returned = error = None
     try:
-        returned = getattr(method, hook)(client, *args)
-    except Exception as raised:
-        error = raised
-    written = client.written()
-    if written is not None:
-        hint = "which all clients share; change a copy, such as value.clone()"
-        raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}") from error
-    if error is not None:
-        raise error
-    return returned
+        return getattr(method, hook)(client, *args)
+    finally:
+        written = client.visit.written()
+        if written is not None:
+            hint = "which all clients share; change a copy, such as value.clone()"
+            raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:

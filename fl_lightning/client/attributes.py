@@ -1,22 +1,20 @@
-"""What methods hold: a visit changes it for itself alone, and only reads what is the server's."""
+"""What methods hold: a visit changes it for itself alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 from torch import Tensor
 
 from fl_lightning.client.transient import contents, kinds_of
 from fl_lightning.method import Method, ServerValue
-from fl_lightning.state import State
 
 
 class Attributes:
     """The attributes of methods and of their classes, with all that is in them, as a server hook has left them.
 
-    Tensors of server values are not copied: :class:`ReadOnly` says which hook of a client writes to one.
+    Tensors of server values are not copied: :meth:`Visit.written` says which hook of a client writes to one.
 
     Args:
         methods: the methods of a run.
@@ -45,31 +43,6 @@ class Attributes:
         """Bring it back."""
         for restore in self._contents:
             restore()
-
-
-class ReadOnly:
-    """Tensors that hooks of clients read and do not write to.
-
-    Args:
-        received: the state that a visit begins with.
-        others: other tensors, each with a name for errors.
-    """
-
-    def __init__(self, received: State, others: Sequence[tuple[str, Tensor]] = ()) -> None:
-        self._received, self._names, self._others = received, list(received), others
-        self._tensors = [*received.values(), *(value for _, value in others)]
-        self._versions = [value._version for value in self._tensors]
-
-    def written(self) -> str | None:
-        """What was written to since this object was made; None for nothing."""
-        # this is asked after every hook of every step
-        if len(self._received) != len(self._names) or not all(map(is_, self._received.values(), self._tensors)):
-            return "the dictionary client.received"
-        if [value._version for value in self._tensors] == self._versions:
-            return None
-        names = [*(f"client.received[{name!r}]" for name in self._names), *(name for name, _ in self._others)]
-        changed = zip(names, self._tensors, self._versions, strict=True)
-        return next(name for name, value, version in changed if value._version != version)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

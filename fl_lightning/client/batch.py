@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.data.labels import LABEL_KEYS
+from fl_lightning.data.labels import label_entries
 
 
 def batch_size(batch: Any, warns: bool = True) -> int | None:
@@ -56,15 +56,9 @@ def _warn_of_ambiguous_size() -> None:
 
 def count_examples(batch: Any) -> int:
     """The examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 where that is None."""
-    graphs = graphs_of(batch)
-    size = batch_size(batch, warns=False) if graphs is None else graphs
-    return 1 if size is None else size
-
-
-def graphs_of(batch: Any) -> int | None:
-    """The number of graphs of a PyG batch; None of another one."""
     graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
-    return graphs if isinstance(graphs, int) else None
+    size = graphs if isinstance(graphs, int) else batch_size(batch, warns=False)
+    return 1 if size is None else size
 
 
 def targets_of(batch: Any) -> Tensor | None:
@@ -72,19 +66,9 @@ def targets_of(batch: Any) -> Tensor | None:
 
     Boolean labels become integers, and integers ``(N, 1)`` become ``(N,)``.
     """
-    if isinstance(batch, Mapping):
-        named = [batch[key] for key in LABEL_KEYS if key in batch]
-    else:
-        usual = type(batch) in (tuple, list)
-        named = [] if usual else [getattr(batch, key) for key in LABEL_KEYS if hasattr(batch, key)]
-        named += batch[1:2] if isinstance(batch, (tuple, list)) else []
-    labels = next(iter(named), None)
-    return _as_labels(labels) if isinstance(labels, Tensor) else None
-
-
-def _as_labels(targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
-        return targets
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets.squeeze(1)
-    return targets.long() if targets.dtype == torch.bool and targets.ndim == 1 else targets
+    labels = next(iter(label_entries(batch)), None)
+    if not isinstance(labels, Tensor):
+        return None
+    if not labels.is_floating_point() and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels.squeeze(1)
+    return labels.long() if labels.dtype == torch.bool and labels.ndim == 1 else labels

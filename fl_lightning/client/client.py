@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -93,8 +93,9 @@ class Client(LightningModule):
         super().__init__()
         self.module = module
         self.methods, self.seed, self.weighting, self._policy = methods, seed, weighting, buffers
-        transforms = self._transform_logits if methods.having("transform_logits") else None
-        self.resident = resident = Resident(module, taps, stand_in, transforms)
+        transforms = bool(methods.having("transform_logits"))
+        transform = (lambda logits: self.methods.transform_logits(self, logits)) if transforms else None
+        self.resident = resident = Resident(module, taps, stand_in, transform)
         self.live, self.trainable = resident.live, resident.trainable
         self.others, self.frozen = resident.others, resident.frozen
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
@@ -154,7 +155,10 @@ class Client(LightningModule):
     @property
     def change(self) -> Mapping[str, Tensor]:
         """The change y - w^t of the trained parameters in float64, read-only; computed once, after the last step."""
-        return self.visit.change(self.live, self.trainable)
+        visit = self.visit
+        if visit.change is None:
+            visit.change = MappingProxyType(difference(select(self.live, self.trainable), visit.received))
+        return visit.change
 
     @property
     def drift(self) -> float:
@@ -446,10 +450,6 @@ class Client(LightningModule):
         if term is not None:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
 
-    def written(self) -> str | None:
-        """What was written to in this visit though it is the server's; None for nothing."""
-        return self.visit.written()
-
     def own_entries(self, k: int) -> State:
         """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
         return self._memories.get(k, {}).get("state", {})
@@ -464,9 +464,6 @@ class Client(LightningModule):
         self._memories.close()
 
     # ------------------------------------------------------------------ inside
-    def _transform_logits(self, logits: Tensor) -> Tensor:
-        return self.methods.transform_logits(self, logits)
-
     def _weight(self) -> float:
         weight = self.methods.client_weight(self)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:

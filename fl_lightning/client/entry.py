@@ -172,9 +172,11 @@ class Entry:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
         if not self.count:
             return
-        self.epoch = self.so_far()
-        goes_on = self.total is not None and self.form.kind == "mean" and self.metric is None
-        self.total = self._added(self.total) if goes_on and self.total else self.epoch
+        self.epoch, before = self.so_far(), self.total
+        if before is None or self.form.kind != "mean" or self.metric is not None:
+            self.total = self.epoch
+        else:
+            self.total = Reduced("mean", before.total + self.epoch.total, before.weight + self.epoch.weight)
         self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
 
     def so_far(self) -> Reduced:
@@ -205,10 +207,6 @@ class Entry:
         value, weight = float(self.last), self.last_weight
         kind: Kind = "mean" if self.metric is not None else self.form.kind
         return Reduced(kind, value * weight if kind == "mean" else value, weight)
-
-    def _added(self, before: Reduced) -> Reduced:
-        assert self.epoch is not None
-        return Reduced(self.form.kind, before.total + self.epoch.total, before.weight + self.epoch.weight)
 
 
 def numbers(values: list[Any]) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.batch import batch_size as size_of
-from fl_lightning.client.batch import graphs_of
+from fl_lightning.client.batch import count_examples
 from fl_lightning.client.entry import Arguments, Entry, Form
 from fl_lightning.errors import require
 from fl_lightning.sums.reduced import Reduced
@@ -133,8 +133,7 @@ class Logged:
     def counted(self) -> int:
         """The number of examples of the present batch."""
         if self._counted is None:
-            graphs = graphs_of(self._batch)
-            self._counted = graphs if graphs is not None else self._known_size(warns=False) or 1
+            self._counted = count_examples(self._batch)
         return self._counted
 
     def first_bad_term(self) -> tuple[str, int] | None:
@@ -231,40 +230,41 @@ class Logged:
             entry = self._entry(hook, name, value, given)
         if weight is None:
             weight = self._weight(entry, value) if entry.once or self._size is None else self._size
-        if type(value) is Tensor and not value.ndim:
-            # a copy: the module may change it in place
-            entry.add(value.detach().clone() if value.requires_grad else value.clone(), weight)
-        elif isinstance(value, Metric):
+        if isinstance(value, Metric):
             entry.add_metric(value, weight)
+            return
+        if isinstance(value, Tensor):
+            if value.ndim:
+                hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
+                require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
+                value = value.reshape(())
+            # a copy: the module may change it in place
+            value = value.detach().clone() if value.requires_grad else value.clone()
         else:
-            entry.add(scalar(name, value), weight)
+            check_kind(name, value)
+            value = float(value)
+        entry.add(value, weight)
 
     def _weight(self, entry: Entry, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
         if entry.once:
             return self._examples
-        size = self._known_size()
-        if size is not None:
-            return size
+        self._size = 1 if self._batch is None else size_of(self._batch)
+        if self._size is not None:
+            return self._size
         needed = entry.form.on_epoch and entry.form.kind == "mean" and not isinstance(value, Metric)
         hint = f"its size cannot be told from the batch, a {type(self._batch).__name__}: give batch_size="
         require(not needed, f"self.log({entry.form.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _known_size(self, warns: bool = True) -> int | None:
-        """The size of the batch by Lightning's rule; 1 outside of a batch, None where it cannot be told."""
-        if self._size is None:
-            self._size = 1 if self._batch is None else size_of(self._batch, warns)
-        return self._size
-
     def _entry(self, hook: str, name: str, value: Any, given: tuple) -> Entry:
         """The entry of a name that is new, or that was logged with other arguments."""
         resolved = Arguments(*given).resolved(hook, name)
-        alike = [one for (of, called, _), one in self._entries.items() if (of, called) == (hook, name)]
+        alike = [known for (of, called, _), known in self._entries.items() if (of, called) == (hook, name)]
         entry = self._entries.get((hook, name, self.dataloader_idx))
         # without its suffix, the name would be that of another loader
         clash = [entry] if entry else alike if not resolved.add_dataloader_idx else []
-        same = all(one.resolved == resolved and one is entry for one in clash)
+        same = all(known.resolved == resolved and known is entry for known in clash)
         require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
             entry = self._entries[hook, name, self.dataloader_idx] = self._new(hook, name, value, resolved)
@@ -307,23 +307,6 @@ class Logged:
         for entry in self._entries.values():
             if entry.metric is not None:
                 entry.metric.reset()
-
-
-def scalar(name: str, value: Any) -> Any:
-    """A number, or a copy of a tensor of one element without its graph.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if isinstance(value, Tensor):
-        if value.ndim:
-            hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
-            require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
-            value = value.reshape(())
-        # a copy: the module may change it in place
-        return value.detach().clone() if value.requires_grad else value.clone()
-    check_kind(name, value)
-    return float(value)
 
 
 def check_kind(name: str, value: Any) -> None:

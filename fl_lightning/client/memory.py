@@ -54,7 +54,6 @@ class Memories(Mapping[int, Memory]):
         self._total = 0
         self._on_disk: dict[int, Path] = {}
         self._scratch: TemporaryFolder | None = None
-        self._folder: Path | None = None
         self._changed: set[int] = set()
 
     def __getitem__(self, k: int) -> Memory:
@@ -146,7 +145,7 @@ class Memories(Mapping[int, Memory]):
         """
         written = self._write(folder, {k: f"{k}-{done}.pt" for k in sorted(self._changed)})
         self._changed.clear()
-        new = {k: one for theirs in workers.gather(written) for k, one in theirs.items()}
+        new = {k: file for files in workers.gather(written) for k, file in files.items()}
         self.files = self.files | {k: name for k, (name, _) in new.items()}
         stamps = self.stamps | dict(new.values())
         self.stamps = {name: stamps[name] for name in self.files.values()}
@@ -192,14 +191,12 @@ class Memories(Mapping[int, Memory]):
 
     def _copy(self, k: int) -> Memory:
         """The memory of client ``k`` on the device, in containers of its own."""
-        if k not in self._held:
-            # what is written into a memory-mapped tensor does not reach its file
-            return self._moved(load(self._on_disk[k]) if k in self._on_disk else {}, self.device)
-        moves = self.device.type != "cpu"
-        return self._moved(self._held[k], self.device) if moves else copied(self._held[k])
+        memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
+        return copied(memory) if self.device.type == "cpu" else move_data_to_device(memory, self.device)
 
     def _settle(self, k: int) -> None:
-        self._held[k] = self._moved(self._held[k], torch.device("cpu"))
+        if self.device.type != "cpu":
+            self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)
         self._count(k, num_bytes(self._held[k]))
         self._forget_file(k)
@@ -224,15 +221,10 @@ class Memories(Mapping[int, Memory]):
             self._changed |= {k} if changed else set()
             self._settle(k)
 
-    def _moved(self, memory: Memory, device: torch.device) -> Memory:
-        return memory if self.device.type == "cpu" else move_data_to_device(memory, device)
-
     def _spill(self, k: int) -> None:
-        if self._folder is None:
+        if self._scratch is None:
             self._scratch = TemporaryFolder("fl_lightning-clients-")
-            self._folder = self._scratch.path / "clients"
-            self._folder.mkdir()
-        path = self._folder / f"{k}.pt"
+        path = self._scratch.path / f"{k}.pt"
         save(self._held.pop(k), path)
         self._on_disk[k] = path
         self._count(k, 0)
@@ -245,7 +237,7 @@ class Memories(Mapping[int, Memory]):
 
     def _forget_file(self, k: int) -> None:
         path = self._on_disk.pop(k, None)
-        if path is not None and path.parent == self._folder:
+        if path is not None and self._scratch is not None and path.parent == self._scratch.path:
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name
 
 

@@ -39,8 +39,7 @@ class References:
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
         self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
         self._room, self.num_runs = 0.0, 0
-        self._models: dict[str, tuple[LightningModule, Taps]] = {}
-        self._transient: dict[str, Transient] = {}
+        self._models: dict[str, tuple[LightningModule, Taps, Transient]] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._places: dict[str, int] = {}
@@ -72,20 +71,20 @@ class References:
     @property
     def models(self) -> dict[str, LightningModule]:
         """The reference models by name."""
-        return {name: model for name, (model, _) in self._models.items()}
+        return {name: model for name, (model, *_) in self._models.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._models
 
     def add(self, name: str, model: LightningModule) -> None:
         """Register a frozen copy of the module under ``name``."""
-        self._models[name] = (model, Taps(model, self.tap_paths))
-        self._transient[name] = Transient(model)
+        self._models[name] = (model, Taps(model, self.tap_paths), Transient(model))
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
-        self._transient[name].restore()
-        copy_into(tensors(self._models[name][0]), state)
+        model, _, transient = self._models[name]
+        transient.restore()
+        copy_into(tensors(model), state)
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
     @torch.no_grad()
@@ -104,7 +103,7 @@ class References:
 
     def _run(self, name: str, batch: tuple[Any, int]) -> Observation:
         self.num_runs += 1
-        model, taps = self._models[name]
+        model, taps, _ = self._models[name]
         arguments = batch if self._takes_index else batch[:1]
         # the module itself has met the batch before
         if tensor_versions(self._batch[0]) != self._versions:
@@ -119,25 +118,21 @@ class References:
         A matrix product may round the rows of a smaller matrix differently. So a smaller batch is always run. The first
         time it is also filled up to a full batch, which is run for the cache.
         """
-        full = len(rows.index) == rows.batch_size
-        if name in self._caches and self._caches[name].holds(rows.index):
-            return self._caches[name].get(rows.index) if full else self._run(name, self._batch)
+        full, cache = len(rows.index) == rows.batch_size, self._caches.get(name)
+        known = cache is not None and cache.holds(rows.index)
+        if cache is not None and known and full:
+            return cache.get(rows.index)
         observation = self._run(name, self._batch)
-        cache = self._cache(name, observation, rows.number)
         if cache is None:
-            return observation
-        filled = observation if full else self._run(name, (fill(self._batch[0], rows), self._batch[1]))
-        cache.put(rows.index, filled)
-        return observation
-
-    def _cache(self, name: str, observation: Observation, number: int) -> Cache | None:
-        """The cache of the model ``name`` in this visit; None if its taps of ``number`` examples have no room."""
-        if name not in self._caches:
-            size = number * sum(value[0].nbytes for value in observation.values())
+            size = rows.number * sum(value[0].nbytes for value in observation.values())
             if size > self._room:
-                return None
-            self._caches[name], self._room = Cache(number), self._room - size
-        return self._caches[name]
+                return observation
+            cache = self._caches[name] = Cache(rows.number)
+            self._room -= size
+        if not known:
+            filled = observation if full else self._run(name, (fill(self._batch[0], rows), self._batch[1]))
+            cache.put(rows.index, filled)
+        return observation
 
 
 class Cache:
@@ -185,13 +180,8 @@ def tensor_versions(batch: Any) -> list[tuple[int, int]]:
 def fill(batch: Any, rows: Rows) -> Any:
     """A batch of tensors repeated up to the size of a full one, each in its memory format."""
     repeats = torch.arange(rows.batch_size) % len(rows.index)
-    filled = [part[repeats.to(part.device)] for part in batch]
-    return [like_layout(new, part) for new, part in zip(filled, batch, strict=True)]
-
-
-def like_layout(new: Tensor, old: Tensor) -> Tensor:
-    """``new`` in the memory format of ``old``."""
-    return new.contiguous(memory_format=torch.channels_last) if is_channels_last(old) else new
+    pairs = [(part[repeats.to(part.device)], is_channels_last(part)) for part in batch]
+    return [new.contiguous(memory_format=torch.channels_last) if last else new for new, last in pairs]
 
 
 def is_channels_last(images: Tensor) -> bool:
@@ -199,16 +189,16 @@ def is_channels_last(images: Tensor) -> bool:
     return images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
-def frozen_copy(module: LightningModule, shared: Collection[Any]) -> LightningModule:
+def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     """A deep copy of the module in eval mode without gradients, which does not log.
 
     Args:
         module: the module.
-        shared: objects that the copy refers to instead of copying them.
+        shared: an object that the copy refers to instead of copying it.
     """
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
-        frozen: Any = copy.deepcopy(module, {id(one): one for one in shared})
+        frozen: Any = copy.deepcopy(module, {id(shared): shared})
     finally:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
     frozen.log = frozen.log_dict = lambda *args, **kwargs: None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -175,16 +174,13 @@ class Resident:
 
         It begins with the attributes and buffers of the start of the run.
         """
-        stand_in, logged = self.stand_in, self.logged
-        state, now, clock = self.state(), Transient(self.module), stand_in.clock
+        state, now, logged = self.state(), Transient(self.module), self.logged
         try:
-            stand_in.clock = replace(clock)
             self._start.restore()
             self.begin_logging(1.0)
-            with stand_in.put_back():
+            with self.stand_in.put_back():
                 yield
         finally:
-            stand_in.clock = clock
             self.log_into(logged)
             try:
                 self.load(state)
@@ -197,7 +193,7 @@ class Resident:
         try:
             self.taps.remove()
             self._start.restore()  # the copy is not that of a client in the middle of its visit
-            frozen = frozen_copy(self.module, [self.stand_in])
+            frozen = frozen_copy(self.module, self.stand_in)
             self.stand_in.attach(frozen)
             return frozen
         finally:

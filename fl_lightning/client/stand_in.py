@@ -10,12 +10,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 from lightning.pytorch.plugins.precision import Precision
@@ -29,6 +29,8 @@ from fl_lightning.client.clock import Clock
 # what to do instead of setting an attribute of ``self.trainer``
 INSTEAD = {"should_stop": "give the callback EarlyStopping, or set trainer.should_stop in a callback of your own"}
 ARGUMENT = "give it as an argument of the run's trainer, if that has it"
+# what belongs to a visit
+KEPT_ASIDE = ("clock", "optimizers", "lr_scheduler_configs", "train_dataloader", "sanity_checking")
 
 
 @dataclass
@@ -137,7 +139,7 @@ class StandIn:
     world_size = num_nodes = num_devices = 1
     global_rank = local_rank = node_rank = 0
     barebones = should_stop = interrupted = received_sigterm = False
-    progress_bar_callback = checkpoint_callback = early_stopping_callback = ckpt_path = profiler = None
+    progress_bar_callback = checkpoint_callback = early_stopping_callback = ckpt_path = profiler = scaler = None
     min_epochs = min_steps = max_time = None
     check_val_every_n_epoch = 1
     enable_validation = True
@@ -198,74 +200,37 @@ class StandIn:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """In this block the module may be trained: optimizer, schedulers and loader are at the end as before."""
-        kept = {name: getattr(self, name) for name in ("optimizers", "lr_scheduler_configs", "train_dataloader")}
-        steppers, tried = self.strategy._lightning_optimizers, self.sanity_checking
+        """In this block the module may be trained: clock, optimizer, schedulers and loader are at the end as before."""
+        kept = {name: getattr(self, name) for name in KEPT_ASIDE}
+        steppers, self.clock = self.strategy._lightning_optimizers, replace(self.clock)
         try:
             yield
         finally:
-            self.strategy._lightning_optimizers, self.sanity_checking = steppers, tried
+            self.strategy._lightning_optimizers = steppers
             for name, value in kept.items():
                 setattr(self, name, value)
 
     # ------------------------------------------------------------------ the clock
-    @property
-    def current_epoch(self) -> int:
-        return self.clock.current_epoch
+    current_epoch = property(attrgetter("clock.current_epoch"))
+    max_epochs = property(attrgetter("clock.max_epochs"))
+    max_steps = property(attrgetter("clock.max_steps"))
+    estimated_stepping_batches = property(attrgetter("clock.total_steps"))
+    num_training_batches = property(attrgetter("clock.batches"))
+    accumulate_grad_batches = property(attrgetter("clock.accumulate"))
+    num_val_batches = property(lambda self: self.evaluated_batches if self.validating else [])
+    num_test_batches = property(lambda self: self.evaluated_batches if self.testing else [])
 
     @property
     def global_step(self) -> int:
         """Optimizer steps done; in an evaluation, the round."""
         return self.clock.round if self.evaluating else self.clock.global_step
 
-    @property
-    def max_epochs(self) -> int:
-        return self.clock.max_epochs
-
-    @property
-    def max_steps(self) -> int:
-        return self.clock.max_steps
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        return self.clock.total_steps
-
-    @property
-    def num_training_batches(self) -> int:
-        return self.clock.batches
-
-    @property
-    def num_val_batches(self) -> list[int | float]:
-        return self.evaluated_batches if self.validating else []
-
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        return self.evaluated_batches if self.testing else []
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        return self.clock.accumulate
-
     # ------------------------------------------------------------------ what is going on
-    @property
-    def training(self) -> bool:
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def evaluating(self) -> bool:
-        return self.validating or self.testing
+    training = property(lambda self: self.state.stage == RunningStage.TRAINING)
+    validating = property(lambda self: self.state.stage == RunningStage.VALIDATING)
+    testing = property(lambda self: self.state.stage == RunningStage.TESTING)
+    predicting = property(lambda self: self.state.stage == RunningStage.PREDICTING)
+    evaluating = property(lambda self: self.validating or self.testing)
 
     @property
     def is_global_zero(self) -> bool:
@@ -273,27 +238,19 @@ class StandIn:
         return self.training or self.setting.is_global_zero
 
     # ------------------------------------------------------------------ the run
-    @property
-    def model(self) -> LightningModule | None:
-        return self.strategy._lightning_module
-
-    lightning_module = model
-
-    @property
-    def datamodule(self) -> Any:
-        return self.setting.datamodule
-
-    @property
-    def callbacks(self) -> list[Any]:
-        return []
+    model = lightning_module = property(attrgetter("strategy._lightning_module"))
+    datamodule = property(attrgetter("setting.datamodule"))
+    callbacks = property(lambda self: [])
+    fast_dev_run = property(attrgetter("setting.fast_dev_run"))
+    default_root_dir = property(attrgetter("setting.default_root_dir"))
+    precision = property(attrgetter("setting.precision"))
+    precision_plugin = property(attrgetter("strategy.precision_plugin"))
+    gradient_clip_val = property(attrgetter("setting.gradient_clip_val"))
 
     @property
-    def fast_dev_run(self) -> bool:
-        return self.setting.fast_dev_run
-
-    @property
-    def default_root_dir(self) -> str:
-        return self.setting.default_root_dir
+    def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
+        name = self.setting.gradient_clip_algorithm
+        return None if name is None else GradClipAlgorithmType(name)
 
     @property
     def log_dir(self) -> str | None:
@@ -317,25 +274,3 @@ class StandIn:
         return self.logged()
 
     logged_metrics = progress_bar_metrics = callback_metrics
-
-    # ------------------------------------------------------------------ the step
-    @property
-    def gradient_clip_val(self) -> float | None:
-        return self.setting.gradient_clip_val
-
-    @property
-    def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
-        given = self.setting.gradient_clip_algorithm
-        return None if given is None else GradClipAlgorithmType(given)
-
-    @property
-    def precision(self) -> str:
-        return self.setting.precision
-
-    @property
-    def precision_plugin(self) -> Precision:
-        return self.strategy.precision_plugin
-
-    @property
-    def scaler(self) -> None:
-        return None

@@ -211,7 +211,7 @@ class Selection:
         Raises:
             UsageError: a field cannot be replaced, or the output holds the loss already.
         """
-        others = [get_field(output, field) for field in fields_of(output)]
+        others = [self._field(output, field) for field in fields_of(output)]
         has_loss = any(isinstance(part, Tensor) and part.ndim == 0 for part in others)
         hint = "its output holds the loss too, computed from the raw logits; bind logits to the classifier inside it"
         require(not has_loss, self.key, self.binding, hint)
@@ -230,8 +230,13 @@ class Selection:
             raise UsageError(f"{self.key}={self.binding!r}: {hint}") from error
 
     def _field(self, value: Any, field: str) -> Any:
+        """An entry of a mapping, an element of a sequence, or an attribute of an object."""
         try:
-            return get_field(value, field)
+            if isinstance(value, Mapping):
+                return value[key_of(value, field)]
+            if isinstance(value, Sequence) and field.lstrip("-").isdigit():
+                return value[int(field)]
+            return getattr(value, field)
         except (KeyError, IndexError, AttributeError, ValueError) as error:
             names = ", ".join(fields_of(value)) or "no fields"
             hint = f"a {type(value).__name__} has no {field}; it has {names}"
@@ -241,15 +246,6 @@ class Selection:
 def submodule(binding: str) -> str:
     """The path of the submodule that a tap is bound to, without the field of its output."""
     return binding.split(":")[0]
-
-
-def get_field(value: Any, field: str) -> Any:
-    """An entry of a mapping, an element of a sequence, or an attribute of an object."""
-    if isinstance(value, Mapping):
-        return value[key_of(value, field)]
-    if isinstance(value, Sequence) and field.lstrip("-").isdigit():
-        return value[int(field)]
-    return getattr(value, field)
 
 
 def key_of(value: Mapping, field: str) -> Any:
@@ -278,7 +274,7 @@ def with_field(value: Any, field: str, new: Any) -> Any:
 
 
 def fields_of(value: Any) -> list[str]:
-    """The names that :func:`get_field` takes of ``value``."""
+    """The names of what ``value`` holds, as a binding has them after its colon."""
     if isinstance(value, Mapping):
         return [str(name) for name in value]
     if isinstance(value, (tuple, list)):

@@ -107,28 +107,24 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
         value: any object.
         known: ids of the objects that are left alone; those that were met are added.
     """
-    if isinstance(value, VALUES) or id(value) in known:
-        return
-    known.add(id(value))
-    if isinstance(value, Tensor):
-        yield from contents_of_tensor(value)
-    elif isinstance(value, np.ndarray):
-        yield from [partial(np.copyto, value, value.copy())] * value.flags.writeable
-    elif isinstance(value, torch.Generator):
-        yield partial(value.set_state, value.get_state())
-    elif isinstance(value, np.random.Generator):
-        yield partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
-    elif isinstance(value, np.random.RandomState):
-        yield partial(value.set_state, value.get_state())
-    elif isinstance(value, random.Random):
-        yield partial(value.setstate, value.getstate())
-    else:
-        held = held_by(value)
-        if isinstance(held, CONTAINERS):
+    for part in objects_in(value, known):
+        if isinstance(part, Tensor):
+            # one with a graph, or with several elements in one place, is never changed in place
+            spread = part.layout is torch.strided and 0 in part.stride() and part.numel() > 1
+            if part.is_leaf and not spread:
+                gradient = None if part.grad is None else part.grad.detach().clone()
+                yield partial(refill_tensor, part, part.detach().clone(), part.requires_grad, gradient)
+        elif isinstance(part, np.ndarray):
+            yield from [partial(np.copyto, part, part.copy())] * part.flags.writeable
+        elif isinstance(part, np.random.Generator):
+            yield partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
+        elif isinstance(part, (torch.Generator, np.random.RandomState)):
+            yield partial(part.set_state, part.get_state())
+        elif isinstance(part, random.Random):
+            yield partial(part.setstate, part.getstate())
+        elif isinstance(held := held_by(part), CONTAINERS):
             yield partial(refill, held, copy.copy(held))
-        for part in held.values() if isinstance(held, dict) else held:
-            yield from contents(part, known)
-        for kind in kinds_of(value) if isinstance(value, Method) else ():
+        for kind in kinds_of(part) if isinstance(part, Method) else ():
             yield from contents_of_class(kind, known)
 
 
@@ -158,8 +154,14 @@ def reset_class(kind: type, saved: Mapping[str, Any]) -> None:
 
 
 def held_by(value: Any) -> Any:
-    """The container of the objects that a value holds, the value itself or its attributes; none where they stay."""
-    return value if isinstance(value, NESTED) else vars(value) if has_parts(value) else ()
+    """The container of what a value holds, and what is restored: itself, or its attributes; else none.
+
+    Attributes are those of modules, optimizers, and objects of the user's own classes.
+    """
+    if isinstance(value, NESTED):
+        return value
+    own = hasattr(value, "__dict__") and not isinstance(value, APART) and is_own_class(type(value))
+    return vars(value) if own or isinstance(value, WITH_PARTS) else ()
 
 
 def objects_in(value: Any, known: set[int]) -> Iterator[Any]:
@@ -170,14 +172,6 @@ def objects_in(value: Any, known: set[int]) -> Iterator[Any]:
         held = held_by(value)
         for part in held.values() if isinstance(held, dict) else held:
             yield from objects_in(part, known)
-
-
-def contents_of_tensor(value: Tensor) -> Iterator[Callable[[], object]]:
-    """As :func:`contents`; a tensor with a graph, or with several elements in one place, is never changed in place."""
-    spread = value.layout is torch.strided and 0 in value.stride() and value.numel() > 1
-    if value.is_leaf and not spread:
-        gradient = None if value.grad is None else value.grad.detach().clone()
-        yield partial(refill_tensor, value, value.detach().clone(), value.requires_grad, gradient)
 
 
 def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor | None) -> None:
@@ -194,20 +188,11 @@ def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor 
 
 def refill(container: Any, saved: Any) -> None:
     """Give a container the same objects again, in their order."""
-    same = len(container) == len(saved) and all(map(is_, container, saved))
-    if same and isinstance(container, dict):
-        same = all(map(is_, container.values(), saved.values()))
-    if same:
+    now, then = ([*part, *(part.values() if isinstance(part, dict) else ())] for part in (container, saved))
+    if len(now) == len(then) and all(map(is_, now, then)):
         return
     container.clear()
     (container.extend if isinstance(container, (list, deque)) else container.update)(saved)
-
-
-def has_parts(value: Any) -> bool:
-    """Whether an object's attributes are restored: those of modules, optimizers, and the user's own classes."""
-    if isinstance(value, WITH_PARTS):
-        return True
-    return not isinstance(value, APART) and hasattr(value, "__dict__") and is_own_class(type(value))
 
 
 def is_own_class(kind: type) -> bool:

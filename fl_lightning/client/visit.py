@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType, SimpleNamespace
+from operator import is_
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-
-from fl_lightning.client.attributes import ReadOnly
-from fl_lightning.state import State, difference, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from fl_lightning.client.clock import Clock
     from fl_lightning.client.logged import Logged
     from fl_lightning.data.datamodule import ClientInfo
+    from fl_lightning.state import State
     from fl_lightning.sums import Reduced
 
 
@@ -30,6 +29,7 @@ class Visit:
         server: tensors that its hooks may not write to, beside what was received, each with a name for errors.
 
     Attributes:
+        change: the change y - w^t of the trained parameters, once it is asked for after the last step.
         scratch: what each method keeps for this visit, by the method's name.
         num_steps: local steps taken so far.
         num_skipped: batches without a loss, which the module skips.
@@ -43,8 +43,11 @@ class Visit:
     """
 
     __slots__ = (
-        "_change",
-        "_read_only",
+        "_names",
+        "_number",
+        "_tensors",
+        "_versions",
+        "change",
         "clock",
         "drift",
         "epochs",
@@ -71,8 +74,11 @@ class Visit:
     ) -> None:
         self.info, self.received, self.clock, self.logged = info, received, clock, logged
         counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
-        self._read_only = ReadOnly(received, [*server, *counts])
-        self._change: Mapping[str, Tensor] | None = None
+        others, self._number = [*server, *counts], len(received)
+        self._names = [*(f"client.received[{name!r}]" for name in received), *(name for name, _ in others)]
+        self._tensors = [*received.values(), *(tensor for _, tensor in others)]
+        self._versions = [tensor._version for tensor in self._tensors]
+        self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
         self.num_steps = self.num_skipped = 0
         self.lr = self.lr_total = self.drift = 0.0
@@ -83,10 +89,12 @@ class Visit:
 
     def written(self) -> str | None:
         """What was written to in this visit though it is the server's; None for nothing."""
-        return self._read_only.written()
-
-    def change(self, live: State, trainable: list[str]) -> Mapping[str, Tensor]:
-        """The change y - w^t of the trained parameters, computed once, after the last step."""
-        if self._change is None:
-            self._change = MappingProxyType(difference(select(live, trainable), self.received))
-        return self._change
+        # this is asked after every hook of every step
+        tensors, received = self._tensors, self.received
+        if len(received) != self._number or not all(map(is_, received.values(), tensors)):
+            return "the dictionary client.received"
+        versions = [tensor._version for tensor in tensors]
+        if versions == self._versions:
+            return None
+        changed = zip(self._names, versions, self._versions, strict=True)
+        return next(name for name, now, before in changed if now != before)

@@ -66,6 +66,8 @@ class FolderDataModule(FileDataModule):
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     domain_names: tuple[str, ...] = ()
     layout: str
+    # share of each class of a domain that is drawn for test, where the data set does not say which images are
+    test_fraction = 0.0
 
     def __init__(
         self, root: str = "data", image_size: int = 96, split_seed: int = 0, offline: bool = False, **kwargs: Any
@@ -82,7 +84,7 @@ class FolderDataModule(FileDataModule):
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         """How many images of each class are drawn for test, of ``counts`` ``(C,)`` images in one domain."""
-        return np.zeros_like(counts)
+        return stratified(counts, self.test_fraction)
 
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
@@ -111,11 +113,10 @@ class FolderDataModule(FileDataModule):
         Raises:
             UsageError: none exists.
         """
-        folder = next((root / name for name in names if (root / name).is_dir()), None)
-        folders = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")[:8])
-        hint = f"it holds {folders or 'no folder'}, but must hold {self.layout}"
-        require(folder is not None, "data.root", str(root), hint)
-        return folder  # type: ignore[return-value]
+        present = subfolders(root)
+        hint = f"it holds {', '.join(present[:8]) or 'no folder'}, but must hold {self.layout}"
+        require(any(name in present for name in names), "data.root", str(root), hint)
+        return root / next(name for name in names if name in present)
 
 
 class ImageFolderImages(FolderDataModule):
@@ -149,9 +150,6 @@ class ImageFolderImages(FolderDataModule):
             for label, name in enumerate(classes):
                 listing.add(images_in(self.folder(folder, name)), label, 0, test)
         return listing
-
-    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        return stratified(counts, self.test_fraction)
 
     def write_offline(self, root: Path) -> None:
         for split, number in (("train", 120), ("test", 60)):
@@ -346,9 +344,6 @@ class HAM10000(FolderDataModule):
         hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
         require(row[column] in known, f"data: column {column}", row[column], hint)
         return known.index(row[column])
-
-    def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        return stratified(counts, self.test_fraction)
 
     def write_offline(self, root: Path) -> None:
         number = 7 * 4 * 6

@@ -103,7 +103,7 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
         # a user's augmentation draws from the global generators, which must not be moved
         with ambient(base_seed(), "labels"):
             for index in range(number):
-                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in _entries(dataset[index]))
+                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(dataset[index]))
                 known = [label for label in candidates if label is not None]
                 if not known:
                     return None
@@ -113,8 +113,8 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
     return np.array(labels, np.int64)
 
 
-def _entries(item: Any) -> list[Any]:
-    """What may be the label of an item: its entries or attributes of a usual name, or the second of a pair."""
+def label_entries(item: Any) -> list[Any]:
+    """What may be the labels of an item or a batch: entries or attributes of a usual name, or the second of a pair."""
     if isinstance(item, Mapping):
         return [item[key] for key in LABEL_KEYS if key in item]
     attributes = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]

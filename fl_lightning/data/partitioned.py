@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from fl_lightning.seeding import ambient, base_seed
 STAGES_OF_A_RUN = ("fit", "test")
 # larger labels than this, and than there are examples, are no classes; the table of all of them would fill the memory
 LABELS_IN_MEMORY = 100_000
+
+
+def of_user(hook: str) -> Callable[..., Any]:
+    """A hook of the user's data module; :func:`own_module_of` says which module to ask whether it has it."""
+    return lambda self, *args, **kwargs: getattr(self.datamodule, hook)(*args, **kwargs)
 
 
 class Partitioned(FederatedDataModule):
@@ -114,24 +120,12 @@ class Partitioned(FederatedDataModule):
                 self.datamodule.setup("predict")  # no other command needs it
         return self._loaders("predict_dataloader")
 
-    # hooks of the user's data module; `own_module_of` says which module to ask whether it has them
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self.datamodule.on_after_batch_transfer(batch, dataloader_idx)
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.datamodule.on_exception(exception)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.datamodule.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.datamodule.load_state_dict(state_dict)
+    transfer_batch_to_device = of_user("transfer_batch_to_device")
+    on_before_batch_transfer = of_user("on_before_batch_transfer")
+    on_after_batch_transfer = of_user("on_after_batch_transfer")
+    on_exception = of_user("on_exception")
+    state_dict = of_user("state_dict")
+    load_state_dict = of_user("load_state_dict")
 
     @property
     def _kind(self) -> str:

@@ -59,16 +59,14 @@ class TorchvisionDataModule(FileDataModule):
         return {"train": True}, {"train": False}
 
     def read(self, root: Path) -> Images:
+        # an offline data set does not have the checksums of the published files
+        source = unchecked(self.source) if self.offline else self.source
         try:
-            train, test = (self.reader()(str(root), **split) for split in self.splits())
+            train, test = (source(str(root), **split) for split in self.splits())
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
             raise UsageError(f"data.root={str(root)!r}: {hint}") from error
         return Images(*self.arrays(train), *self.arrays(test))
-
-    def reader(self) -> type:
-        """The class of torchvision; for an offline data set, without the checksums of the published files."""
-        return unchecked(self.source) if self.offline else self.source
 
     def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         """Images ``(N, H, W, C)`` and labels ``(N,)`` of one of torchvision's data sets."""
@@ -117,19 +115,16 @@ class MNIST(TorchvisionDataModule):
     mean, std = (0.1307,), (0.3081,)
 
     def read(self, root: Path) -> Images:
-        return Images(*self._pair(root, "train"), *self._pair(root, "t10k"))
-
-    def _pair(self, root: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-        images, labels = (self._read_file(root, f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1"))
-        return images[..., None], labels.astype(np.int64)
-
-    def _read_file(self, root: Path, name: str) -> np.ndarray:
         folders = [root, root / self.source.__name__ / "raw", root / self.source.__name__]
-        paths = [folder / f"{name}{ending}" for folder in folders for ending in ("", ".gz")]
-        path = next((path for path in paths if path.is_file()), None)
-        hint = f"{self.layout} not found there; give its folder, or set data.download: true"
-        require(path is not None, "data.root", str(root), hint)
-        return read_idx(path)  # type: ignore[arg-type]
+        arrays = []
+        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            paths = [folder / f"{name}-ubyte{ending}" for folder in folders for ending in ("", ".gz")]
+            path = next((path for path in paths if path.is_file()), None)
+            hint = f"{self.layout} not found there; give its folder, or set data.download: true"
+            require(path is not None, "data.root", str(root), hint)
+            arrays.append(read_idx(path))  # type: ignore[arg-type]
+        images, labels, test_images, test_labels = arrays
+        return Images(images[..., None], labels.astype(np.int64), test_images[..., None], test_labels.astype(np.int64))
 
     def write_offline(self, root: Path) -> None:
         for split, number in (("train", TRAIN), ("t10k", TEST)):

@@ -115,8 +115,9 @@ class _ThinResNet(Encoder):
         self.stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         for stage, channels in enumerate((16, 32, 64), 1):
             first = BasicBlock(16, 16) if stage == 1 else BasicBlock(channels // 2, channels, 2, Subsample(channels))
-            self.add_module(f"layer{stage}", nn.Sequential(first, *more(channels, blocks - 1)))
-        self.apply(_he_in)
+            others = (BasicBlock(channels, channels) for _ in range(blocks - 1))
+            self.add_module(f"layer{stage}", nn.Sequential(first, *others))
+        self.apply(he)
         self.out_features, self.in_channels = 64, in_channels
         self.early = ("stem", *(f"layer{i}.{j}" for i in (1, 2, 3) for j in range(blocks)))
         self.named = {f"stage.{i}": f"layer{i}" for i in (1, 2, 3)}
@@ -169,19 +170,10 @@ class Subsample(nn.Module):
         return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.margin, self.margin))
 
 
-def more(channels: int, number: int) -> list[nn.Module]:
-    """Blocks that change neither the size nor the number of channels."""
-    return [BasicBlock(channels, channels) for _ in range(number)]
-
-
-def _he_in(part: nn.Module) -> None:
+def he(part: nn.Module, **how: Any) -> None:
+    """He et al.'s initialisation of a convolution."""
     if isinstance(part, nn.Conv2d):
-        nn.init.kaiming_normal_(part.weight)
-
-
-def _he(part: nn.Module) -> None:
-    if isinstance(part, nn.Conv2d):
-        nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.kaiming_normal_(part.weight, **how)
 
 
 def _default(part: nn.Module) -> None:
@@ -191,4 +183,7 @@ def _default(part: nn.Module) -> None:
 # kernel size and stride
 STEMS: dict[str, tuple[int, int]] = {"small": (3, 1), "large": (7, 2)}
 NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
-INITS: dict[str, Callable[[nn.Module], None]] = {"he": _he, "default": _default}
+INITS: dict[str, Callable[[nn.Module], None]] = {
+    "he": partial(he, mode="fan_out", nonlinearity="relu"),
+    "default": _default,
+}

@@ -21,8 +21,8 @@ def test_beyond_the_limit_the_least_recently_visited_lie_on_disk():
     for k in range(10):
         remember(memories, k)
     assert list(memories) == list(range(10))
-    folder = memories._folder
-    assert {int(path.stem) for path in folder.iterdir()} == set(range(7))
+    folder = memories._scratch.path
+    assert {int(path.stem) for path in folder.glob("*.pt")} == set(range(7))
     assert memories[2]["method"]["state"]["w"].eq(2).all()
     assert memories[2]["method"]["n"] == 2
     memories.close()
@@ -122,4 +122,4 @@ def test_no_limit_changes_a_bit(run, method):
     held, _ = run([method()], model=plain_sgd_model(), **given)
     spilled, trainer = run([method()], model=plain_sgd_model(), client_memory=0.0, **given)
     assert_same_bits(held, spilled)
-    assert not trainer.client.memories()._folder.exists()
+    assert not trainer.client.memories()._scratch.path.exists()

@@ -31,7 +31,7 @@ def references(caching=False, names=("global",)):
     torch.manual_seed(0)
     net = Net()
     found = References(PATHS, True, math.inf if caching else 0.0)
-    copies = {name: frozen_copy(net, []) for name in names}
+    copies = {name: frozen_copy(net, None) for name in names}
     for name, model in copies.items():
         found.add(name, model)
     found.start()
@@ -39,7 +39,7 @@ def references(caching=False, names=("global",)):
 
 
 def test_a_frozen_copy_is_in_eval_mode_without_gradients_and_logs_nothing():
-    copy = frozen_copy(Net().train(), [])
+    copy = frozen_copy(Net().train(), None)
     assert not copy.training
     assert not any(parameter.requires_grad for parameter in copy.parameters())
     copy.training_step((torch.ones(2, 6), None), 0)
@@ -179,7 +179,7 @@ class Rebinding(Net):
 def test_a_step_that_changes_its_batch_is_refused(kind, batch):
     net = kind()
     found = References(PATHS, True)
-    found.add("global", frozen_copy(net, []))
+    found.add("global", frozen_copy(net, None))
     found.start()
     found.load("global", clone(tensors(net)), ["early"])
     found.begin_batch(batch, 0, None)

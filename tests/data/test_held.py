@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.data import PACS, Digits, NpyImages, datamodule
-from fl_lightning.data.held import Held
+from fl_lightning.data.datamodule import Held
 from fl_lightning.seeding import base_seed
 
 

@@ -3,6 +3,7 @@
 from fl_lightning.data.partitioners.base import (
     IID,
     ClassesPerClient,
+    FromPlan,
     Partitioner,
     Parts,
     Pooled,
@@ -11,7 +12,6 @@ from fl_lightning.data.partitioners.base import (
 )
 from fl_lightning.data.partitioners.dirichlet import ClientDirichlet, Dirichlet, repair
 from fl_lightning.data.partitioners.domains import ByDomain, DomainDirichlet, Natural
-from fl_lightning.data.partitioners.from_plan import FromPlan
 
 __all__ = [
     "IID",

@@ -175,9 +175,10 @@ def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: in
     _, codes = np.unique(labels, return_inverse=True)
     counts = np.zeros((num_clients, codes.max() + 1), np.int64)
     np.add.at(counts, (owner, codes), 1)
-    sizes = counts.sum(1)
-    stock = _Stock(owner, codes, counts.shape[1])
-    moved = 0
+    sizes, moved = counts.sum(1), 0
+    # the samples in the order of client and class, as they are before the repair; they are taken from the end of each
+    order = np.lexsort((codes, owner))
+    ends = counts.cumsum().reshape(counts.shape)
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:
             donor = int(sizes.argmax())
@@ -185,27 +186,11 @@ def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: in
             # take half of what the donor can spare, so that the next largest client gives as well
             spare = max(1, (sizes[donor] - min_size) // 2)
             number = int(min(min_size - sizes[client], counts[donor, code], spare))
-            owner[stock.take(donor, code, number)] = client
+            ends[donor, code] -= number
+            owner[order[ends[donor, code] :][:number]] = client
             counts[donor, code] -= number
             counts[client, code] += number
             sizes[donor] -= number
             sizes[client] += number
             moved += number
     return moved
-
-
-class _Stock:
-    """The samples of each client and class before the repair; they are taken from the end."""
-
-    def __init__(self, owner: np.ndarray, codes: np.ndarray, num_classes: int) -> None:
-        self.num_classes = num_classes
-        cells = owner * num_classes + codes
-        self.order = np.argsort(cells, kind="stable")
-        edges = np.arange(cells.max() + 2)
-        self.ends = np.searchsorted(cells[self.order], edges, side="left")[1:]
-
-    def take(self, client: int, code: int, number: int) -> np.ndarray:
-        cell = client * self.num_classes + code
-        end = self.ends[cell]
-        self.ends[cell] = end - number
-        return self.order[end - number : end]
