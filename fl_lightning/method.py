@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
@@ -253,24 +254,26 @@ class MethodList:
     different client weights are an error. What a hook returns is checked, and named where it is not what it must be.
 
     Attributes:
-        attributes: what visits begin with, as :class:`~fl_lightning.client.attributes.Attributes`; None once a server
+        attributes: what visits begin with, as :class:`~fl_lightning.client.transient.Attributes`; None once a server
             hook was called.
+        having: gives the methods that have a hook of their own, in list order, by the name of the hook.
     """
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
         self.attributes: Any = None
         self._warned: set[str] = set()
-        self._having: dict[str, list[Method]] = {}
-        for one in self.methods:
+        # a server hook may give a method another hook
+        self.having = cache(lambda hook: [method for method in self.methods if overrides(method, hook)])
+        for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
-            require(isinstance(one, Method), "method", one, hint)
+            require(isinstance(method, Method), "method", method, hint)
             base = "it is the base of all methods, and does nothing; give one of its subclasses, such as FedProx"
-            require(type(one) is not Method, "method", "Method", base)
-            taps = one.requires
+            require(type(method) is not Method, "method", "Method", base)
+            taps = method.requires
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'give a tuple of names of taps, such as ("representation",)'
-            require(listed, f"method={type(one).__name__}: requires", taps, hint)
+            require(listed, f"method={type(method).__name__}: requires", taps, hint)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"
@@ -309,15 +312,15 @@ class MethodList:
         """
         state: State = {}
         for method in self.methods:
-            given, who = call_hook(method, "initial_state", client), f"{type(method).__name__}.initial_state"
-            tensors = isinstance(given, Mapping) and all(isinstance(value, Tensor) for value in given.values())
-            check_returned(tensors, method, "initial_state", given, "return a dictionary of tensors, {} for none")
-            for name, value in given.items():
+            own, who = call_hook(method, "initial_state", client), f"{type(method).__name__}.initial_state"
+            tensors = isinstance(own, Mapping) and all(isinstance(value, Tensor) for value in own.values())
+            check_returned(tensors, method, "initial_state", own, "return a dictionary of tensors, {} for none")
+            for name, value in own.items():
                 require(name in client.kept, who, name, f"no such entry stays with the clients; {client.kept} do")
                 require(name not in state, who, name, "another method gives it too; take one of them out")
                 shape = tuple(client.live[name].shape)
                 require(tuple(value.shape) == shape, f"{who}: {name}", tuple(value.shape), f"give the shape {shape}")
-            state |= {name: value.to(client.live[name]) for name, value in given.items()}
+            state |= {name: value.to(client.live[name]) for name, value in own.items()}
         return state
 
     @property
@@ -332,12 +335,6 @@ class MethodList:
             known = isinstance(answer, bool)
             check_returned(known, method, "exchanges", answer, f"return True if {key!r} travels, or False")
         return all(answers)
-
-    def having(self, hook: str) -> list[Method]:
-        """The methods that have a hook of their own, in list order."""
-        if hook not in self._having:
-            self._having[hook] = [method for method in self.methods if overrides(method, hook)]
-        return self._having[hook]
 
     def call(self, hook: str, client: Client, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
@@ -457,7 +454,8 @@ class MethodList:
 
     def _on_server(self) -> list[Method]:
         """The methods, for a server hook: visits begin with what it leaves."""
-        self.attributes, self._having = None, {}
+        self.attributes = None
+        self.having.cache_clear()
         return self.methods
 
 

@@ -85,7 +85,7 @@ class Adds(Method):
 
 def test_transforms_compose_in_list_order_and_each_method_sees_its_own_payload():
     methods = MethodList([Adds("a", 1), Adds("b", 2)])
-    sent = methods.on_client_end(SimpleNamespace(written=lambda: None))
+    sent = methods.on_client_end(SimpleNamespace(visit=SimpleNamespace(written=lambda: None)))
     assert sent["a"] == {} and {name: float(value.mean()) for name, value in sent["b"].items()} == {"shift": 2}
     assert methods.transform_update(server(), {"w": torch.tensor(3)}, {"b": {"shift": 100}}) == {"w": 10 * 31 + 2 + 100}
     assert methods.proximal == 3
@@ -246,7 +246,7 @@ def test_a_list_passes_the_hooks_on_in_order():
             calls.append((self.name, data))
 
     given = MethodList([One("a"), One("b")])
-    client = SimpleNamespace(written=lambda: None)
+    client = SimpleNamespace(visit=SimpleNamespace(written=lambda: None))
     given.call("on_after_clipping", client, "optimizer")
     given.check_data("data")
     assert calls == [("a", client, "optimizer"), ("b", client, "optimizer"), ("a", "data"), ("b", "data")]
@@ -258,7 +258,8 @@ def returning(hook, value):
     return type("Mine", (Method,), {hook: lambda self, *args: value})()
 
 
-CLIENT = SimpleNamespace(written=lambda: None, kept=["w"], live={"w": torch.ones(2)}, trainable=["w"])
+VISIT = SimpleNamespace(written=lambda: None)
+CLIENT = SimpleNamespace(visit=VISIT, kept=["w"], live={"w": torch.ones(2)}, trainable=["w"])
 STATE, GRAPH = {"w": torch.ones(2)}, torch.ones((), requires_grad=True)
 # how the list calls each hook, and what its result is then
 CALLS = {

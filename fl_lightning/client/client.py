@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning import foreach
-from fl_lightning.client.attributes import Attributes
 from fl_lightning.client.batch import targets_of
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
@@ -26,12 +25,13 @@ from fl_lightning.client.references import References
 from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import submodule
+from fl_lightning.client.transient import Attributes
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, clone, difference, first_not_finite, norm, num_bytes, select
+from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
 
@@ -339,7 +339,7 @@ class Client(LightningModule):
         it was, too.
         """
         before, visit, runs = self.methods, self.visit, self.references.num_runs
-        resident, paused = self.resident, nullcontext() if methods is not None else self.resident.taps.paused()
+        resident, paused = self.resident, nullcontext() if methods is not None else self.resident.taps.recorded(False)
         try:
             with resident.unchanged(), self._memories.unchanged(), paused, resident.training():
                 self.methods = methods or MethodList([])
@@ -436,7 +436,7 @@ class Client(LightningModule):
         changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]
         frozen = difference(select(live, changed), visit.received)
         numbers = sum(value.total.numel() for value in flatten(payload).values())
-        size = num_bytes(select(live, [*self.sent, *others, *frozen])) + numbers * self._bytes_of_number
+        size = sum(live[name].nbytes for name in (*self.sent, *others, *frozen)) + numbers * self._bytes_of_number
         visit.values = visit.logged.sums()
         return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size)
 

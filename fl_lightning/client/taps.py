@@ -149,19 +149,10 @@ class Taps:
         return self.values
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """In this block nothing is recorded and no output replaced."""
-        before, self.recording = self.recording, False
-        try:
-            yield
-        finally:
-            self.recording = before
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """In this block outputs are recorded, as if it were not within :meth:`paused`, and none is replaced."""
+    def recorded(self, records: bool = True) -> Iterator[None]:
+        """In this block outputs are recorded, or nothing is where ``records`` is false, and no output is replaced."""
         before = self.recording, self._transform
-        self.recording, self._transform = True, None
+        self.recording, self._transform = records, None
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What a module has outside of its state dict begins each visit and each evaluation as it was when the run began."""
+"""What is in no state dict begins each visit as it was: what a module has outside of its own, and what methods hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
 from fl_lightning import namespaces
+from fl_lightning.data.loaders import leaves_of
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.method import Method
+from fl_lightning.method import Method, ServerValue
 from fl_lightning.state import Weighted, tensors
 
 # attributes that torch and Lightning keep themselves, and the functions which a run puts into the module
@@ -100,6 +101,41 @@ class Transient:
             attributes["training"] = mode
 
 
+class Attributes:
+    """The attributes of methods and of their classes, with all that is in them, as a server hook has left them.
+
+    Tensors of server values are not copied: :meth:`Visit.written` says which hook of a client writes to one.
+
+    Args:
+        methods: the methods of a run.
+        known: ids of the objects that are left alone: those of the module.
+
+    Attributes:
+        server: the tensors of server values, each with a name for errors.
+        in_place: whether data are restored in place, to which something that a client sends or remembers may refer.
+    """
+
+    def __init__(self, methods: Sequence[Method], known: set[int]) -> None:
+        own: list[Any] = [value for m in methods for kind in kinds_of(m) for value in vars(kind).values()]
+        self.server: list[tuple[str, Tensor]] = []
+        for method in methods:
+            for name, value in vars(method).items():
+                if isinstance(getattr(type(method), name, None), ServerValue):
+                    tensors = [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+                    self.server += [(f"{type(method).__name__}.{name}", tensor) for tensor in tensors]
+                else:
+                    own.append(value)
+        seen = known | {id(tensor) for _, tensor in self.server}
+        self._contents = [restore for value in own for restore in contents(value, seen)]
+        self.in_place = bool(self._contents)
+        self._contents += [restore for method in methods for restore in contents(method, seen)]
+
+    def restore(self) -> None:
+        """Bring it back."""
+        for restore in self._contents:
+            restore()
+
+
 def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
     """For each piece of data in a value, a function that gives it its present contents back.
 
@@ -119,7 +155,7 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
         elif isinstance(part, np.random.Generator):
             yield partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
         elif isinstance(part, (torch.Generator, np.random.RandomState)):
-            yield partial(part.set_state, part.get_state())
+            yield partial(part.set_state, part.get_state())  # type: ignore[arg-type]
         elif isinstance(part, random.Random):
             yield partial(part.setstate, part.getstate())
         elif isinstance(held := held_by(part), CONTAINERS):
@@ -230,15 +266,12 @@ def settings_undone() -> Iterator[None]:
                 write(value)
 
 
-def persistent(part: nn.Module) -> set[str]:
-    """Names of the buffers of a submodule that belong to its state dict."""
-    return part._buffers.keys() - part._non_persistent_buffers_set
-
-
 def in_state(part: nn.Module, state: set[int]) -> set[str]:
     """Names of a submodule's buffers that :class:`Places` looks after; ``state`` has the ids of the state."""
-    named = part._buffers.items()
-    return {name for name, value in named if id(value) in state or (value is None and name in persistent(part))}
+    apart = part._non_persistent_buffers_set
+    return {
+        name for name, value in part._buffers.items() if id(value) in state or (value is None and name not in apart)
+    }
 
 
 class Places:
@@ -280,7 +313,7 @@ class Places:
                 entries.clear()
                 entries.update(saved)
         for _, part, named in self._named:
-            for key in persistent(part) - named if part._buffers else ():
+            for key in part._buffers.keys() - part._non_persistent_buffers_set - named if part._buffers else ():
                 part._buffers[key] = None
 
     @torch.no_grad()
@@ -306,6 +339,7 @@ class Places:
         others = [
             (f"{path}.{key}", key in entries)
             for path, entries, saved in self._entries
+            if len(entries) != len(saved) or not all(map(is_, entries.values(), saved.values()))
             for key in changed(entries, saved)
         ]
         removed = next((name.removeprefix(".") for name, present in others if not present), None)
@@ -313,7 +347,7 @@ class Places:
             raise ClientError(f"{removed} was removed since the start of the run, and other clients have it; keep it")
         new = [name for name, _ in others]
         for path, part, named in self._named:
-            present = persistent(part) - named if part._buffers else ()
+            present = part._buffers.keys() - part._non_persistent_buffers_set - named if part._buffers else ()
             new += [f"{path}.{key}" for key in present if part._buffers[key] is not None]
         if new:
             names = ", ".join(name.removeprefix(".") for name in new)
@@ -323,8 +357,6 @@ class Places:
 
 def changed(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """The names whose objects are others than the saved ones."""
-    if len(entries) == len(saved) and all(map(is_, entries.values(), saved.values())):
-        return []
     return [name for name in {**saved, **entries} if entries.get(name) is not saved.get(name)]
 
 

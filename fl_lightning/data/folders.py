@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from abc import abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -24,29 +22,20 @@ LARGEST_IMAGE = 2048
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
-@dataclass
-class Listing:
-    """Image files, and what is known about each.
+class ImageFile(NamedTuple):
+    """An image file, and what is known about it.
 
     Args:
-        paths: the files.
-        labels: class of each file, from 0.
-        domains: domain of each file, from 0.
-        test: whether each file is a test image; empty if the data set does not say so.
+        path: the file.
+        label: its class, from 0.
+        domain: its domain, from 0.
+        test: whether it is a test image; None if the data set does not say so.
     """
 
-    paths: list[Path] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    domains: list[int] = field(default_factory=list)
-    test: list[bool] = field(default_factory=list)
-
-    def add(self, paths: Iterable[Path], label: int, domain: int = 0, test: bool | None = None) -> None:
-        """Add files of one class, domain and split."""
-        new = list(paths)
-        self.paths += new
-        self.labels += [label] * len(new)
-        self.domains += [domain] * len(new)
-        self.test += [] if test is None else [test] * len(new)
+    path: Path
+    label: int
+    domain: int = 0
+    test: bool | None = None
 
 
 class FolderDataModule(FileDataModule):
@@ -79,7 +68,7 @@ class FolderDataModule(FileDataModule):
         self.image_size, self.split_seed = image_size, split_seed
 
     @abstractmethod
-    def list_files(self, root: Path) -> Listing:
+    def list_files(self, root: Path) -> list[ImageFile]:
         """List the files of the data set, in a fixed order."""
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
@@ -88,12 +77,14 @@ class FolderDataModule(FileDataModule):
 
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
-        listing = self.list_files(root)
-        require(len(listing.paths) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
-        labels, domains = np.array(listing.labels, np.int64), np.array(listing.domains, np.int64)
-        self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
-        images = decoded(root, listing.paths, self.image_size)
-        test = np.array(listing.test, bool) if listing.test else self._draw_test(labels, domains)
+        files = self.list_files(root)
+        require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
+        labels = np.array([file.label for file in files], np.int64)
+        domains = np.array([file.domain for file in files], np.int64)
+        self.num_classes = max(self.num_classes, int(labels.max()) + 1)
+        images = decoded(root, [file.path for file in files], self.image_size)
+        drawn = files[0].test is None
+        test = self._draw_test(labels, domains) if drawn else np.array([file.test for file in files], bool)
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test), np.flatnonzero(test))
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
@@ -138,8 +129,8 @@ class ImageFolderImages(FolderDataModule):
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
         self.test_fraction, self.num_classes = test_fraction, 0
 
-    def list_files(self, root: Path) -> Listing:
-        listing = Listing()
+    def list_files(self, root: Path) -> list[ImageFile]:
+        files = []
         train = root / "train"
         classes = subfolders(train if train.is_dir() else root)
         require(len(classes) >= 2, "data.root", str(root), f"it must hold {self.layout}")
@@ -148,8 +139,8 @@ class ImageFolderImages(FolderDataModule):
             unknown = [name for name in subfolders(folder) if name not in classes]
             require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in train")
             for label, name in enumerate(classes):
-                listing.add(images_in(self.folder(folder, name)), label, 0, test)
-        return listing
+                files += [ImageFile(path, label, 0, test) for path in images_in(self.folder(folder, name))]
+        return files
 
     def write_offline(self, root: Path) -> None:
         for split, number in (("train", 120), ("test", 60)):
@@ -173,25 +164,24 @@ class TinyImageNet(FolderDataModule):
     def __init__(self, root: str = "data", image_size: int = 64, **kwargs: Any) -> None:
         super().__init__(root, image_size, **kwargs)
 
-    def list_files(self, root: Path) -> Listing:
+    def list_files(self, root: Path) -> list[ImageFile]:
         root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
-        train, val, listing = self.folder(root, "train"), self.folder(root, "val"), Listing()
-        classes = subfolders(train)
-        for label, name in enumerate(classes):
-            listing.add(images_in(train / name), label, 0, False)
+        train, val = self.folder(root, "train"), self.folder(root, "val")
+        labels = {name: label for label, name in enumerate(subfolders(train))}
+        files = [ImageFile(p, label, 0, False) for name, label in labels.items() for p in images_in(train / name)]
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
             for line in filter(None, read_utf8(annotations).splitlines()):
                 file, name, *_ = [*line.split("\t"), ""]
-                require(name in classes, "data.root", str(annotations), f"its class {name!r} is not in train")
+                require(name in labels, "data.root", str(annotations), f"its class {name!r} is not in train")
                 path = val / "images" / file
                 hint = f"{annotations.name} names it, but it does not exist; download the data set again"
                 require(path.is_file(), "data.root", str(path), hint)
-                listing.add([path], classes.index(name), 0, True)
+                files.append(ImageFile(path, labels[name], 0, True))
         else:
-            for label, name in enumerate(classes):
-                listing.add(images_in(self.folder(val, name)), label, 0, True)
-        return listing
+            for name, label in labels.items():
+                files += [ImageFile(path, label, 0, True) for path in images_in(self.folder(val, name))]
+        return files
 
     def write_offline(self, root: Path) -> None:
         names = [f"n{c:08}" for c in range(200)]
@@ -220,14 +210,15 @@ class _DomainFolders(FolderDataModule):
         self.test_per_class = min(test_per_class, offline_test) if self.offline else test_per_class
         self.offline_test = offline_test
 
-    def list_files(self, root: Path) -> Listing:
-        listing = Listing()
+    def list_files(self, root: Path) -> list[ImageFile]:
         places = [self.folder(root, *names) for names in self.folders]
         classes = self.classes or tuple(subfolders(places[0]))
-        for domain, place in enumerate(places):
-            for label, name in enumerate(classes):
-                listing.add(images_in(self.folder(place, name)), label, domain)
-        return listing
+        return [
+            ImageFile(path, label, domain)
+            for domain, place in enumerate(places)
+            for label, name in enumerate(classes)
+            for path in images_in(self.folder(place, name))
+        ]
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         fewest = counts.min()
@@ -314,19 +305,19 @@ class HAM10000(FolderDataModule):
         require(missing in ("raise", "skip"), "data.missing", missing, "choose raise or skip")
         self.test_fraction, self.missing = test_fraction, missing
 
-    def list_files(self, root: Path) -> Listing:
+    def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
-        listing = Listing()
+        files = []
         for row in self._metadata(table):  # type: ignore[arg-type]
             path = images.get(row["image_id"])
             hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
             require(path is not None or self.missing == "skip", "data.root", str(table), hint)
             if path is not None:
                 domain = self._place("dataset", row, self.domain_names)
-                listing.add([path], self._place("dx", row, self.classes), domain)
-        return listing
+                files.append(ImageFile(path, self._place("dx", row, self.classes), domain))
+        return files
 
     def _metadata(self, table: Path) -> list[dict[str, str]]:
         """The rows of the metadata, each by the names of its columns."""

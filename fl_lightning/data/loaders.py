@@ -237,7 +237,6 @@ class Batches:
     Attributes:
         generator: the only source of its randomness.
         deterministic: whether an example is the same in every pass.
-        channels_last: whether plain iteration and :meth:`batch` give images in the channels_last memory format.
     """
 
     def __init__(
@@ -256,7 +255,6 @@ class Batches:
         self.images, self.labels, self.rows = images, labels, rows
         self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
         self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
-        self.channels_last = False
         self.generator = torch.Generator()
         self.deterministic = not self.augment and not noise
 
@@ -266,7 +264,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass without the rows: ``for x, y in loader``."""
-        return (batch for _, batch in self.batches(self.channels_last))
+        return (batch for _, batch in self.batches())
 
     def seed(self, seed: int) -> None:
         """Seed :attr:`generator`."""
@@ -276,20 +274,15 @@ class Batches:
         """One pass: each batch together with its rows."""
         number = len(self.rows)
         order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
-        for index in range(len(self)):
-            places = order[self._slice(index)]
+        for places in order.split(self.batch_size)[: len(self)]:
             yield Rows(places, number, self.batch_size), self._batch(self.rows[places], channels_last)
 
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """The batches of one worker, in the order of :attr:`rows`; no others are computed."""
-        for index in range(len(self))[slice(rank, limit, size)]:
-            yield index, self._batch(self.rows[self._slice(index)], channels_last)
-
-    def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """The batch of this index in the order of :attr:`rows`."""
-        return self._batch(self.rows[self._slice(index)], self.channels_last)
+        parts = enumerate(self.rows.split(self.batch_size)[: len(self)])
+        return ((index, self._batch(rows, channels_last)) for index, rows in itertools.islice(parts, rank, limit, size))
 
     def subset(self, places: Tensor, batch_size: int) -> Batches:
         """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""
@@ -299,9 +292,6 @@ class Batches:
     def as_stored(self) -> Batches:
         """The same images in the order of :attr:`rows`, neither augmented nor noisy; they are normalised as these."""
         return Batches(self.images, self.labels, self.rows, self.batch_size, mean=self.mean, std=self.std)
-
-    def _slice(self, index: int) -> slice:
-        return slice(index * self.batch_size, (index + 1) * self.batch_size)
 
     def _batch(self, rows: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)

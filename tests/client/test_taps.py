@@ -54,10 +54,10 @@ def test_a_forward_ends_as_soon_as_all_asked_taps_are_there():
     assert set(taps.run_until({"logits": 1}, lambda: net(X))) == {"representation", "logits"}
 
 
-def test_while_paused_nothing_is_recorded_or_replaced():
+def test_where_it_is_told_so_nothing_is_recorded_or_replaced():
     net = Net()
     taps = Taps(net, PATHS, transform=lambda logits: logits + 1)
-    with taps.paused():
+    with taps.recorded(False):
         out = net(X)
     assert taps.values == {}
     assert torch.equal(net(X), out + 1)

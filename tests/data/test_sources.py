@@ -39,10 +39,11 @@ from fl_lightning.data import (
     OfficeHome,
     Synthetic,
     TinyImageNet,
+    datamodule,
     femnist,
 )
 from fl_lightning.data.cache import cache_folder, decoded
-from fl_lightning.data.datamodule import ImageDataModule, held_out, in_proportion
+from fl_lightning.data.datamodule import Held, ImageDataModule, held_out, in_proportion
 from fl_lightning.data.folders import FolderDataModule, stratified
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.data.vision import read_idx, write_idx
@@ -90,9 +91,12 @@ def test_an_offline_data_set_has_the_shapes_of_the_real_one(kind):
 
 
 @pytest.mark.parametrize("kind", [*OFFLINE, Digits])
-def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind):
+def test_every_image_data_set_takes_the_statistics_to_normalise_by(kind, monkeypatch):
+    monkeypatch.setattr(datamodule, "HELD", Held(1))  # the data set is written and read once
     channels = OFFLINE[kind][0] if kind in OFFLINE else 1
     offline = {} if kind is Digits else {"offline": True}
+    if issubclass(kind, FolderDataModule):
+        offline["image_size"] = 16
     published = ready(kind(num_clients=4, **offline))
     mean, std = [0.1 * (c + 1) for c in range(channels)], [0.2 * (c + 1) for c in range(channels)]
     given = ready(kind(num_clients=4, mean=mean, std=std, **offline))
