@@ -20,7 +20,7 @@ from fl_lightning.client.batch import targets_of
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import tagged
-from fl_lightning.client.memory import Memories, copied
+from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References
 from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import StandIn
@@ -31,6 +31,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
+from fl_lightning.records.plain import with_tensors
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
@@ -430,7 +431,7 @@ class Client(LightningModule):
         if self.methods.attributes is not None and self.methods.attributes.in_place:
             # these may refer to what is restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), self._memories.visited(visit.info.id)
-            memory.update(copied(memory))
+            memory.update(with_tensors(memory, torch.clone))
         # copies: what happens to the module after the visit changes nothing in what was sent
         others = clone(select(live, self.sent_others))
         changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]

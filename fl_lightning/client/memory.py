@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.collectives import Collectives
 from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
-from fl_lightning.records.plain import packed, unpacked
+from fl_lightning.records.plain import packed, unpacked, with_tensors
 from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
 
@@ -93,7 +92,10 @@ class Memories(Mapping[int, Memory]):
     def visited(self, k: int) -> Memory:
         """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
         if k not in self._visited:
-            self._visited[k] = self._copy(k)
+            memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
+            on_cpu = self.device.type == "cpu"
+            # a copy on the device, in containers of its own
+            self._visited[k] = with_tensors(memory, torch.clone) if on_cpu else move_data_to_device(memory, self.device)
         return self._visited[k]
 
     def drop(self, k: int) -> None:
@@ -189,11 +191,6 @@ class Memories(Mapping[int, Memory]):
         flush_folder(folder)
         return stamps
 
-    def _copy(self, k: int) -> Memory:
-        """The memory of client ``k`` on the device, in containers of its own."""
-        memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
-        return copied(memory) if self.device.type == "cpu" else move_data_to_device(memory, self.device)
-
     def _settle(self, k: int) -> None:
         if self.device.type != "cpu":
             self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
@@ -239,16 +236,3 @@ class Memories(Mapping[int, Memory]):
         path = self._on_disk.pop(k, None)
         if path is not None and self._scratch is not None and path.parent == self._scratch.path:
             path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name
-
-
-def copied(value: Any) -> Any:
-    """A copy of nested dictionaries and lists, and of the tensors in them, which a method may write to in place."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        new = copy.copy(value)  # a state dict's attributes too
-        new.update({key: copied(part) for key, part in value.items()})
-        return new
-    if type(value) in (list, tuple):
-        return type(value)(copied(part) for part in value)
-    return copy.copy(value) if type(value) is set else value

@@ -43,8 +43,8 @@ class Visit:
     """
 
     __slots__ = (
-        "_names",
         "_number",
+        "_others",
         "_tensors",
         "_versions",
         "change",
@@ -74,9 +74,8 @@ class Visit:
     ) -> None:
         self.info, self.received, self.clock, self.logged = info, received, clock, logged
         counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
-        others, self._number = [*server, *counts], len(received)
-        self._names = [*(f"client.received[{name!r}]" for name in received), *(name for name, _ in others)]
-        self._tensors = [*received.values(), *(tensor for _, tensor in others)]
+        self._number, self._others = len(received), [*server, *counts]
+        self._tensors = [*received.values(), *(tensor for _, tensor in self._others)]
         self._versions = [tensor._version for tensor in self._tensors]
         self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
@@ -96,5 +95,6 @@ class Visit:
         versions = [tensor._version for tensor in tensors]
         if versions == self._versions:
             return None
-        changed = zip(self._names, versions, self._versions, strict=True)
+        names = [*(f"client.received[{name!r}]" for name in received), *(name for name, _ in self._others)]
+        changed = zip(names, versions, self._versions, strict=True)
         return next(name for name, now, before in changed if now != before)

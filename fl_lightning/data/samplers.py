@@ -151,17 +151,20 @@ class DividedLoader:
         kind, hint = type(loader).__name__, "return one DataLoader over a data set that has a length"
         self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {hint}")
         changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
-        hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; "
-        self._require(not changed, hint + "return a DataLoader, and put the change into collate_fn or the data set")
-        data = type(loader.dataset).__name__
-        sized = hasattr(loader.dataset, "__len__") and not isinstance(loader.dataset, IterableDataset)
-        hint = f"its training set {data} is iterable and cannot be divided; give one that has a length and indices"
-        self._require(sized, hint)
-        hint = "in_order=False gives batches in an order that depends on time; remove it"
-        self._require(getattr(loader, "in_order", True), hint)
-        batches = loader.batch_sampler
-        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
-        self._require(batches is None or type(batches) is BatchSampler, hint + USUAL.removeprefix("give "))
+        data, batches = loader.dataset, loader.batch_sampler
+        fits = {
+            f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return a "
+            "DataLoader, and put the change into collate_fn or the data set": not changed,
+            f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length and "
+            "indices": hasattr(data, "__len__") and not isinstance(data, IterableDataset),
+            "in_order=False gives batches in an order that depends on time; remove it": getattr(
+                loader, "in_order", True
+            ),
+            f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
+            + USUAL.removeprefix("give "): batches is None or type(batches) is BatchSampler,
+        }
+        for hint, condition in fits.items():
+            self._require(condition, hint)
 
     def _check_sampler(self, sampler: Sampler) -> None:
         kind, number = type(sampler), len(self.dataset)

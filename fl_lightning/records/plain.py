@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,12 +86,17 @@ def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
 
 def on_cpu(value: Any) -> Any:
     """Copies of the tensors of nested containers on the CPU, and everything else as it is."""
+    return with_tensors(value, lambda tensor: tensor.detach().cpu())
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of nested containers, in which each tensor is what ``change`` makes of it."""
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        return change(value)
     if isinstance(value, dict):
         copied = copy.copy(value)  # a state dict's attributes too
-        copied.update({key: on_cpu(inner) for key, inner in value.items()})
+        copied.update({key: with_tensors(part, change) for key, part in value.items()})
         return copied
     if type(value) in (list, tuple):
-        return type(value)(map(on_cpu, value))
-    return value
+        return type(value)(with_tensors(part, change) for part in value)
+    return copy.copy(value) if type(value) is set else value
