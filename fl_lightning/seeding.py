@@ -20,9 +20,9 @@ from fl_lightning.errors import require
 
 def base_seed() -> int:
     """The seed given to ``seed_everything`` (the top-level key of a config), 0 when there was none."""
-    given = os.environ.get("PL_GLOBAL_SEED", "0")
-    require(given.isdecimal(), "PL_GLOBAL_SEED", given, "give a whole number from 0, or unset the variable")
-    return int(given)
+    seed = os.environ.get("PL_GLOBAL_SEED", "0")
+    require(seed.isdecimal(), "PL_GLOBAL_SEED", seed, "give a whole number from 0, or unset the variable")
+    return int(seed)
 
 
 def address(seed: int, purpose: str, *where: int) -> int:

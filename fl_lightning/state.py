@@ -79,7 +79,7 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
     """
     values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
     norms = foreach.norms(list(values.values()), math.inf)
-    if not norms or bool(torch.stack([one.double() for one in norms]).isfinite().all()):
+    if not norms or bool(torch.stack([size.double() for size in norms]).isfinite().all()):
         return None
     bad = ((name, ~value.isfinite()) for name, value in values.items())
     return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)

@@ -26,8 +26,8 @@ def batch_size(batch: Any, warns: bool = True) -> int | None:
         if first.ndim and second.ndim and first.size(0) == second.size(0):
             return first.size(0)
     sizes = list(_sizes(batch))
-    size = next((one for one in sizes if one is not None), None)
-    if warns and size is not None and any(one != size for one in sizes[sizes.index(size) :]):
+    size = next((length for length in sizes if length is not None), None)
+    if warns and size is not None and any(length != size for length in sizes[sizes.index(size) :]):
         _warn_of_ambiguous_size()
     return size
 

@@ -28,17 +28,17 @@ REDUCTIONS: dict[Any, Kind] = {
 class Arguments(NamedTuple):
     """The arguments of ``self.log`` that must be the same whenever a hook logs a name."""
 
-    prog_bar: bool
-    logger: bool | None
-    on_step: bool | None
-    on_epoch: bool | None
-    reduce_fx: Any
-    enable_graph: bool
-    sync_dist: bool
-    sync_dist_group: Any
-    add_dataloader_idx: bool
-    metric_attribute: str | None
-    rank_zero_only: bool
+    prog_bar: bool = False
+    logger: bool | None = None
+    on_step: bool | None = None
+    on_epoch: bool | None = None
+    reduce_fx: Any = "mean"
+    enable_graph: bool = False
+    sync_dist: bool = False
+    sync_dist_group: Any = None
+    add_dataloader_idx: bool = True
+    metric_attribute: str | None = None
+    rank_zero_only: bool = False
 
     def resolved(self, hook: str, name: str) -> Arguments:
         """The same with Lightning's defaults for ``hook``, and with the reduction by its name.
@@ -47,14 +47,14 @@ class Arguments(NamedTuple):
             UsageError: Lightning does not allow them.
         """
         try:
-            given = _FxValidator.check_logging_and_get_default_levels(hook, self.on_step, self.on_epoch)
+            levels = _FxValidator.check_logging_and_get_default_levels(hook, self.on_step, self.on_epoch)
         except (MisconfigurationException, RuntimeError) as error:
             raise UsageError(f"self.log({name!r}, ...): {error}") from error
-        require(any(given), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
+        require(any(levels), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
         suffixed = self.add_dataloader_idx and "/dataloader_idx_" in name
         require(not suffixed, "add_dataloader_idx", True, f"the name {name!r} has the index already")
         logger = self.logger is None or self.logger
-        return self._replace(logger=logger, on_step=given[0], on_epoch=given[1], reduce_fx=self._kind(name))
+        return self._replace(logger=logger, on_step=levels[0], on_epoch=levels[1], reduce_fx=self._kind(name))
 
     def _kind(self, name: str) -> Kind:
         key = self.reduce_fx.lower() if isinstance(self.reduce_fx, str) else self.reduce_fx
@@ -111,7 +111,7 @@ class Entry:
 
     Args:
         form: how it is reduced and written.
-        given: the arguments it was logged with, as they were given.
+        arguments: what it was logged with, as the module gave it.
         resolved: the same with their defaults.
         metric: the torchmetrics object, if it is one.
 
@@ -125,9 +125,9 @@ class Entry:
     """
 
     def __init__(
-        self, form: Form, given: tuple = (), resolved: tuple = (), metric: Metric | None = None, once: bool = False
+        self, form: Form, arguments: tuple = (), resolved: tuple = (), metric: Metric | None = None, once: bool = False
     ) -> None:
-        self.form, self.given, self.resolved, self.metric, self.once = form, given, resolved, metric, once
+        self.form, self.arguments, self.resolved, self.metric, self.once = form, arguments, resolved, metric, once
         self.count = 0
         self.last: Any = None
         self.last_weight = 0.0

@@ -35,7 +35,7 @@ class Logged:
     ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to do.
 
     Args:
-        module: the user's module; None where only terms are collected.
+        module: the user's module.
         evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
         examples: of a visit, the number of the client's examples, which is the weight of what is logged once an epoch;
             None is an evaluation.
@@ -46,7 +46,7 @@ class Logged:
 
     def __init__(
         self,
-        module: LightningModule | None = None,
+        module: LightningModule,
         evaluated: Mapping[str, Tensor] | None = None,
         examples: float | None = 1.0,
     ) -> None:
@@ -61,7 +61,6 @@ class Logged:
         self._terms: dict[str, Entry] = {}
         # values as they came: they become tensors when they are asked for
         self._callback: dict[str, Any] = dict(evaluated or {})
-        self._attributes: dict[int, str] | None = None
 
     # ------------------------------------------------------------------ what the module calls
     def log(
@@ -86,7 +85,7 @@ class Logged:
         Raises:
             UsageError: the value or the arguments are not allowed, or not those with which the hook logged it before.
         """
-        given = (
+        arguments = (
             prog_bar,
             logger,
             on_step,
@@ -99,7 +98,7 @@ class Logged:
             metric_attribute,
             rank_zero_only,
         )
-        self._log(self._hook(), name, value, given, batch_size)
+        self._log(self._hook(), name, value, arguments, batch_size)
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -112,8 +111,7 @@ class Logged:
 
     def add(self, name: str, value: Any, weight: float | None = None, **kwargs: Any) -> None:
         """Add a value that a method logs; by default it is reduced to the mean over the visit."""
-        given = Arguments(False, None, None, None, "mean", False, False, None, True, None, False)._replace(**kwargs)
-        self._log(METHODS_HOOK, name, value, tuple(given), self.counted if weight is None else weight)
+        self._log(METHODS_HOOK, name, value, Arguments(**kwargs), self.counted if weight is None else weight)
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_bad_term` watches."""
@@ -224,10 +222,10 @@ class Logged:
         return {entry.form.epoch_name: entry.total.value for entry in shown if entry.total is not None}
 
     # ------------------------------------------------------------------ inside
-    def _log(self, hook: str, name: str, value: Any, given: tuple, weight: float | None) -> None:
+    def _log(self, hook: str, name: str, value: Any, arguments: tuple, weight: float | None) -> None:
         entry = self._entries.get((hook, name, self.dataloader_idx))
-        if entry is None or entry.given != given:
-            entry = self._entry(hook, name, value, given)
+        if entry is None or entry.arguments != arguments:
+            entry = self._entry(hook, name, value, arguments)
         if weight is None:
             weight = self._weight(entry, value) if entry.once or self._size is None else self._size
         if isinstance(value, Metric):
@@ -257,9 +255,9 @@ class Logged:
         require(not needed, f"self.log({entry.form.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _entry(self, hook: str, name: str, value: Any, given: tuple) -> Entry:
+    def _entry(self, hook: str, name: str, value: Any, arguments: tuple) -> Entry:
         """The entry of a name that is new, or that was logged with other arguments."""
-        resolved = Arguments(*given).resolved(hook, name)
+        resolved = Arguments(*arguments).resolved(hook, name)
         alike = [known for (of, called, _), known in self._entries.items() if (of, called) == (hook, name)]
         entry = self._entries.get((hook, name, self.dataloader_idx))
         # without its suffix, the name would be that of another loader
@@ -268,33 +266,27 @@ class Logged:
         require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
             entry = self._entries[hook, name, self.dataloader_idx] = self._new(hook, name, value, resolved)
-        entry.given = given
+        entry.arguments = arguments
         return entry
 
     def _new(self, hook: str, name: str, value: Any, resolved: Arguments) -> Entry:
         check_kind(name, value)
         number = self.dataloader_idx if resolved.add_dataloader_idx else None
         suffix = "" if number is None else f"/dataloader_idx_{number}"
-        path = self._path(name, value, resolved.metric_attribute) if isinstance(value, Metric) else None
+        path = None
+        if isinstance(value, Metric):
+            known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
+            path = known.get(id(value), resolved.metric_attribute)
+            hint = f"it is no attribute of the module; choose one of {list(known.values())}"
+            require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
         levels = (bool(resolved.on_step), bool(resolved.on_epoch), bool(resolved.logger))
         options: Any = _FxValidator.functions[hook]
         once = options["allowed_on_step"] == (False,)
         return Entry(Form(name, suffix, resolved.reduce_fx, *levels, path), (), resolved, once=once)
 
-    def _path(self, name: str, metric: Metric, given: str | None) -> str:
-        """The name of a torchmetrics object in the module."""
-        if self._attributes is None:
-            parts = self.module.named_modules() if self.module is not None else ()
-            self._attributes = {id(part): path for path, part in parts if isinstance(part, Metric)}
-        known = self._attributes.get(id(metric), given)
-        hint = f"it is no attribute of the module; choose one of {list(self._attributes.values())}"
-        require(known is not None or self.module is None, f"self.log({name!r}, ...)", type(metric).__name__, hint)
-        return known or ""
-
     def _hook(self) -> str:
         """The hook that runs; the step where the engine has not called one."""
-        hook = self.module.__dict__["_current_fx_name"] if self.module is not None else None
-        return hook or ("training_step" if self._training else "validation_step")
+        return vars(self.module)["_current_fx_name"] or ("training_step" if self._training else "validation_step")
 
     def _of_step(self, entry: Entry) -> dict[str, Any]:
         known = entry.form.on_step and entry.last is not None

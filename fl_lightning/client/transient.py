@@ -248,7 +248,7 @@ def hooks_undone(module: nn.Module) -> Iterator[None]:
     finally:
         if RemovableHandle.next_id > first:
             own = [vars(part)[name] for part in module.modules() for name in HOOKS]
-            own += [getattr(one, name) or {} for one in module.parameters() for name in HOOKS_OF_PARAMETERS]
+            own += [getattr(value, name) or {} for value in module.parameters() for name in HOOKS_OF_PARAMETERS]
             for hooks in [*own, *(getattr(nn.modules.module, f"_global{name}") for name in HOOKS)]:
                 for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
                     del hooks[key]
@@ -294,7 +294,7 @@ class Places:
             if value is not None and id(value) in names
         ]
         parts = list(module.named_modules())
-        self._entries = [(path, one, dict(one)) for path, part in parts for one in (part._parameters, part._modules)]
+        self._entries = [(path, held, dict(held)) for path, part in parts for held in (part._parameters, part._modules)]
         self._named = [(path, part, {k for k, v in part._buffers.items() if v is not None}) for path, part in parts]
         self._kinds = [(name, value, value.shape, value.dtype) for name, value in live.items()]
 

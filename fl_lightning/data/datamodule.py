@@ -293,9 +293,16 @@ class ImageDataModule(FederatedDataModule):
         return np.flatnonzero((sizes > 0) & (sizes < self.batch_size)).tolist()
 
     def train_dataloader(self, k: int = 0) -> Batches:
-        how: dict[str, Any] = {"shuffle": True, "augment": self.augment, "drop_last": self.drop_last}
-        images, labels = self._train
-        return Batches(images, labels, self._rows[k], self.batch_size, noise=self._noise(k), **how, **self._scale())
+        return Batches(
+            *self._train,
+            self._rows[k],
+            self.batch_size,
+            shuffle=True,
+            augment=self.augment,
+            drop_last=self.drop_last,
+            noise=self._noise(k),
+            **self._scale(),
+        )
 
     def val_dataloader(self) -> Any:
         """The training images that are held out for validation; none without ``val_fraction``."""
@@ -319,8 +326,7 @@ class ImageDataModule(FederatedDataModule):
             return {}
         here = self._test_domains[self._test_rows.numpy()]
         rows = {name: self._test_rows[torch.from_numpy(here == i)] for i, name in enumerate(self.plan.domain_names)}
-        images, labels = self._test
-        return {n: Batches(images, labels, r, self.eval_batch_size, **self._scale()) for n, r in rows.items()}
+        return {n: Batches(*self._test, r, self.eval_batch_size, **self._scale()) for n, r in rows.items()}
 
     def _like(self, k: int) -> np.ndarray:
         """Positions within the test rows of the images for client ``k``, in ascending order."""

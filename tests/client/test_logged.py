@@ -19,7 +19,7 @@ class Module(LightningModule):
 
 def logged(*values, batch_size=1):
     """What methods log."""
-    found = Logged()
+    found = Logged(Module())
     found.begin_batch([torch.zeros(batch_size)])
     for name, value, weight in values:
         found.add(name, value, weight)
@@ -72,7 +72,7 @@ def test_a_value_of_the_module_takes_precedence_over_a_term_of_its_name():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_the_first_term_that_is_not_finite_is_named_with_its_step(bad):
-    found = Logged()
+    found = Logged(Module())
     for step in range(4):
         found.add_term("loss", torch.tensor(bad if step >= 3 else 1.0))
         found.add_term("fedcka", torch.tensor(bad if step == 2 else 0.0))
@@ -82,7 +82,7 @@ def test_the_first_term_that_is_not_finite_is_named_with_its_step(bad):
 
 
 def test_more_values_than_are_held_are_added_up():
-    found = Logged()
+    found = Logged(Module())
     for value in range(MANY + 5):
         found.add_term("loss", torch.tensor(float(value)))
     assert values(found.sums())["loss"] == (MANY + 4) / 2
