@@ -120,7 +120,7 @@ class FedUVCNN(Encoder):
 class _TwoConvolutions(Encoder):
     """5x5 convolution, ReLU and 2x2 max-pool, twice, then two linear layers with ReLU, and a head."""
 
-    def _stack(
+    def __init__(
         self,
         in_channels: int,
         channels: tuple[int, int],
@@ -128,6 +128,7 @@ class _TwoConvolutions(Encoder):
         widths: tuple[int, int],
         head: Sequence[nn.Module] = (),
     ) -> None:
+        super().__init__()
         check_channels(in_channels)
         require(image_size >= 16, "image_size", image_size, "give 16 or more")
         side = ((image_size - 4) // 2 - 4) // 2
@@ -164,9 +165,8 @@ class FedCKACNN(_TwoConvolutions):
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
-        super().__init__()
         head = [nn.Sequential(nn.Linear(84, 84), nn.ReLU()), nn.Linear(84, 256)]
-        self._stack(in_channels, (16, 32), image_size, (120, 84), head)
+        super().__init__(in_channels, (16, 32), image_size, (120, 84), head)
 
 
 class MOONCNN(_TwoConvolutions):
@@ -181,8 +181,7 @@ class MOONCNN(_TwoConvolutions):
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
-        super().__init__()
-        self._stack(in_channels, (6, 16), image_size, (120, 84))
+        super().__init__(in_channels, (6, 16), image_size, (120, 84))
 
 
 class FedDynCNN(_TwoConvolutions):
@@ -197,8 +196,7 @@ class FedDynCNN(_TwoConvolutions):
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
-        super().__init__()
-        self._stack(in_channels, (64, 64), image_size, (384, 192))
+        super().__init__(in_channels, (64, 64), image_size, (384, 192))
 
 
 class Logistic(Encoder):
