@@ -246,10 +246,9 @@ def test_every_visit_begins_with_what_the_server_left(tmp_path):
 
 
 def test_leaky_methods_have_the_same_bits_on_any_number_of_workers(tmp_path):
-    runs = [fit(tmp_path, [kind() for kind in LEAKY], devices=workers) for workers in (1, 2, 3)]
-    for state, trainer in runs[1:]:
-        assert_same_bits(runs[0][0], state)
-        assert history(trainer) == history(runs[0][1])
+    runs = [fit(tmp_path, [kind() for kind in LEAKY], devices=workers) for workers in (1, 3)]
+    assert_same_bits(runs[0][0], runs[1][0])
+    assert history(runs[0][1]) == history(runs[1][1])
 
 
 class Metrics(Callback):

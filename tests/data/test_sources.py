@@ -621,25 +621,25 @@ def test_femnist_writers_are_clients(tmp_path):
 
 
 def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
-    """4,000 images: 3 MB as uint8, 22 MB as JSON, more than 100 MB as numbers of Python."""
+    """1,200 images: 1 MB as uint8, 7 MB as JSON, more than 30 MB as numbers of Python."""
     user = json.dumps({"x": np.random.default_rng(0).random((100, 784)).round(3).tolist(), "y": [7] * 100})
-    for split, number in (("train", 36), ("test", 4)):
+    for split, number in (("train", 10), ("test", 2)):
         (tmp_path / split).mkdir()
         users = ",\n".join(f'"writer {u}" : {user}' for u in range(number))
         text = '{"users": ["é"], "user_data": {' + users + '}, "num_samples": [100]}'
         (tmp_path / split / "all_data_0.json").write_text(text, encoding="utf-8")
     tracemalloc.start()
-    data = ready(FEMNIST(str(tmp_path), num_clients=36))
+    data = ready(FEMNIST(str(tmp_path), num_clients=10))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3e6 + 20e6
+    assert peak < 1e6 + 12e6
     monkeypatch.setattr(femnist, "read_writers", None)
-    again = ready(FEMNIST(str(tmp_path), num_clients=36))
+    again = ready(FEMNIST(str(tmp_path), num_clients=10))
     assert isinstance(again.load().train_images, np.memmap)
     assert torch.equal(again._train[0], data._train[0]) and torch.equal(again._train[1], data._train[1])
-    assert again.plan.hash == data.plan.hash and again.plan.domain(35) == "writer 35"
-    assert (data.plan.sizes.sum(), len(data.test_dataloader().rows)) == (3600, 400)
-    image = data._train[0][data._rows[35][99]].flatten() / 255
+    assert again.plan.hash == data.plan.hash and again.plan.domain(9) == "writer 9"
+    assert (data.plan.sizes.sum(), len(data.test_dataloader().rows)) == (1000, 200)
+    image = data._train[0][data._rows[9][99]].flatten() / 255
     np.testing.assert_allclose(image, json.loads(user)["x"][99], atol=0.003)
 
 
