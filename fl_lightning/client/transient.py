@@ -49,8 +49,11 @@ VALUES = (str, int, float, bool, type(None))
 WITH_PARTS = (nn.Module, SimpleNamespace, Optimizer, LRScheduler, Method, Weighted)
 # objects that are never looked into: what is read and what is written, which may be large or open
 APART = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
-LIBRARIES = {"torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning", "fl_lightning"}
-OTHERS_CODE = sys.stdlib_module_names | LIBRARIES
+# where classes are not the user's
+OTHERS_CODE = {
+    *sys.stdlib_module_names,
+    *("torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning", "fl_lightning"),
+}
 
 
 class Transient:

@@ -340,12 +340,10 @@ class HAM10000(FolderDataModule):
         number = 7 * 4 * 6
         labels, domains = cycled(7, number), np.arange(number) // 7 % 4
         write_images(root, ["HAM10000_images_part_1"], np.zeros(number, np.int64), self.image_size, shown=labels)
-        with open(root / "HAM10000_metadata.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization", "dataset"))
-            for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
-                row = (f"HAM_{i:07}", f"{i:05}", self.classes[c], "histo", 50, "male", "back", self.domain_names[d])
-                writer.writerow(row)
+        lines = ["lesion_id,image_id,dx,dx_type,age,sex,localization,dataset"]
+        for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
+            lines.append(f"HAM_{i:07},{i:05},{self.classes[c]},histo,50,male,back,{self.domain_names[d]}")
+        (root / "HAM10000_metadata.csv").write_text("\n".join(lines) + "\n")
 
 
 def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
