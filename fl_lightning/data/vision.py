@@ -28,6 +28,8 @@ class TorchvisionDataModule(FileDataModule):
 
     original: str
     layout: str
+    # arguments of torchvision's class for the training set and for the test set
+    splits: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
 
     def __init__(self, root: str = "data", download: bool = False, offline: bool = False, **kwargs: Any) -> None:
         super().__init__(root, offline, **kwargs)
@@ -41,7 +43,7 @@ class TorchvisionDataModule(FileDataModule):
         """
         if self.download and not self.offline:
             try:
-                for split in self.splits():
+                for split in self.splits:
                     self.source(self.root, download=True, **split)
             except (OSError, RuntimeError) as error:
                 hint = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
@@ -54,15 +56,11 @@ class TorchvisionDataModule(FileDataModule):
 
         return getattr(datasets, self.original)
 
-    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arguments of torchvision's class for the training set and for the test set."""
-        return {"train": True}, {"train": False}
-
     def read(self, root: Path) -> Images:
         # an offline data set does not have the checksums of the published files
         source = unchecked(self.source) if self.offline else self.source
         try:
-            train, test = (source(str(root), **split) for split in self.splits())
+            train, test = (source(str(root), **split) for split in self.splits)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
             raise UsageError(f"data.root={str(root)!r}: {hint}") from error
@@ -146,8 +144,7 @@ class FashionMNIST(MNIST):
 class _Split(TorchvisionDataModule):
     """A data set whose class in torchvision takes the name of the split and stores channels first."""
 
-    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"split": "train"}, {"split": "test"}
+    splits = ({"split": "train"}, {"split": "test"})
 
     def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         return np.ascontiguousarray(dataset.data.transpose(0, 2, 3, 1)), dataset.labels.astype(np.int64)
