@@ -161,8 +161,10 @@ def contents(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
             yield partial(part.set_state, part.get_state())  # type: ignore[arg-type]
         elif isinstance(part, random.Random):
             yield partial(part.setstate, part.getstate())
-        elif isinstance(held := held_by(part), CONTAINERS):
-            yield partial(refill, held, copy.copy(held))
+        else:
+            held = held_by(part)
+            if isinstance(held, CONTAINERS):
+                yield partial(refill, held, copy.copy(held))
         for kind in kinds_of(part) if isinstance(part, Method) else ():
             yield from contents_of_class(kind, known)
 
