@@ -277,7 +277,7 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
         counting = Count(**{key: getattr(method, key) for key in ("mu",)})
         # a last batch of a few rows is rounded otherwise than the same rows in a whole one
         data = small_data("cnn", batch_size=16, train_size=200)
-        how = {"local_epochs": 4, "max_rounds": 3, "cache_references": cached, **options}
+        how = {"local_epochs": 4, "max_rounds": 2, "cache_references": cached, **options}
         states.append(run([counting], "cnn", data=data, **how)[0])
     assert_same_bits(*states)
     # a last batch is run in each epoch, and once more for the cache; whole ones once
