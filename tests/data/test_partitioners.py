@@ -403,6 +403,26 @@ def test_every_client_holds_n_classes_divided_equally_among_owners(clients, n):
     assert (counts[np.arange(clients), np.arange(clients) % 10] > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("partitioner", "bad"),
+    [
+        (Dirichlet, {"alpha": 0.0}),
+        (Dirichlet, {"min_size": -1}),
+        (Dirichlet, {"max_draws": 0}),
+        (ClientDirichlet, {"alpha": float("inf")}),
+        (ClientDirichlet, {"sigma": -0.1}),
+        (QuantityDirichlet, {"beta": 0.0}),
+        (QuantityDirichlet, {"min_size": -1}),
+        (Shards, {"per_client": 0}),
+        (ClassesPerClient, {"n": 0}),
+    ],
+)
+def test_an_argument_out_of_its_range_is_refused_by_name(partitioner, bad):
+    ((name, value),) = bad.items()
+    with refused(f"{partitioner.__name__}.{name}={value}"):
+        partitioner(**bad)
+
+
 def test_classes_per_client_says_what_is_impossible():
     with refused("ClassesPerClient.n=11"):
         plan_of(ClassesPerClient(11))
