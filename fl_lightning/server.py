@@ -89,28 +89,20 @@ class Server:
         if self.optimizer is not None and delta:
             self.optimizer.step()
         for name in delta:
-            self._round(name)
-        self._check(delta)
-        for name in others.keys() - delta.keys():
-            self.state[name].copy_(others[name])
-        self.moved |= others.keys()
-
-    @torch.no_grad()
-    def _round(self, name: str) -> None:
-        parameter = self.parameters[name]
-        # what is stepped next is what was sent, also where the module is in float64 or bfloat16
-        self.state[name].copy_(parameter)
-        parameter.copy_(self.state[name])
-
-    def _check(self, names: Iterable[str]) -> None:
-        stepped = select(self.state, names)
+            # what is stepped next is what was sent, also where the module is in float64 or bfloat16
+            self.state[name].copy_(self.parameters[name].data)
+            self.parameters[name].data.copy_(self.state[name])
+        stepped = select(self.state, delta)
         bad = first_not_finite(stepped, {name: value.new_zeros(()) for name, value in stepped.items()})
-        if bad is not None:
-            kind, rate = type(self.optimizer).__name__, self.optimizer.param_groups[0].get("lr")  # type: ignore[union-attr]
+        if bad is not None and self.optimizer is not None:
+            kind, rate = type(self.optimizer).__name__, self.optimizer.param_groups[0].get("lr")
             raise ClientError(
                 f"round {self.round}: trainer.server_optimizer {kind} with lr {rate} made {bad} nan or infinite; "
                 "give it a smaller lr"
             )
+        for name in others.keys() - delta.keys():
+            self.state[name].copy_(others[name])
+        self.moved |= others.keys()
 
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""

@@ -110,12 +110,11 @@ class SystemsHeterogeneity:
 
     def present(self, round_: int, num_clients: int) -> list[int]:
         """The clients that are there to be chosen in a round, ascending."""
-
-        def is_here(k: int) -> bool:
-            windows = self._windows.get(k, [(0, None)])
-            return any(first <= round_ and (last is None or round_ <= last) for first, last in windows)
-
-        return [k for k in range(num_clients) if is_here(k)]
+        return [
+            k
+            for k in range(num_clients)
+            if any(a <= round_ and (b is None or round_ <= b) for a, b in self._windows.get(k, [(0, None)]))
+        ]
 
     def fates(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, Fate]:
         """What befalls the clients of a cohort, by id.
@@ -128,16 +127,17 @@ class SystemsHeterogeneity:
         """
         number = math.floor(self.stragglers * len(cohort) + 0.5)
         late = {cohort[place] for place in numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]}
-        return {k: self._fate(seed, round_, k, whole, k in late) for k in cohort}
-
-    def _fate(self, seed: int, round_: int, k: int, whole: int, late: bool) -> Fate:
-        drawn = numpy_rng(seed, "dropout", round_, k).random()
-        if drawn < self.dropout_before or (late and self.late == "drop"):
-            return Fate(lost="before")
-        lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
         most = whole - 1 if self.most is None else self.most
-        work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most + 1)) if late else None
-        return Fate(None if work == whole else work, lost)
+        fates = {}
+        for k in cohort:
+            drawn = numpy_rng(seed, "dropout", round_, k).random()
+            if drawn < self.dropout_before or (k in late and self.late == "drop"):
+                fates[k] = Fate(lost="before")
+                continue
+            work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most + 1)) if k in late else None
+            lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
+            fates[k] = Fate(None if work == whole else work, lost)
+        return fates
 
 
 # clients of a run that can be named; each has an entry

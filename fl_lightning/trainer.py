@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
-from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, ProgressBar, RunRecord
-from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine import checks
+from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
-from fl_lightning.engine.processes.launch import build_fabric
-from fl_lightning.engine.run import Run, launch
+from fl_lightning.engine.replaced import replaced
+from fl_lightning.engine.run import Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList
-from fl_lightning.namespaces import Logger
-from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.records.partition import save_partition
-from fl_lightning.sampling import Sampler, UniformSampler
-from fl_lightning.server import Scope
-from fl_lightning.systems import SystemsHeterogeneity
 
-Result = TypeVar("Result")
 Methods = list[Method] | Method | None
 
 
-class FederatedTrainer(RunAccess):
+class FederatedTrainer(RunArguments):
     """Trains a LightningModule over the clients of a data module, round by round, on Lightning Fabric.
 
     Arguments which Lightning's ``Trainer`` has keep their names and meaning.
@@ -126,83 +117,6 @@ class FederatedTrainer(RunAccess):
     # the methods below that are commands of the command line
     commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor")
 
-    def __init__(
-        self,
-        max_rounds: int = 10,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        participation: float = 1.0,
-        cohort_size: int | None = None,
-        sampler: Sampler | None = None,
-        server_optimizer: OptimizerCallable | None = None,
-        server_optimizer_scope: Scope = "parameters",
-        weighting: Weighting = "examples",
-        buffers: Buffers = "average",
-        eval_every_n_rounds: int = 1,
-        taps: dict[str, str] | None = None,
-        client_lr_scheduler: LRSchedulerCallable | None = None,
-        client_schedulers: Literal["continue", "restart"] = "continue",
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
-        accumulate_grad_batches: int = 1,
-        accelerator: str = "auto",
-        devices: int | str | list[int] = 1,
-        workers_per_device: int = 1,
-        strategy: str = "auto",
-        num_nodes: int = 1,
-        precision: str | int | None = None,
-        threads_per_worker: int | None = None,
-        client_memory: float = 4.0,
-        checkpoint_every_n_rounds: int = 1,
-        channels_last: bool | None = None,
-        cache_references: bool | Literal["auto"] = "auto",
-        compile: bool | str = False,
-        callbacks: list[Callback] | Callback | None = None,
-        logger: Logger | list[Logger] | bool = True,
-        default_root_dir: str | Path | None = None,
-        name: str | None = None,
-        on_client_error: Literal["raise", "skip"] = "raise",
-        min_clients: int = 1,
-        systems: SystemsHeterogeneity | None = None,
-        fast_dev_run: bool | int = False,
-        enable_progress_bar: bool = True,
-    ) -> None:
-        checks.check_arguments(locals())
-        self.arguments: dict[str, Any] = only_plain(locals())
-        self.config: dict[str, Any] | None = None
-        self.weights: Path | None = None
-        self.max_rounds = int(fast_dev_run) or max_rounds
-        self.limit_batches = int(fast_dev_run) or None
-        self.fast_dev_run = bool(fast_dev_run)
-        self.local_epochs, self.local_steps = local_epochs, local_steps
-        self.participation, self.cohort_size = participation, cohort_size
-        self.sampler = sampler or UniformSampler()
-        self.server_optimizer, self.server_optimizer_scope = server_optimizer, server_optimizer_scope
-        self.client_lr_scheduler, self.client_schedulers = client_lr_scheduler, client_schedulers
-        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
-        self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
-        self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
-        self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
-        self.client_memory, self.cache_references = client_memory, cache_references
-        self.channels_last, self.compile = channels_last, compile
-        self.logger = logger if not fast_dev_run else False
-        self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
-        self.on_client_error, self.min_clients, self.systems = on_client_error, min_clients, systems
-        progress = [ProgressBar()] if enable_progress_bar else []
-        # these come last, so that they can monitor what the others log
-        given = sorted(checks.as_list(callbacks), key=lambda one: isinstance(one, (BestCheckpoint, EarlyStopping)))
-        checks.check_callbacks(given)
-        checks.check_loggers(logger)
-        self.callbacks: list[Callback] = [*given, RunRecord(), *progress]
-        super().__init__()
-        self.fabric: Fabric = build_fabric(self)
-        checks.check_precision(precision, self.fabric.device)
-        checks.check_cores(devices, self.fabric.device)
-        checks.check_workers(workers_per_device, self.fabric.device)
-
-    # ------------------------------------------------------------------ commands
     def fit(
         self,
         model: LightningModule,
@@ -265,8 +179,9 @@ class FederatedTrainer(RunAccess):
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
-        how = {"phase": "val", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_once, model, datamodule, method, "validate", weights, **how)
+        return self._launch(
+            commands.evaluate_once, model, datamodule, method, "validate", weights, phase="val", ckpt_path=ckpt_path
+        )
 
     def test(
         self,
@@ -288,8 +203,9 @@ class FederatedTrainer(RunAccess):
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
-        how = {"phase": "test", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_once, model, datamodule, method, "test", weights, **how)
+        return self._launch(
+            commands.evaluate_once, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path
+        )
 
     def predict(
         self,
@@ -371,7 +287,7 @@ class FederatedTrainer(RunAccess):
             UsageError: the file has no such visit, or is of another run.
         """
         how = {"ckpt_path": ckpt_path, "round_": round, "client": client, "allow_changes": allow_changes}
-        with replaying.one_process(self):
+        with replaced(self, devices=1, num_nodes=1, workers_per_device=1):
             return self._launch(replaying.replay, model, datamodule, method, "fit", weights, **how)
 
     def doctor(
@@ -403,15 +319,13 @@ class FederatedTrainer(RunAccess):
             UsageError: something does not fit together.
             ClientError: the client that is measured failed.
         """
-        before = self._run, self.fabric, self.weights
-        try:
-            with examination.collected_warnings() as warned:
-                copied = examination.copies(model, checks.as_list(method))
-                how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
-                plan = self._launch(examination.examine, copied[0], datamodule, copied[1], "fit", weights, **how)
-            return {**plan, "warnings": warned}
-        finally:
-            self._run, self.fabric, self.weights = before
+        here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
+        with replaced(self, **here), warnings.catch_warnings(record=True) as caught:
+            copied = examination.copies(model, checks.as_list(method))
+            how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
+            plan = self._launch(examination.examine, copied[0], datamodule, copied[1], "fit", weights, **how)
+        texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
+        return {**plan, "warnings": list(texts)}
 
     def _launch(
         self,

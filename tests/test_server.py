@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from torch.optim import SGD, Adam
 
@@ -72,7 +73,7 @@ def test_what_it_gives_it_takes_back_with_the_optimizers_state():
     second.load_state_dict(first.state_dict())
     assert second.round == 7
     assert torch.equal(stepped(second, 2).state["w"], whole.state["w"])
-    with pytest.raises(KeyError, match="it holds 4 entries, the model has 1"):
+    with refused("4", "1", kind=KeyError):
         Server({"w": torch.ones(2)}, ["w"]).load_state_dict(first.state_dict())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
@@ -13,14 +13,15 @@ from fl_lightning.engine.identity.changes import (
     differing,
     forget_the_rest,
     identity,
-    memories_that_stay,
     methods_that_stay,
     record,
     restore_schedule,
     state_of_server,
     states_of_callbacks,
+    what_stays,
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import ChangedCodeError, UsageError
 from fl_lightning.records.checkpoint import (
     BEST,
@@ -33,11 +34,8 @@ from fl_lightning.records.checkpoint import (
     valid_checkpoint,
     verified,
 )
-from fl_lightning.records.files import DamagedFileError, stamp_of
+from fl_lightning.records.files import DamagedFileError, load, stamp_of
 from fl_lightning.records.manifest import manifest_path
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.run import Run
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -48,25 +46,22 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
-        state = {**contents_of_run(run), "round": done, "clients": memories.state_dict()}
+        state = {
+            "state_dict": run.methods.evaluated_state(run.server),
+            "server": run.server.state_dict(),
+            "methods": run.methods.state_dict(),
+            "module": storable(entries_of_module(run)),
+            "datamodule": state_of_data(run.data),
+            "client_schedulers": run.local_training.monitored.state_dict(),
+            "evaluated": run.resident.evaluated,
+            "callbacks": states(run.callbacks),
+            "changes": run.folder.changes,
+            **identity(run),
+            "round": done,
+            "clients": memories.state_dict(),
+        }
         run.folder.checkpoints.save(state, memories.stamps, run.metrics.history, run.trainer.keep_as_best)
     run.trainer.keep_as_best = False
-
-
-def contents_of_run(run: Run) -> dict[str, Any]:
-    """The state of a run, without the clients' memories and the metrics of its rounds."""
-    return {
-        "state_dict": run.methods.evaluated_state(run.server),
-        "server": run.server.state_dict(),
-        "methods": run.methods.state_dict(),
-        "module": storable(entries_of_module(run)),
-        "datamodule": state_of_data(run.data),
-        "client_schedulers": run.local_training.monitored.state_dict(),
-        "evaluated": run.resident.evaluated,
-        "callbacks": states(run.callbacks),
-        "changes": run.folder.changes,
-        **identity(run),
-    }
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
@@ -105,7 +100,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     return outcome
 
 
-def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False) -> dict[str, Any]:
+def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False) -> dict[str, Any]:
     """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
     Without one nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
@@ -116,9 +111,9 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
             ChangedCodeError where the user's own source code is another one, too.
     """
     ours = identity(run)  # as the run begins
-    if found is None:
+    if source is None:
         return {"round": 0}
-    path, checkpoint = found.path, read(found.path)
+    path, checkpoint = source.path, read(source.path)
     before = checkpoint.get("description", {}).get("code")
     try:
         changes = changes_of(ours, run, path, checkpoint, allow_changes)
@@ -137,13 +132,16 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
             method.load_state_dict(checkpoint["methods"][method.name])
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.resident.evaluated = checkpoint.get("evaluated", {})
-        run.metrics.restore(checkpoint["history"] if found.history is None else found.history)
+        run.metrics.restore(checkpoint["history"] if source.history is None else source.history)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
+    known = None
     if changes:
-        files = memories_that_stay(run, files, stay)
-    known = stamps(found, files) if resumes_in_place(path) and not changes else None
+        files = {k: file for k, file in files.items() if any(what_stays(run, load(file), stay).values())}
+    elif resumes_in_place(path):
+        manifest = source.manifest
+        known = {file.name: stamp_of(file) for file in files.values()} if manifest is None else manifest.clients
     run.client.memories().restore(files, run.workers, known)
     if changes:
         forget_the_rest(run, stay)
@@ -152,32 +150,24 @@ def restore_run(run: Run, found: Checkpoint | None, allow_changes: bool = False)
     return checkpoint
 
 
-def stamps(found: Checkpoint, files: dict[int, Path]) -> dict[str, Any]:
-    """The stamps of the clients' files, those of the manifest where there is one."""
-    return {f.name: stamp_of(f) for f in files.values()} if found.manifest is None else found.manifest.clients
-
-
-def begin_in_folder(run: Run, found: Checkpoint | None) -> Path | None:
+def begin_in_folder(run: Run, source: Checkpoint | None) -> Path | None:
     """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer.
 
     Returns:
-        Where the checkpoint that was found lies then; None without one.
+        Where that checkpoint lies then; None without one.
     """
-    if found is None or not run.folder.resumed or run.folder.shared is None:
-        return None if found is None else found.path
+    if source is None or not run.folder.resumed or run.folder.shared is None:
+        return None if source is None else source.path
     if run.folder.checkpoints is not None:
-        run.folder.checkpoints.resume(found)
-        warn_of_best(run, run.folder.checkpoints.path / BEST)
-    return found.path.with_name(LAST)
-
-
-def warn_of_best(run: Run, path: Path) -> None:
-    """Warn where the best checkpoint so far is damaged: no round that is worse makes it anew."""
-    try:
-        if path.is_file() or manifest_path(path).is_file():
-            verified(path, run.trainer.warn)
-    except DamagedFileError as error:
-        run.trainer.warn(f"{str(path)!r}: {error}; it cannot be used, and the next round that is better replaces it")
+        run.folder.checkpoints.resume(source)
+        best = run.folder.checkpoints.path / BEST
+        try:
+            if best.is_file() or manifest_path(best).is_file():
+                verified(best, run.trainer.warn)
+        except DamagedFileError as error:  # no round that is worse makes it anew
+            text = f"{error}; it cannot be used, and the next round that is better replaces it"
+            run.trainer.warn(f"{str(best)!r}: {text}")
+    return source.path.with_name(LAST)
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:

@@ -6,9 +6,8 @@ import math
 import os
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
-from fl_lightning.engine.compiled import check_compile
+from fl_lightning.engine.compiled import MODES
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, clipped, require, text_of
 from fl_lightning.method import MethodList
@@ -33,7 +32,7 @@ from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
 
 if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
+    from fl_lightning.engine.arguments import RunArguments
 
 TRAINS = ("training_step", "configure_optimizers")
 # rounds, epochs or steps that a run can count: the schedules of more would fill the memory
@@ -47,6 +46,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cohort_size": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "eval_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
+    "devices": (lambda devices: are_devices(devices), "give a number from 1, a list of GPUs, or auto"),
+    "workers_per_device": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
+    "num_nodes": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
     "strategy": (
         lambda name: name == "auto",
         "it wraps the model, which would average the gradients of different clients; give auto",
@@ -65,6 +67,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
         "give 1 or more, up to 8 for each core, or null",
     ),
+    "compile": (
+        lambda mode: not isinstance(mode, str) or mode in MODES,
+        f"give true, false or one of {', '.join(MODES)}",
+    ),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),
     "fast_dev_run": (lambda n: 0 <= n <= MOST, "give true, false or a number of batches from 0"),
 }
@@ -78,7 +84,9 @@ REMOVED = {
 }
 
 # clients that a warning lists
-SHOWN = 10
+CLIENTS_SHOWN = 10
+# parameters that a call need not give
+COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -88,17 +96,11 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         UsageError: an argument is; the error names it.
     """
     for name, (fits, hint) in RANGES.items():
-        require(holds(fits, arguments[name]), f"trainer.{name}", arguments[name], hint)
-    check_devices(*(arguments[name] for name in ("devices", "workers_per_device", "num_nodes")))
-    check_compile(arguments["compile"])
-
-
-def holds(fits: Callable[[Any], bool], value: Any) -> bool:
-    """Whether a value fits; one that cannot be compared with a number does not."""
-    try:
-        return bool(fits(value))
-    except TypeError:
-        return False
+        try:
+            inside = bool(fits(arguments[name]))
+        except TypeError:  # it cannot be compared with a number
+            inside = False
+        require(inside, f"trainer.{name}", arguments[name], hint)
 
 
 def is_folder_name(name: Any) -> bool:
@@ -107,15 +109,21 @@ def is_folder_name(name: Any) -> bool:
     return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
 
 
+def are_devices(devices: Any) -> bool:
+    """Whether the argument is a number from 1, a list of some, or ``auto``."""
+    if isinstance(devices, int) or str(devices).isdigit():
+        return int(devices) >= 1
+    return devices == "auto" or (isinstance(devices, list) and devices != [])
+
+
 def check_loggers(logger: Any) -> None:
     """Refuse what is neither a logger nor a list of loggers nor a bool.
 
     Raises:
         UsageError: it is something else.
     """
-    for one in () if isinstance(logger, bool) else as_list(logger):
-        hint = "give true, false, or loggers of Fabric or Lightning"
-        require(isinstance(one, Logger), "trainer.logger", one, hint)
+    for part in () if isinstance(logger, bool) else as_list(logger):
+        require(isinstance(part, Logger), "trainer.logger", part, "give true, false, or loggers of Fabric or Lightning")
 
 
 def check_callbacks(callbacks: list[Any]) -> None:
@@ -126,6 +134,7 @@ def check_callbacks(callbacks: list[Any]) -> None:
             that it is not given; two that write the same file; one that writes none, but should.
     """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
+    files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
         hint = f"it is a callback of Lightning's own trainer; {replacement(type(callback))}"
@@ -134,76 +143,95 @@ def check_callbacks(callbacks: list[Any]) -> None:
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
             known = list(signature(hooks[name]).parameters)[1:]
-            needed = [p.name for p in signature(getattr(callback, name)).parameters.values() if is_needed(p)]
+            parameters = signature(getattr(callback, name)).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
             wrong = [argument for argument in needed if argument not in known]
             hint = f"its arguments are given by name: {', '.join(known)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
-    check_files(callbacks)
-
-
-def check_files(callbacks: list[Any]) -> None:
-    """Refuse callbacks that write into one file, and a base class of those that write one."""
-    files: dict[str, str] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
+        file = getattr(callback, "file", None)
         base = isinstance(callback, Measurement) and not hasattr(callback, "file")
         require(not base, "trainer.callbacks", kind, "a base of callbacks, which measures nothing; give one of them")
-        if isinstance(file := getattr(callback, "file", None), str):
+        if isinstance(file, str):
             hint = f"{files.get(file)} writes {file} already; give one of them"
             require(file not in files, "trainer.callbacks", kind, hint)
             files[file] = kind
 
 
-def is_needed(parameter: Parameter) -> bool:
-    """Whether a call must give this parameter."""
-    collects = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not collects
-
-
-def check_data_fits(trainer: FederatedTrainer, model: LightningModule, data: Any, methods: MethodList) -> None:
+def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, methods: MethodList) -> None:
     """Refuse what does not fit the data, once they are set up.
 
     Raises:
-        UsageError: a cohort of more clients than there are; a model of fewer classes; a method that counts labels where
-            there are none; cached references where examples change.
+        UsageError: a ``setup`` that has not said which client holds what; a training loader without a length; a cohort
+            of more clients than there are; what :func:`check_model_fits` refuses; cached references where examples may
+            change.
     """
-    check_plan(data)
+    hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
+    require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
+    num_batches(data, 0)
     size, number = trainer.cohort_size, data.num_clients
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
-    check_cohort(trainer, base_seed(), number)
     largest = size_of_cohort(number, trainer.participation, size)
+    if type(trainer.sampler) is not UniformSampler:
+        trainer.sampler(base_seed(), 0, number, largest)  # refuses a cohort that is none
     hint = f"a cohort has {largest} clients, give at most that"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
-    check_classes(model, data)
-    check_batch_sizes(model, data)
-    check_label_counts(methods, data)
-    check_counted_classes(methods, model, data)
+    check_model_fits(model, data, methods)
     methods.check_data(data)
-    warn_of_idle_clients(trainer, data)
+    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    if idle:
+        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
-        check_transfer_hooks(model, data)
+        for name in TRANSFER_HOOKS:
+            hook = transfer_hook(name, model, data)
+            owner = type(getattr(hook, "__self__", model)).__name__
+            hint = f"{name} of {owner} may change an example from epoch to epoch; give auto or false"
+            require(hook is None, "trainer.cache_references", True, hint)
         same = as_client_loader(data.train_dataloader(0)).deterministic
         hint = "the training examples are augmented, or not known to be the same in every epoch; give auto or false"
         require(same, "trainer.cache_references", True, hint)
 
 
-def check_plan(data: Any) -> None:
-    """Refuse data whose ``setup`` has not said which client holds what, or whose training loaders have no length.
+def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:
+    """Refuse a model that does not fit the data, and methods that do not fit either.
 
     Raises:
-        UsageError: there is no ``plan``, or the training loader has no length.
+        UsageError: fewer classes than the data has; clients whose every batch is smaller than those the module trains
+            on, its ``min_batch_size``; a method that counts labels where they are not known, or beside a model with
+            more classes than are counted.
     """
-    kind, hint = type(data).__name__, "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
-    require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", kind, hint)
-    num_batches(data, 0)
+    ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
+    if isinstance(ours, int) and isinstance(theirs, int):
+        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
+    least = getattr(model, "min_batch_size", 1)
+    if isinstance(least, int) and least >= 2:
+        hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
+        size = getattr(data.train_dataloader(0), "batch_size", None)
+        require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
+        small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
+        hint += f"; give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
+        require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
+    needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
+    if needing:
+        counts = data.info(0).label_counts
+        hint = "the clients' label counts are not known; give a training set with integer labels"
+        require(counts is not None, "method", needing, hint)
+        hint = f"{needing} counts the labels of {len(counts)} classes; give {len(counts)}"
+        require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
 
 
-def as_list(given: Any) -> list:
+def few(names: Sequence[Any], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def as_list(value: Any) -> list:
     """A list, from a list, a single object or None."""
-    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def can_train(model: LightningModule) -> bool:
@@ -222,12 +250,15 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     for name, present in REMOVED.items():
         hint = f"Lightning has replaced it by {present}; override that"
         require(not defines(name, model), "model", f"{kind}.{name}", hint)
-    check_own_callbacks(model)
+    theirs = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
+    remedies = {type(part).__name__: replacement(type(part)) for part in theirs if is_callback(part)}
+    hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "give them as trainer.callbacks"
+    names = [type(part).__name__ for part in theirs]
+    require(not theirs, f"model: {kind}.configure_callbacks()", names, hint)
     for name in TRAINS if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters
-    hint = "training_step(dataloader_iter) is not supported, take a batch"
-    require(takes or stage != "fit", "model", kind, hint)
+    require(takes or stage != "fit", "model", kind, "training_step(dataloader_iter) is not supported, take a batch")
     automatic = stage != "fit" or model.automatic_optimization
     require(automatic, "model", kind, "manual optimization is not supported, return a loss")
 
@@ -235,19 +266,6 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
 def defines(name: str, model: LightningModule) -> bool:
     """Whether a module has this method from another class than Lightning's."""
     return callable(getattr(model, name, None)) and (not hasattr(LightningModule, name) or is_overridden(name, model))
-
-
-def check_own_callbacks(model: LightningModule) -> None:
-    """Refuse the callbacks that a module brings: those of a run are arguments of its trainer.
-
-    Raises:
-        UsageError: ``configure_callbacks`` returns any.
-    """
-    given = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    theirs = {type(one).__name__: replacement(type(one)) for one in given if is_callback(one)}
-    hint = "; ".join(f"{name}: {what}" for name, what in theirs.items()) or "give them as trainer.callbacks"
-    names = [type(one).__name__ for one in given]
-    require(not given, f"model: {type(model).__name__}.configure_callbacks()", names, hint)
 
 
 def check_data(datamodule: Any) -> None:
@@ -259,82 +277,6 @@ def check_data(datamodule: Any) -> None:
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
     hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
     require(federated, "data", type(datamodule).__name__, hint)
-
-
-def check_classes(model: LightningModule, datamodule: Any) -> None:
-    """Refuse a model with fewer classes than the data has.
-
-    Raises:
-        UsageError: both declare ``num_classes``, and the model's is smaller.
-    """
-    ours, theirs = getattr(model, "num_classes", None), getattr(datamodule, "num_classes", None)
-    if isinstance(ours, int) and isinstance(theirs, int):
-        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
-
-
-def check_batch_sizes(model: LightningModule, data: Any) -> None:
-    """Refuse clients whose every batch is smaller than those the module trains on, its ``min_batch_size``.
-
-    Raises:
-        UsageError: a client would train nothing.
-    """
-    least = getattr(model, "min_batch_size", 1)
-    if not isinstance(least, int) or least < 2:
-        return
-    hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
-    size = getattr(data.train_dataloader(0), "batch_size", None)
-    require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
-    small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
-    some = ", ".join(map(str, small[:SHOWN])) + (f" and {len(small) - SHOWN} more" if len(small) > SHOWN else "")
-    more = f"give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
-    require(not small, "data.partitioner: clients with fewer examples", some, f"{hint}; {more}")
-
-
-def check_label_counts(methods: MethodList, datamodule: Any) -> None:
-    """Refuse a method that counts labels where there are none.
-
-    Raises:
-        UsageError: the clients' label counts are not known.
-    """
-    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
-    known = not needing or datamodule.info(0).label_counts is not None
-    hint = "the clients' label counts are not known; give a training set with integer labels"
-    require(known, "method", ", ".join(needing), hint)
-
-
-def check_counted_classes(methods: MethodList, model: LightningModule, datamodule: Any) -> None:
-    """Refuse a method that counts labels beside a model with more classes than are counted.
-
-    Raises:
-        UsageError: the model declares another ``num_classes``.
-    """
-    needing = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
-    counts, ours = datamodule.info(0).label_counts if needing else None, getattr(model, "num_classes", None)
-    if counts is not None and isinstance(ours, int):
-        hint = f"{', '.join(needing)} counts the labels of {len(counts)} classes; give {len(counts)}"
-        require(ours == len(counts), "model.num_classes", ours, hint)
-
-
-def warn_of_idle_clients(trainer: FederatedTrainer, data: Any) -> None:
-    """Warn of clients that train nothing because they have no full batch."""
-    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
-    if idle:
-        some = ", ".join(map(str, idle[:SHOWN])) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
-        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
-        trainer.warn(f"data: {len(idle)} of {data.num_clients} clients ({some}) have {text}")
-
-
-def check_transfer_hooks(model: LightningModule, data: Any) -> None:
-    """Refuse hooks that may change a batch on its way to the device where references are cached.
-
-    Raises:
-        UsageError: the module or the data module overrides such a hook; the error names it.
-    """
-    for name in TRANSFER_HOOKS:
-        hook = transfer_hook(name, model, data)
-        owner = type(getattr(hook, "__self__", model)).__name__
-        hint = f"{name} of {owner} may change an example from epoch to epoch; give auto or false"
-        require(hook is None, "trainer.cache_references", True, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
@@ -349,10 +291,10 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
             factors.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
             stepped.step()
-    wrong = next((r for r, factor in enumerate(factors) if not (math.isfinite(factor) and factor >= 0)), None)
-    hint = "a rate must be finite and not below 0; give another schedule"
-    if wrong is not None:
-        require(False, f"trainer.client_lr_scheduler: the factor of round {wrong}", factors[wrong], hint)
+    for round_, factor in enumerate(factors):
+        hint = "a rate must be finite and not below 0; give another schedule"
+        fits = math.isfinite(factor) and factor >= 0
+        require(fits, f"trainer.client_lr_scheduler: the factor of round {round_}", factor, hint)
     return factors
 
 
@@ -374,47 +316,13 @@ def refused(key: str, hint: str) -> Iterator[None]:
 def whose(error: Exception) -> str:
     """The scheduler in which an error happened, with its numbers; empty where it happened elsewhere."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = [one for frame in frames if isinstance(one := frame.f_locals.get("self"), LRScheduler)]
-    numbers = vars(found[-1]).items() if found else ()
-    given = ", ".join(
-        f"{k}={v}" for k, v in numbers if isinstance(v, (int, float)) and k[0] != "_" and k != "last_epoch"
-    )
-    return f"{type(found[-1]).__name__}({given}): " if found else ""
-
-
-def check_devices(devices: Any, workers_per_device: int, num_nodes: int) -> None:
-    """Refuse anything but a number, a list or ``auto`` for the devices, and numbers below 1.
-
-    Raises:
-        UsageError: an argument out of its range.
-    """
-    number = devices if isinstance(devices, int) else int(devices) if str(devices).isdigit() else 1
-    counted = isinstance(devices, (int, list)) or str(devices).isdigit() or devices == "auto"
-    require(
-        counted and devices != [] and number >= 1,
-        "trainer.devices",
-        devices,
-        "give a number from 1, a list of GPUs, or auto",
-    )
-    for name, number in (("workers_per_device", workers_per_device), ("num_nodes", num_nodes)):
-        fits = holds(partial(within, 1, 1000), number)
-        require(fits, f"trainer.{name}", number, "give 1 or more, up to a thousand")
-
-
-def within(least: int, most: int, number: Any) -> bool:
-    """Whether a number lies in a range, both ends included."""
-    return least <= number <= most
-
-
-def check_workers(workers_per_device: int, device: torch.device) -> None:
-    """Refuse several workers for each device where that is a CPU, whose workers are counted by ``devices``.
-
-    Raises:
-        UsageError: there are several.
-    """
-    hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
-    alone = workers_per_device == 1 or device.type != "cpu"
-    require(alone, "trainer.workers_per_device", workers_per_device, hint)
+    owners = [frame.f_locals.get("self") for frame in frames]
+    scheduler = next((owner for owner in reversed(owners) if isinstance(owner, LRScheduler)), None)
+    if scheduler is None:
+        return ""
+    numbers = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[0] != "_"}
+    shown = ", ".join(f"{k}={v}" for k, v in numbers.items() if k != "last_epoch")
+    return f"{type(scheduler).__name__}({shown}): "
 
 
 def check_folder(key: str, folder: Path) -> None:
@@ -432,7 +340,7 @@ def check_folder(key: str, folder: Path) -> None:
     require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
 
 
-def check_server_optimizer(trainer: FederatedTrainer, parameters: Mapping[str, torch.Tensor]) -> None:
+def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch.Tensor]) -> None:
     """Refuse a server optimizer that cannot be built or cannot take a step; one is tried on zeros of the same shapes.
 
     Raises:
@@ -460,49 +368,33 @@ def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
         require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "give a finite number")
 
 
-def check_cohort(trainer: FederatedTrainer, seed: int, number: int) -> None:
-    """Refuse a sampler that gives no cohort for the first round, or one that is none.
+def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
+    """Refuse what a device cannot do: a precision that it lacks, for which torch would silently use another; workers.
 
     Raises:
-        UsageError: it repeats clients, or leaves their range.
+        UsageError: float16 on a CPU, or bfloat16 on a GPU that has none; on a CPU several workers for each device,
+            since ``devices`` counts them, or more than 8 workers a core.
     """
-    size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
-    if type(trainer.sampler) is not UniformSampler:
-        trainer.sampler(seed, 0, number, size)
-
-
-def check_precision(precision: Any, device: torch.device) -> None:
-    """Refuse a precision that the device lacks; torch would silently use another.
-
-    Raises:
-        UsageError: float16 on a CPU, or bfloat16 on a GPU that has none.
-    """
-    half = device.type == "cpu" and str(precision) in ("16-mixed", "16", "16-true")
+    on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
+    half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
-    if device.type == "cpu" and str(precision).startswith("bf16") and not has_bfloat16():
+    if on_cpu and brain and not has_bfloat16():
         capability = torch.backends.cpu.get_cpu_capability()
         text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
         rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
-    lacks = device.type == "cuda" and str(precision).startswith("bf16") and not torch.cuda.is_bf16_supported()
+    lacks = device.type == "cuda" and brain and not torch.cuda.is_bf16_supported()
     require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
+    most = 8 * cores()
+    hint = f"there are {cores()} cores, give auto, or at most {most} workers"
+    require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
+    hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
+    require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
 
 
 def has_bfloat16() -> bool:
     """Whether torch computes in bfloat16 on this processor without emulating it; true where that is not known."""
     known = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
     return True if known is None else bool(known())
-
-
-def check_cores(devices: Any, device: torch.device) -> None:
-    """Refuse many more workers than this machine has cores.
-
-    Raises:
-        UsageError: more than 8 workers a core.
-    """
-    asked = int(devices) if str(devices).isdigit() and device.type == "cpu" else 1
-    most = 8 * cores()
-    hint = f"there are {cores()} cores, give auto, or at most {most} workers"
-    require(asked <= most, "trainer.devices", devices, hint)
 
 
 def cores() -> int:

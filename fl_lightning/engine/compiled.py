@@ -15,7 +15,7 @@ import torch._inductor
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.errors import require
+MODES = tuple(torch._inductor.list_mode_options())
 
 
 class CompiledForward:
@@ -48,16 +48,6 @@ class CompiledForward:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self.warn(f"trainer.compile: the model cannot be compiled and runs as it is: {lines[0]}")
             return self.plain(*args, **kwargs)
-
-
-def check_compile(mode: bool | str) -> None:
-    """Refuse a mode that ``torch.compile`` does not have.
-
-    Raises:
-        UsageError: ``mode`` is not one of torch's.
-    """
-    modes = list(torch._inductor.list_mode_options()) if isinstance(mode, str) else []
-    require(not modes or mode in modes, "trainer.compile", mode, f"give true, false or one of {', '.join(modes)}")
 
 
 def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:

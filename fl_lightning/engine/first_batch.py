@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
@@ -29,12 +29,10 @@ from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.processes.launch import begin_forked_process, can_fork, without_collections
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, clipped, located
 from fl_lightning.method import Method, MethodList
 from fl_lightning.seeding import ambient
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.run import Run
 
 # hooks on whose work the first training step may rely; they are not called here
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
@@ -115,18 +113,23 @@ def try_batches(run: Run, forked: bool = False, methods: bool = False) -> None:
     Raises:
         UsageError: as :func:`meet_first_batch`.
     """
-    trains = not BEFORE_A_STEP & run.resident.hooks
+    # the first client that has a batch
+    with ambient(run.seed, "first_batch"):
+        k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
+    trains = k >= 0 and not BEFORE_A_STEP & run.resident.hooks
     if trains:
         with trial(run, "train"):
-            train_on_one(run, forked)
+            train_on_one(run, k, forked)
     for phase in PHASES:
         step = step_name(run.client.module, phase)
-        if step is not None and not hooks_around(step) & run.resident.hooks:
+        # on whose work the step may rely, or that would be called once more
+        names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
+        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.resident.hooks:
             with trial(run, phase), torch.no_grad():
                 evaluate_one(run, phase, step, forked)
     if trains and methods and run.trainer.on_client_error == "raise":
         with trial(run, "methods", run.methods):
-            visit_without_steps(run)
+            visit_without_steps(run, k)
 
 
 @contextmanager
@@ -137,16 +140,9 @@ def trial(run: Run, purpose: str, methods: MethodList | None = None) -> Iterator
         yield
 
 
-def first_with_batch(run: Run) -> int | None:
-    """The first client that has a batch; None without one."""
-    return next((k for k in range(run.data.num_clients) if run.local_training.batches(k)), None)
-
-
-def visit_without_steps(run: Run) -> None:
-    """A visit of the first client that has a batch, on this batch and without an optimizer's step."""
-    client, k = run.client, first_with_batch(run)
-    if k is None:
-        return
+def visit_without_steps(run: Run, k: int) -> None:
+    """A visit of client ``k``, on its first batch and without an optimizer's step."""
+    client = run.client
     run.methods.on_round_start(run.server)
     with run.loaders.train(k, 0) as loader:
         clock = run.resident.clock.at(0, len(loader))
@@ -157,39 +153,36 @@ def visit_without_steps(run: Run) -> None:
                 client.finish()
 
 
-def train_on_one(run: Run, forked: bool) -> None:
-    """The training step on the first batch of the first client that has any."""
-    k = first_with_batch(run)
-    if k is None:
-        return
+def train_on_one(run: Run, k: int, forked: bool) -> None:
+    """The training step on the first batch of client ``k``, and what taps record of it."""
+    client, whose = run.client, f"client {k}"
     with run.loaders.train(k, 0, "first_batch") as loader:
-        for given in first_of(run, loader, f"client {k}", forked):
+        for batch in first_of(run, loader, whose, forked):
             run.resident.stand_in.clock.batches = len(loader)
             run.resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
-            with attempt(run, OF_TRANSFER, f"client {k}", given):
-                step_on(run, run.loaders.to_device(given), k)
+            with attempt(run, OF_TRANSFER, whose, batch):
+                batch = run.loaders.to_device(batch)
+                client.visit.logged.begin_batch(batch)
+                with run.fabric.autocast(), run.resident.taps.recorded(), attempt(run, "training_step", whose, batch):
+                    check_loss(run, client.own_loss(batch, 0))
 
 
-def step_on(run: Run, batch: Any, k: int) -> None:
-    """The training step on a batch of client ``k``, and what taps record of it."""
-    client = run.client
-    client.visit.logged.begin_batch(batch)
-    with run.fabric.autocast(), run.resident.taps.recorded(), attempt(run, "training_step", f"client {k}", batch):
-        loss = client.own_loss(batch, 0)
-        if loss is None:
-            return
-        # the penalties of methods may have one, and so may what the module's own backward makes of it
-        ours = not run.methods.methods and "backward" not in run.resident.hooks
-        if ours and (loss.is_complex() or not loss.requires_grad):
-            hint = "compute a real number from the parameters that are trained, without detach() or item()"
-            kind = "that is complex" if loss.is_complex() else "without a gradient"
-            raise ClientError(f"training_step returned a loss {kind}; {hint}")
-        values = run.resident.taps.values
-        for method in run.methods.methods:
-            # each raises where the forward does not call the submodule, and the first where it does so without gradient
-            look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
-            for tap in method.requires:
-                look(tap)
+def check_loss(run: Run, loss: Tensor | None) -> None:
+    """Refuse a loss that cannot be trained, and a tap that its computation has not recorded."""
+    if loss is None:
+        return
+    # the penalties of methods may have one, and so may what the module's own backward makes of it
+    ours = not run.methods.methods and "backward" not in run.resident.hooks
+    if ours and (loss.is_complex() or not loss.requires_grad):
+        hint = "compute a real number from the parameters that are trained, without detach() or item()"
+        kind = "that is complex" if loss.is_complex() else "without a gradient"
+        raise ClientError(f"training_step returned a loss {kind}; {hint}")
+    values = run.resident.taps.values
+    for method in run.methods.methods:
+        # each raises where the forward does not call the submodule, and the first where it does so without gradient
+        look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
+        for tap in method.requires:
+            look(tap)
 
 
 def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
@@ -198,19 +191,16 @@ def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
     with run.resident.evaluating(STAGES[phase]):
         logged = run.resident.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
-            for given in first_of(run, first_examples(loader), whose, forked):
-                with attempt(run, OF_TRANSFER, whose, given):
-                    batch = run.loaders.to_device(given, index)
+            if isinstance(loader, Batches):  # of which it is known that a batch of any size will do
+                loader = copy.copy(loader)
+                loader.rows = loader.rows[:FEW]
+            for batch in first_of(run, loader, whose, forked):
+                with attempt(run, OF_TRANSFER, whose, batch):
+                    batch = run.loaders.to_device(batch, index)
                     logged.begin_batch(batch, index if len(loaders) > 1 else None)
                     run.resident.begin_hook(step)
                     with run.fabric.autocast(), attempt(run, step, whose, batch):
                         bound_step(client.module, step, index)(batch, 0)
-
-
-def hooks_around(step: str) -> set[str]:
-    """The hooks on whose work an evaluation step may rely, or that would be called once more."""
-    stage = stage_of(step)
-    return {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")}
 
 
 def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[Any]:
@@ -238,14 +228,6 @@ def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[A
     return []
 
 
-def first_examples(loader: ClientLoader) -> ClientLoader:
-    """A loader of evaluation data on its first rows, where it is known that a batch of any size will do."""
-    if isinstance(loader, Batches):
-        loader = copy.copy(loader)
-        loader.rows = loader.rows[:FEW]
-    return loader
-
-
 def first_of_dataset(loader: DataLoader) -> list[Any]:
     """The first batch of a ``DataLoader``, fetched without its worker processes."""
     if loader.batch_sampler is None:
@@ -271,20 +253,14 @@ def attempt(run: Run, step: str, whose: str, batch: Any) -> Iterator[None]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        misfit = is_misfit(error)
-        if run.trainer.on_client_error == "raise" and (misfit or not others_of_the_user(run)):
-            given = f"a batch of {whose}"
-            given = clipped(f"{given} {shapes(batch)}", 70) if misfit else given
-            text, remedy = (120, "change the model or the data to fit") if misfit else (160, CURE)
-            what = f"{step} fails on {given}: {clipped(located(error), text)}; {remedy}"
+        misfit, alone = is_misfit(error), all(map(is_ours, (*run.methods.methods, *run.callbacks)))
+        if run.trainer.on_client_error == "raise" and (misfit or alone):
+            what = clipped(f"a batch of {whose} {shapes(batch)}", 70) if misfit else f"a batch of {whose}"
+            length, remedy = (120, "change the model or the data to fit") if misfit else (160, CURE)
+            what = f"{step} fails on {what}: {clipped(located(error), length)}; {remedy}"
             # one of ours says itself what is wrong, and what to do
             what = str(error) if isinstance(error, ClientError) else what
             raise UsageError(f"model={type(run.client.module).__name__}: {what}") from error
-
-
-def others_of_the_user(run: Run) -> bool:
-    """Whether there are methods or callbacks that are not of this package."""
-    return not all(map(is_ours, (*run.methods.methods, *run.callbacks)))
 
 
 def is_misfit(error: BaseException) -> bool:
@@ -297,10 +273,7 @@ def is_misfit(error: BaseException) -> bool:
 
 def shapes(batch: Any) -> str:
     """The shapes and types of the tensors of a batch."""
-    found: list[str] = []
-
-    def note(tensor: Tensor) -> None:
-        found.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}")
-
-    apply_to_collection(batch, Tensor, note)
-    return f"({', '.join(found)})"
+    tensors: list[Tensor] = []
+    apply_to_collection(batch, Tensor, tensors.append)
+    shown = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors]
+    return f"({', '.join(shown)})"

@@ -99,7 +99,7 @@ class Loaders:
             require(takes_client, "data", type(self.data).__name__, hint)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
         key = f"data={type(own_module_of(self.data)).__name__}: {phase}_dataloader"
-        return [as_client_loader(one) for one in flattened(loaders, key)]
+        return [as_client_loader(part) for part in flattened(loaders, key)]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
         """The batches of worker ``rank`` of ``size``, each with its index in the pass.
@@ -132,7 +132,7 @@ class Loaders:
         share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
         rows = [np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False)) for size in sizes]
         limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
-        return [(pick(one, some) if len(some) else one, limit) for one, some in zip(loaders, rows, strict=True)]
+        return [(pick(part, some) if len(some) else part, limit) for part, some in zip(loaders, rows, strict=True)]
 
     def length(self, loader: ClientLoader) -> int | float:
         """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
@@ -142,18 +142,16 @@ class Loaders:
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
         if self._hooks:
-            batch = self._transferred(self._precision.convert_input(batch), dataloader_idx)
+            before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
+            batch, device = self._precision.convert_input(batch), self.fabric.device
+            if before is not None:
+                batch = before(batch, dataloader_idx)
+            batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
+            if after is not None:
+                batch = after(batch, dataloader_idx)
         elif not self._as_is:
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
-
-    def _transferred(self, batch: Any, dataloader_idx: int) -> Any:
-        before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
-        if before is not None:
-            batch = before(batch, dataloader_idx)
-        device = self.fabric.device
-        batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
-        return batch if after is None else after(batch, dataloader_idx)
 
 
 def num_pickable(loader: ClientLoader) -> int:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure
 from fl_lightning.engine.processes.workers import Workers
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
 from fl_lightning.method import MethodList
@@ -45,6 +46,7 @@ class LocalTraining:
         lr_factors: factor on the clients' learning rates, by round.
 
     Attributes:
+        batches: gives the number of batches in a pass over the data of a client.
         schedules: steps the module's own schedulers.
         monitored: the scheduler that watches a metric, on the server.
     """
@@ -68,7 +70,7 @@ class LocalTraining:
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
-        self._batches: dict[int, int] = {}
+        self.batches = cache(partial(num_batches, loaders.data))
         self._has_gradients = self._skips = self._closes = False
         strategy = client.resident.stand_in.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
@@ -108,12 +110,6 @@ class LocalTraining:
         finally:
             self.stopwatch.lap("collect")
 
-    def batches(self, k: int) -> int:
-        """Batches in a pass over the data of client ``k``."""
-        if k not in self._batches:
-            self._batches[k] = num_batches(self.loaders.data, k)
-        return self._batches[k]
-
     def steps(self, k: int, work: int | None = None) -> int:
         """Expected local steps of client ``k``, which may do less ``work`` than a whole visit."""
         clock = self.client.resident.clock
@@ -145,19 +141,15 @@ class LocalTraining:
     @contextmanager
     def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
         """In this block clients rehearse, timed by nobody, with other random numbers than in visits; gives batches."""
-        client, watch, seed = self.client, self.stopwatch, self.loaders.seed
-        self.stopwatch = Stopwatch()
-        try:
-            with (
-                ambient(seed, purpose, round_, k),
-                client.rehearsing(methods),
-                self.loaders.train(k, round_, purpose) as loader,
-            ):
-                clock = client.resident.clock.at(round_, len(loader))
-                client.visit.clock = client.resident.stand_in.clock = clock
-                yield loader
-        finally:
-            self.stopwatch = watch
+        client = self.client
+        with (
+            replaced(self, stopwatch=Stopwatch()),
+            ambient(self.loaders.seed, purpose, round_, k),
+            client.rehearsing(methods),
+            self.loaders.train(k, round_, purpose) as loader,
+        ):
+            client.visit.clock = client.resident.stand_in.clock = client.resident.clock.at(round_, len(loader))
+            yield loader
 
     def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
         """So many local steps, without the module's hooks around epochs and batches."""

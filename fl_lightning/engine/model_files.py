@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from fl_lightning.client import Client
 from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.engine.checks import few
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.checkpoint import client_files, read, read_weights
@@ -18,13 +22,7 @@ from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
 from fl_lightning.state import State, clone, copy_into, tensors
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-
-    from fl_lightning.client import Client
-    from fl_lightning.engine.run import Run
-
-SHOWN = 3
+NAMES_SHOWN = 3
 
 
 def save_model(run: Run, path: Path) -> None:
@@ -140,21 +138,17 @@ def restore_data(data: Any, states: Mapping[str, Any]) -> None:
         own.load_state_dict(states[type(own).__qualname__])
 
 
-def as_lightnings(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint as the module's own hook expects it, from one of a run or of Lightning."""
-    if "server" not in contents:
-        return dict(contents)
-    return {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
-
-
 def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
     """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint.
 
     It is not called for a checkpoint of a run that was written before ``on_save_checkpoint`` was called.
     """
-    checkpoint = as_lightnings(contents)
-    if "server" not in contents or "module" in contents:
-        if "server" in contents and "on_load_checkpoint" in client.resident.hooks:
+    of_run = "server" in contents
+    checkpoint = dict(contents)
+    if of_run:  # as Lightning's are
+        checkpoint = {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
+    if not of_run or "module" in contents:
+        if of_run and "on_load_checkpoint" in client.resident.hooks:
             checkpoint = {**objects_of_module(client), **checkpoint}
         client.resident.call("on_load_checkpoint", checkpoint)
         client.resident.begin_run()  # visits begin with the attributes that it set
@@ -194,30 +188,22 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     live = tensors(module)
     before, where = clone(live), f"{key}={str(path)!r}: not a checkpoint of this model"
     try:
-        wrong = other_shapes(module.state_dict(), state)
+        own = module.state_dict(keep_vars=True)
+        pairs = [(name, own[name], state[name]) for name in own if name in state and isinstance(own[name], Tensor)]
+        shapes = [(name, tuple(theirs.shape), tuple(ours.shape)) for name, ours, theirs in pairs]
+        wrong = [f"{name} {theirs}, the model has {ours}" for name, theirs, ours in shapes if theirs != ours]
         require_none(where, {"other shapes": wrong})
         missing, unknown = module.load_state_dict(dict(state), strict=False)
         if getattr(module, "strict_loading", True):
-            require_none(where, {"missing": without_tied(module, state, missing), "unknown": unknown})
+            # a tensor may be there by another of its names
+            there = {id(value) for name, value in own.items() if name in state}
+            lacking = [name for name in missing if name not in own or id(own[name]) not in there]
+            require_none(where, {"missing": lacking, "unknown": unknown})
     except Exception as error:
         copy_into(live, before)
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
-
-
-def other_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The entries whose shape in the module is another, with both shapes."""
-    both = [(name, own[name], given[name]) for name in own if name in given]
-    pairs = [(name, tuple(a.shape), tuple(b.shape)) for name, a, b in both if isinstance(a, Tensor)]
-    return [f"{name} {there}, the model has {here}" for name, here, there in pairs if here != there]
-
-
-def without_tied(module: LightningModule, given: Mapping[str, Any], missing: Iterable[str]) -> list[str]:
-    """The missing names without those of a tensor that is given by another name."""
-    own = module.state_dict(keep_vars=True)
-    there = {id(value) for name, value in own.items() if name in given}
-    return [name for name in missing if name not in own or id(own[name]) not in there]
 
 
 def require_none(where: str, wrong: Mapping[str, list[str]]) -> None:
@@ -226,12 +212,6 @@ def require_none(where: str, wrong: Mapping[str, list[str]]) -> None:
     Raises:
         UsageError: there are any.
     """
-    parts = [f"{what}: {few(names)}" for what, names in wrong.items() if names]
+    parts = [f"{what}: {few(names, NAMES_SHOWN)}" for what, names in wrong.items() if names]
     if parts:
         raise UsageError(f"{where}: {'; '.join(parts)}")
-
-
-def few(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.client.transient import changed, contents, objects_in
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
@@ -39,10 +40,10 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     """
     with put_back(module) as kept:
         optimizer, schedulers = configured(module)
-        if not any(optimizer is one for one in kept):
+        if not any(optimizer is part for part in kept):
             return optimizer, schedulers
         shared = [*module.modules(), *module.parameters(), *module.buffers()]
-        return copy.deepcopy((optimizer, schedulers), {id(one): one for one in shared})
+        return copy.deepcopy((optimizer, schedulers), {id(part): part for part in shared})
 
 
 @contextmanager
@@ -76,7 +77,8 @@ def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
     """
     kind = f"model={type(module).__name__}: configure_optimizers"
     try:
-        returned: Any = called(module, "configure_optimizers")
+        with replaced(module, _current_fx_name="configure_optimizers"):  # for self.log
+            returned: Any = module.configure_optimizers()
     except (ValueError, TypeError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         # an error in the user's own code keeps its traceback
@@ -97,15 +99,6 @@ def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
     require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
     return optimizers[0], configs
-
-
-def called(module: LightningModule, hook: str) -> Any:
-    """What a hook returns, which is known to ``self.log`` by its name."""
-    before, module._current_fx_name = module._current_fx_name, hook
-    try:
-        return getattr(module, hook)()
-    finally:
-        module._current_fx_name = before
 
 
 class OptimizerSource:

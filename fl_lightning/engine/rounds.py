@@ -1,50 +1,53 @@
-"""The rounds of a run."""
+"""The rounds of a run, and the clients that fail in them."""
 
 from __future__ import annotations
 
 import math
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import torch
 
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation.evaluator import PHASES
-from fl_lightning.engine.failures import Failures, record_failure
+from fl_lightning.engine.identity.changes import identity
+from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.engine.processes.workers import place
-from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located
+from fl_lightning.engine.run import Run
+from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
+from fl_lightning.records.files import save
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals
 from fl_lightning.systems import Fate
 
-if TYPE_CHECKING:
-    from fl_lightning.engine.run import Run
-
 # phases that the stopwatch of local training measures, beside those that :func:`play_round` times
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
+# failures of a run whose visits are recorded: each file holds a model
+MOST_RECORDED = 10
+
+
 @dataclass
 class Outcome:
-    """What the visits on one worker came to, small enough to be gathered.
+    """What the visits on one worker came to.
 
     Args:
-        visits: how many there were, but for those that failed.
-        sent: how many of them the server gets an update from.
-        stepped: how many of them took a local step.
-        idle: how many of them had no batch.
-        skipped: batches that the module skipped.
+        counts: how many ``visits`` there were, but for those that failed; how many of them the server gets an update
+            from (``sent``), ``stepped`` at all, or were ``idle`` since they had no batch; and batches that the module
+            ``skipped``.
         rates: last learning rate of each client that took a step and sent its update.
+        errors: of the clients that failed.
     """
 
-    visits: int = 0
-    sent: int = 0
-    stepped: int = 0
-    idle: int = 0
-    skipped: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     rates: dict[int, float] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
 
 
 def play_round(run: Run, round_: int) -> bool:
@@ -62,7 +65,8 @@ def play_round(run: Run, round_: int) -> bool:
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
-    evaluated = evaluation_is_due(run, round_)
+    due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
+    evaluated = due or any(callback.wants_evaluation(round_) for callback in run.callbacks)
     if evaluated:
         evaluate(run)
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
@@ -70,19 +74,14 @@ def play_round(run: Run, round_: int) -> bool:
         run.call("on_round_end")
     last = agree(run) or round_ + 1 == run.trainer.max_rounds
     if last:
-        end_last_round(run, evaluated)
+        if not evaluated:  # a callback, or a signal, has ended the run
+            evaluate(run)
+        run.call("on_last_round_end")
     check_metrics(run, run.metrics.current, f"round {round_}")
     run.metrics.end()
     with run.metrics.timed_writing():
         run.folder.log(run.metrics.current, round_)
     return last
-
-
-def end_last_round(run: Run, evaluated: bool) -> None:
-    """Evaluate the final model where a callback ended the run in a round without evaluation, and call the hook."""
-    if not evaluated:
-        evaluate(run)
-    run.call("on_last_round_end")
 
 
 def cohort(run: Run, round_: int) -> list[int]:
@@ -109,7 +108,7 @@ def draw_fates(run: Run, round_: int, chosen: list[int]) -> dict[int, Fate]:
 
 def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
     """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
-    totals, failures, outcome = Totals(run.fabric.device), Failures(), Outcome()
+    totals, outcome = Totals(run.fabric.device), Outcome()
     run.stopwatch.reset()
     for k in place_cohort(run, fates):
         run.workers.check()
@@ -118,16 +117,17 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
         except LostWorkerError:
             raise
         except (ClientError, UsageError) as error:
-            failures.add(k, error)
+            outcome.errors[k] = error
             record_failure(run, k, error)
             if run.trainer.on_client_error == "raise":
                 break
             if isinstance(error, SharedStateError):
                 raise  # later clients would begin with what it has written
-    share_outcome(run, round_, failures, outcome)
+    share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
-    run.metrics.update(mean_seconds(run))
+    seconds = run.workers.gather(dict(run.stopwatch.seconds))
+    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
     return totals
 
 
@@ -144,11 +144,13 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
                 raise ClientError(f"client {k}, round {round_}: {error}") from error
         else:
             memories.drop(k)
-    outcome.visits += 1
-    outcome.sent += fate.lost is None
-    outcome.stepped += client.num_steps > 0
-    outcome.idle += run.local_training.batches(k) == 0
-    outcome.skipped += client.visit.num_skipped
+    outcome.counts.update(
+        visits=1,
+        sent=fate.lost is None,
+        stepped=client.num_steps > 0,
+        idle=run.local_training.batches(k) == 0,
+        skipped=client.visit.num_skipped,
+    )
     if client.num_steps and fate.lost is None:
         outcome.rates[k] = client.lr
 
@@ -183,78 +185,77 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
     return sorted(placed[run.workers.rank])
 
 
-def share_outcome(run: Run, round_: int, failures: Failures, outcome: Outcome) -> None:
+def share_outcome(run: Run, round_: int, outcome: Outcome) -> None:
     """Share with the other workers which clients failed, what was measured and whose memories lie here.
 
-    The mean of the clients' last learning rates is logged as ``lr``.
+    The mean of the clients' last learning rates is logged as ``lr``. A round whose clients have all dropped out, or
+    have no batch, leaves the global model as it is.
 
     Raises:
-        ClientError: a client failed and must not be skipped, too few clients are left, or none took a local step.
+        ClientError: a client failed and must not be skipped, too few clients are left, or clients had batches, and none
+            took a local step.
     """
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
-    outcomes = run.workers.gather((failures.messages, run.metrics.current, vars(outcome), owned))
-    run.client.memories().note_owners([owned for *_, owned in outcomes])
-    for messages, metrics, *_ in outcomes:
-        failures.take(messages)
+    messages = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
+    mine = (messages, run.metrics.current, dict(outcome.counts), outcome.rates, owned)
+    shared = run.workers.gather(mine)
+    run.client.memories().note_owners([owned for *_, owned in shared])
+    failed: dict[int, tuple[bool, str]] = {}
+    counts, rates = Counter[str](), list[float]()
+    for messages, metrics, theirs, their_rates, _ in shared:
+        failed |= messages
+        counts.update(theirs)
+        rates += their_rates.values()
         run.metrics.fill(metrics)
-    every = [Outcome(**theirs) for _, _, theirs, _ in outcomes]
-    log_outcome(run, every)
-    if len(failures):
-        tolerate(run, failures, sum(theirs.sent for theirs in every))
-    check_steps(run, round_, every, failures)
-
-
-def log_outcome(run: Run, outcomes: list[Outcome]) -> None:
-    """Log the mean learning rate, and the batches that were skipped, if any."""
-    rates = [rate for outcome in outcomes for rate in outcome.rates.values()]
-    skipped = sum(outcome.skipped for outcome in outcomes)
+    skipped = counts["skipped"]
     if rates:
         # rounded once, so that it does not depend on the order
         run.metrics.update({"lr": math.fsum(rates) / len(rates)})
     if skipped:
         run.metrics.update({"batches/skipped": skipped})
+    texts = [text for _, (_, text) in sorted(failed.items())]
+    if failed:
+        tolerate(run, failed, outcome.errors, counts["sent"])
+    idle = counts["visits"] == counts["idle"] and not failed
+    if not (idle or counts["stepped"]):
+        model = type(run.client.module).__name__
+        why = f"the hooks of {model} left out every batch"
+        if skipped:
+            hint = "give another data.batch_size or model"
+            why = f"{model}.training_step returned no loss for all {skipped} batches; {hint}"
+        raise ClientError(f"round {round_}: no client took a local step: {[why, *texts][-1]}")
+    if not counts["visits"]:
+        run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
 
 
-def check_steps(run: Run, round_: int, outcomes: list[Outcome], failures: Failures) -> None:
-    """Refuse a round in which clients had batches, and none took a local step.
+def tolerate(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[int, Exception], left: int) -> None:
+    """Warn of the clients that failed, and continue with the others where the trainer's arguments allow it.
 
-    One whose clients have all dropped out, or have no batch, leaves the global model as it is.
+    Args:
+        run: the run.
+        failed: for each of them, on any worker, whether its error is a UsageError, and the text of the error.
+        errors: of those that failed on this worker; another error has no cause and no traceback.
+        left: the number of the others.
 
     Raises:
-        ClientError: there is no step; says why.
+        UsageError: as the first client did, where none may fail.
+        ClientError: likewise, or too few clients are left.
     """
-    visits, stepped, idle, skipped = (
-        sum(getattr(one, name) for one in outcomes) for name in ("visits", "stepped", "idle", "skipped")
-    )
-    if stepped or (visits == idle and not len(failures)):
-        if not visits:
-            run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
-        return
-    model = type(run.client.module).__name__
-    why = f"{model}.training_step returned no loss for all {skipped} batches; give another data.batch_size or model"
-    why = why if skipped else f"the hooks of {model} left out every batch"
-    raise ClientError(f"round {round_}: no client took a local step: {failures.texts()[-1] if len(failures) else why}")
-
-
-def tolerate(run: Run, failures: Failures, left: int) -> None:
-    """Warn of the clients that failed, and continue with those that are left where the trainer's arguments allow it."""
     trainer = run.trainer
     if trainer.on_client_error == "raise":
-        failures.throw(run)
-    for text in failures.texts():
+        k, (usage, text) = min(failed.items())
+        error = errors.get(k) or (UsageError(text) if usage else ClientError(text))
+        path = record_path(run, k)
+        if isinstance(error, ClientError) and path is not None and path.is_file():
+            error.record = path
+        raise error
+    texts = [text for _, (_, text) in sorted(failed.items())]
+    for text in texts:
         trainer.warn(f"skipped: {text}")
-    run.metrics.update({"clients/failed": len(failures)})
+    run.metrics.update({"clients/failed": len(failed)})
     if left < trainer.min_clients:
-        raise ClientError(
-            f"trainer.min_clients={trainer.min_clients}, but only {left} clients are left: {failures.texts()[-1]}"
-        )
-
-
-def mean_seconds(run: Run) -> dict[str, float]:
-    """Seconds of each of :data:`VISIT_PHASES`, as means over the workers."""
-    workers = run.workers.gather(dict(run.stopwatch.seconds))
-    return {f"time/{p}": sum(w.get(p, 0.0) for w in workers) / len(workers) for p in VISIT_PHASES}
+        raise ClientError(f"trainer.min_clients={trainer.min_clients}, but only {left} clients are left: {texts[-1]}")
 
 
 def aggregate(run: Run, totals: Totals) -> None:
@@ -262,35 +263,23 @@ def aggregate(run: Run, totals: Totals) -> None:
 
     A round without an update leaves the server and the methods' server values as they are.
     """
-    log_traffic(run, totals)
+    client, server = run.client, run.server
+    # a frozen parameter is known to every client until one changes it
+    moved = [name for name in client.sent_frozen if name in server.moved]
+    down = num_bytes(select(server.state, client.sent + client.sent_others + moved)) * len(server.cohort)
+    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
         payload, mean = totals.payload, totals.delta
-        if run.client.sent and not mean:
+        if client.sent and not mean:
             why = "all clients that sent an update have the weight 0"
-            run.trainer.warn(f"round {run.server.round}: {why}, and the global model stays as it is")
-        delta = run.methods.transform_update(run.server, mean, payload)
-        frozen = {name: run.server.state[name].double() + change for name, change in totals.frozen.items()}
-        run.server.step(delta, totals.others | frozen)
-        run.methods.on_round_end(run.server, payload)
+            run.trainer.warn(f"round {server.round}: {why}, and the global model stays as it is")
+        delta = run.methods.transform_update(server, mean, payload)
+        frozen = {name: server.state[name].double() + change for name, change in totals.frozen.items()}
+        server.step(delta, totals.others | frozen)
+        run.methods.on_round_end(server, payload)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
-
-
-def log_traffic(run: Run, totals: Totals) -> None:
-    """Log the number of clients that sent an update, and the bytes that went down and up."""
-    client = run.client
-    # a frozen parameter is known to every client until one changes it
-    moved = [name for name in client.sent_frozen if name in run.server.moved]
-    down = num_bytes(select(run.server.state, client.sent + client.sent_others + moved)) * len(run.server.cohort)
-    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
-
-
-def evaluation_is_due(run: Run, round_: int) -> bool:
-    """Whether the global model is evaluated after a round: the last one always is."""
-    wanted = any(callback.wants_evaluation(round_) for callback in run.callbacks)
-    trainer = run.trainer
-    return wanted or (round_ + 1) % trainer.eval_every_n_rounds == 0 or round_ + 1 == trainer.max_rounds
 
 
 def evaluate(run: Run) -> None:
@@ -355,21 +344,50 @@ def agree(run: Run) -> bool:
     trainer.should_stop = any(stop for stop, *_ in asked)
     workers.signals.agree(caught for _, caught, _ in asked)
     if len({digest for *_, digest in asked}) > 1:
-        raise_disagreement(run, mine)
+        sums_of_workers = workers.gather((socket.gethostname(), mine))
+        entry = next(name for name in mine if len({sums[name] for _, sums in sums_of_workers}) > 1)
+        groups: dict[int, list[str]] = {}
+        for rank, (host, sums) in enumerate(sums_of_workers):
+            groups.setdefault(sums[entry], []).append(f"{rank} ({host})")
+        # those that differ from most of the others come first
+        sides = " against ".join(", ".join(names) for names in sorted(groups.values(), key=len))
+        where = f"round {run.server.round}: the workers have different global states in {entry}: worker {sides}"
+        raise ClientError(f"{where}; machines of different kinds round differently, or a memory has failed")
     return trainer.should_stop
 
 
-def raise_disagreement(run: Run, mine: dict[str, int]) -> None:
-    """Name the workers that differ from most of the others, and the first entry in which they do.
+def record_path(run: Run, k: int) -> Path | None:
+    """The file that records a visit of client ``k`` in the present round; None where the run writes nothing."""
+    folder = run.folder.shared
+    return None if folder is None else folder / "failures" / f"round-{run.server.round}-client-{k}.pt"
 
-    Raises:
-        ClientError: always.
+
+def record_failure(run: Run, k: int, error: Exception) -> None:
+    """Write what the command ``replay`` needs to repeat the visit of client ``k`` that has just failed on this worker.
+
+    Only the first :data:`MOST_RECORDED` failures of a run are recorded.
     """
-    told = run.workers.gather((socket.gethostname(), mine))
-    entry = next(name for name in mine if len({sums[name] for _, sums in told}) > 1)
-    groups: dict[int, list[str]] = {}
-    for rank, (host, sums) in enumerate(told):
-        groups.setdefault(sums[entry], []).append(f"{rank} ({host})")
-    sides = " against ".join(", ".join(names) for names in sorted(groups.values(), key=len))
-    where = f"round {run.server.round}: the workers have different global states in {entry}: worker {sides}"
-    raise ClientError(f"{where}; machines of different kinds round differently, or a memory has failed")
+    path = record_path(run, k)
+    if path is None or len(list(path.parent.glob("*.pt"))) >= MOST_RECORDED:
+        return
+    server, client = run.server, run.client
+    try:
+        term, step = client.resident.logged.first_bad_term() or (None, client.num_steps)
+        what = {"error": str(error), "term": term, "step": step}
+        # all that the visit depends on, beside the config and the data
+        record = {
+            "failure": {"round": server.round, "client": k, **what},
+            "state_dict": server.state,
+            "cohort": server.cohort,
+            "memory": client.memories().get(k, {}),
+            "methods": run.methods.state_dict(),
+            "module": storable(entries_of_module(run)),
+            "datamodule": state_of_data(run.data),
+            "client_schedulers": run.local_training.monitored.state_dict(),
+            "evaluated": client.resident.evaluated,
+            "threads": torch.get_num_threads(),
+            **identity(run),
+        }
+        save(record, path)
+    except Exception as problem:  # whatever it is, the failure itself is what the user has to see
+        run.trainer.warn(f"{path} could not be written: {text_of(problem)}")

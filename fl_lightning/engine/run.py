@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import platform
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -25,11 +27,11 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine import checks
-from fl_lightning.engine.caching import cache_limit
+from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.identity.description import code_of_run, description
-from fl_lightning.engine.loaders import Loaders
+from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
 from fl_lightning.engine.processes.launch import (
@@ -49,9 +51,6 @@ from fl_lightning.records.metrics import Metrics
 from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
 from fl_lightning.state import select
-
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
 
 Result = TypeVar("Result")
 
@@ -78,7 +77,7 @@ class Run:
         folder: the files of the run.
     """
 
-    trainer: FederatedTrainer
+    trainer: RunArguments
     seed: int
     fabric: Fabric
     workers: Workers
@@ -114,28 +113,11 @@ class Run:
         try:
             self.fabric.call(hook, trainer=self.trainer, **kwargs)
         except Exception as error:
-            add_note(error, f"in {name_of_caller(error, hook)}, round {self.server.round}")
+            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == hook)
+            owner = next((frame.f_locals["self"] for frame in frames if "self" in frame.f_locals), None)
+            caller = hook if owner is None else f"{type(owner).__name__}.{hook}"
+            add_note(error, f"in {caller}, round {self.server.round}")
             raise
-
-
-def name_of_caller(error: BaseException, hook: str) -> str:
-    """The class and the hook of the callback from which an exception came."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == hook)
-    owner = next((frame.f_locals["self"] for frame in frames if "self" in frame.f_locals), None)
-    return hook if owner is None else f"{type(owner).__name__}.{hook}"
-
-
-def launch(
-    trainer: FederatedTrainer,
-    model: LightningModule,
-    data: Any,
-    methods: MethodList,
-    command: Callable[[Run], Result],
-    stage: str = "fit",
-) -> Result:
-    """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
-    with exit_is_failure():
-        return _launch(trainer, model, data, methods, command, stage)
 
 
 @contextmanager
@@ -153,61 +135,53 @@ def exit_is_failure() -> Iterator[None]:
         raise ClientError(located(error)) from error
 
 
-def _launch(
-    trainer: FederatedTrainer,
+@exit_is_failure()
+def launch(
+    trainer: RunArguments,
     model: LightningModule,
     data: Any,
     methods: MethodList,
     command: Callable[[Run], Result],
-    stage: str,
+    stage: str = "fit",
 ) -> Result:
+    """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
     checks.check_module(model, stage)
     checks.check_data(data)
     if stage == "fit" and not trainer.fast_dev_run:
         checks.check_folder("trainer.default_root_dir", trainer.default_root_dir)
     code_of_run(trainer, model, data, methods.methods)  # read now: a file may be edited while data are prepared
-    stand_in, prepared = StandIn(clock(trainer), early_setting(trainer, data)), forks(trainer)
+    length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
+    stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), forks(trainer)
     stand_in.attach(model)
     data.trainer = stand_in
     if prepared:
         # before the workers are forked, so that they share the data
         prepare(data, model)
+
+    def _work(fabric: Fabric) -> Result:
+        """Build the run in one worker, and run the command on it."""
+        keep_freed_memory()
+        with Workers(fabric) as workers, exit_is_failure(), ExitStack() as cleanup:
+            if not prepared:
+                prepare(data, model, workers)
+            checks.check_data_fits(trainer, model, data, methods)
+            cleanup.callback(stand_in.detach, model)
+            cleanup.push(partial(tell_of_failure, data))
+            return command(build(trainer, stand_in, fabric, workers, model, data, methods, stage, cleanup))
+
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
-    work = partial(_work, trainer, stand_in, model, data, methods, stage, prepared, command)
     with threads(trainer.threads_per_worker or (1 if fabric.world_size > 1 else None)):
-        return fabric.launch(work)
+        return fabric.launch(_work)
 
 
-def _work(
-    trainer: FederatedTrainer,
-    stand_in: StandIn,
-    model: LightningModule,
-    data: Any,
-    methods: MethodList,
-    stage: str,
-    prepared: bool,
-    command: Callable[[Run], Result],
-    fabric: Fabric,
-) -> Result:
-    """Build the run in one worker, and run the command on it."""
-    keep_freed_memory()
-    with Workers(fabric) as workers, exit_is_failure(), ExitStack() as cleanup:
-        if not prepared:
-            prepare(data, model, workers)
-        checks.check_data_fits(trainer, model, data, methods)
-        cleanup.callback(stand_in.detach, model)
-        cleanup.push(partial(tell_of_failure, data))
-        return command(build(trainer, stand_in, fabric, workers, model, data, methods, stage, cleanup))
-
-
-def folder_of_versions(trainer: FederatedTrainer, methods: MethodList) -> Path:
+def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
     """The folder of all versions of a run: it bears the names of the methods, unless the trainer has a name."""
     return trainer.default_root_dir / (trainer.name or "+".join(methods.names) or "fedavg")
 
 
 def build(
-    trainer: FederatedTrainer,
+    trainer: RunArguments,
     stand_in: StandIn,
     fabric: Fabric,
     workers: Workers,
@@ -221,16 +195,41 @@ def build(
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
-    stand_in.configure(setting(trainer, fabric, data, folder))
+    stand_in.configure(
+        replace(
+            early_setting(trainer, data),
+            gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+            device=fabric.device,
+            loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
+            logs=bool(trainer.logger),
+            log_dir=lambda: folder.path,
+            is_global_zero=fabric.is_global_zero,
+        )
+    )
     sizes = (num_batches(data, k) for k in range(number))
     stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
     hint = "no client has a training batch; give a smaller batch_size, or drop_last=false"
     require(stage != "fit" or stand_in.clock.batches > 0, "data", type(data).__name__, hint)
-    set_up_module(model, stand_in, fabric, seed, stage)
+    stand_in.attach(model)
+    with ambient(seed, "setup"):  # the hooks in which a module may build itself draw the same numbers on all workers
+        model.setup(stage)
+        with fabric.init_module():
+            model.configure_model()
+    stand_in.attach(model)  # what has been built, too
     checks.check_module(model, stage)  # again, since its hooks may have changed it
-    channels_last = place_module(model, fabric, trainer)
+    fabric.to_device(model)
+    fabric.strategy.precision.convert_module(model)
+    asked = trainer.channels_last
+    channels_last = bool(getattr(model, "channels_last", False) if asked is None else asked)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
+    if trainer.compile:
+        replace_forward(model, trainer.compile, trainer.warn)
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
-    taps = resolve_taps(model, trainer.taps, wanted_taps(trainer, methods))
+    # each with the name of the class that asks for it
+    wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
+    taps = resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted)
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)
@@ -268,26 +267,7 @@ def build(
     )
 
 
-def place_module(model: LightningModule, fabric: Fabric, trainer: FederatedTrainer) -> bool:
-    """Move the module to the device, in the precision's type; returns whether it is in the channels_last format."""
-    fabric.to_device(model)
-    fabric.strategy.precision.convert_module(model)
-    asked = trainer.channels_last
-    channels_last = bool(getattr(model, "channels_last", False) if asked is None else asked)
-    if channels_last:
-        model.to(memory_format=torch.channels_last)
-    if trainer.compile:
-        replace_forward(model, trainer.compile, trainer.warn)
-    return channels_last
-
-
-def clock(trainer: FederatedTrainer) -> Clock:
-    """The clock of the run's visits."""
-    length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    return Clock(trainer.max_rounds, *length)
-
-
-def early_setting(trainer: FederatedTrainer, data: Any) -> Setting:
+def early_setting(trainer: RunArguments, data: Any) -> Setting:
     """What ``self.trainer`` says while the data are prepared, before there are workers and a folder."""
     return Setting(
         precision=str(trainer.fabric.strategy.precision.precision),
@@ -299,39 +279,15 @@ def early_setting(trainer: FederatedTrainer, data: Any) -> Setting:
     )
 
 
-def setting(trainer: FederatedTrainer, fabric: Fabric, data: Any, folder: RunFolder) -> Setting:
-    """What ``self.trainer`` says of the run."""
-    return replace(
-        early_setting(trainer, data),
-        gradient_clip_val=trainer.gradient_clip_val,
-        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-        device=fabric.device,
-        loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
-        logs=bool(trainer.logger),
-        log_dir=lambda: folder.path,
-        is_global_zero=fabric.is_global_zero,
-    )
-
-
-def set_up_module(model: LightningModule, stand_in: StandIn, fabric: Fabric, seed: int, stage: str) -> None:
-    """Call the hooks in which a module may build itself; its random numbers are the same on all workers."""
-    stand_in.attach(model)
-    with ambient(seed, "setup"):
-        model.setup(stage)
-        with fabric.init_module():
-            model.configure_model()
-    stand_in.attach(model)  # what has been built, too
-
-
-def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any, optimizers: OptimizerSource) -> None:
+def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerSource) -> None:
     """Refuse an optimizer or a scheduler that does not fit the run.
 
     Raises:
         UsageError: something does not fit together.
     """
     optimizer, schedulers = optimizers.first
-    checks.check_options(optimizer, f"model={type(client.module).__name__}: configure_optimizers")
     kind = f"model={type(client.module).__name__}: configure_optimizers"
+    checks.check_options(optimizer, kind)
     both = bool(schedulers) and trainer.client_lr_scheduler is not None
     hint = "the module returns a scheduler of its own; keep one of them"
     require(not both, "trainer.client_lr_scheduler", "given", hint)
@@ -340,16 +296,16 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any, optimi
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
     if schedulers or optimizer.state or not can_reset(optimizer) or kept_parts(client.module):
         check_kept(trainer, client.module)
-    known = {id(client.live[name]) for name in client.live}
+    known = set(map(id, client.live.values()))
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
     hint = "they are not in the state_dict, so nobody averages them; give the parameters that the module has after "
     hint += "configure_model, and build the optimizer in this function"
     require(not foreign, kind, f"{foreign} tensors", hint)
     correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
-        require(not correcting, "method", correcting, hint)
+    sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
+    require(not (sparse and correcting), "method", correcting, hint)
     if needs_closure(optimizer):
         hint = f"{type(optimizer).__name__} computes several gradients a step; use another optimizer"
         require(not correcting, "method", correcting, hint)
@@ -359,7 +315,7 @@ def check_optimizer(trainer: FederatedTrainer, client: Client, data: Any, optimi
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
 
 
-def check_kept(trainer: FederatedTrainer, module: LightningModule) -> None:
+def check_kept(trainer: RunArguments, module: LightningModule) -> None:
     """Refuse an optimizer or a scheduler that a module keeps, and that a visit could not begin with.
 
     Raises:
@@ -375,18 +331,17 @@ def check_kept(trainer: FederatedTrainer, module: LightningModule) -> None:
     hint = "it returns the same optimizer again, and each visit begins with a new one; keep one of torch.optim without "
     hint += "hooks in an attribute of the module, and schedulers likewise, or build it in this function"
     require(restorable, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
-    state = [(one, value) for one, values in optimizer.state.items() for value in values.values()]
-    arrays = [(one, value) for one, value in state if isinstance(value, torch.Tensor) and value.ndim]
-    stale = next((one for one, value in arrays if (value.device, value.dtype) != (one.device, one.dtype)), None)
-    if stale is not None:
-        hint = f"its state is from before the module was converted to {stale.dtype} on {stale.device}; build it in "
-        require(False, f"{kind}: configure_optimizers", type(optimizer).__name__, f"{hint}this function")
+    for parameter, values in optimizer.state.items():
+        arrays = [value for value in values.values() if isinstance(value, torch.Tensor) and value.ndim]
+        fits = all((value.device, value.dtype) == (parameter.device, parameter.dtype) for value in arrays)
+        hint = f"its state is from before the module was converted to {parameter.dtype} on {parameter.device}; build "
+        require(fits, f"{kind}: configure_optimizers", type(optimizer).__name__, f"{hint}it in this function")
     returned = [
         part for config in schedulers for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
     ]
     one_visit = trainer.max_rounds <= 1 or trainer.client_schedulers == "restart"
     for name, value in attributes.items() if not one_visit else ():
-        there = not isinstance(value, LRScheduler) or any(value is one for one in returned)
+        there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
         hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
         hint += "interval, or give trainer.client_schedulers=restart"
         require(there, f"{kind}.{name}", type(value).__name__, hint)
@@ -413,9 +368,44 @@ def prepare(data: Any, model: LightningModule, workers: Workers | None = None) -
     data.setup("fit")
 
 
-def wanted_taps(trainer: FederatedTrainer, methods: MethodList) -> dict[str, str]:
-    """The taps that methods and callbacks ask for, each with the name of the class that asks."""
-    wanted = methods.wanted_taps()
-    for callback in trainer.callbacks:
-        wanted |= {tap: type(callback).__name__ for tap in callback.requires}
-    return wanted
+# of the memory that is available when a run begins, for all workers that share it
+SHARE = 0.25
+# packages whose modules give, in eval mode, the same outputs for the same examples
+KNOWN = ("fl_lightning.", "torch.nn.")
+
+
+def cache_limit(
+    trainer: RunArguments, model: LightningModule, data: Any, workers: Workers, device: torch.device
+) -> float:
+    """Bytes of taps that a worker may cache in a visit, the same number on all workers, which all call this.
+
+    Whether an example may differ from pass to pass, each client's loader says; see ``Loaders.batches``.
+    """
+    if trainer.cache_references != "auto":
+        return math.inf if trainer.cache_references else 0.0
+    free = available_memory(device) if gives_same_taps(model, data, device) else 0.0
+    places = workers.gather((platform.node(), str(device), free))
+    sharing = [place[:2] for place in places]
+    free = min(free / sharing.count((node, where)) for node, where, free in places)
+    return min(SHARE * free, trainer.client_memory * 2**30)
+
+
+def gives_same_taps(model: LightningModule, data: Any, device: torch.device) -> bool:
+    """Whether it is known that the model, frozen, gives the same taps for the same examples in every pass.
+
+    User code on the way, as a transfer hook, a module's step or a part of its network, could change them. So could
+    several threads of a CPU: they share the rows of a small batch such that rounding depends on the place of a row.
+    """
+    if device.type == "cpu" and torch.get_num_threads() > 1:
+        return False
+    known = all(type(part).__module__.startswith(KNOWN) for part in model.modules())
+    return known and all(transfer_hook(name, model, data) is None for name in TRANSFER_HOOKS)
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes of memory that are available on a device; 0 where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if device.type == "cpu" and path.exists() else []
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0.0)

@@ -16,14 +16,20 @@ from fl_lightning.client import Client
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.transient import Transient
 from fl_lightning.engine.checks import can_train
-from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, group_options, set_group_options
+from fl_lightning.engine.optimizers import (
+    OptimizerSource,
+    Schedulers,
+    configure_optimizer,
+    group_options,
+    set_group_options,
+)
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import ambient
 
 Mode = Literal["continue", "restart"]
-Configs = list[LRSchedulerConfig]
 # schedules of clients of how many sizes are kept
-MANY = 256
+KEPT_POSITIONS = 256
 
 
 class Position(NamedTuple):
@@ -54,7 +60,7 @@ class Schedules:
     def _clock(self) -> Clock:
         return self.client.resident.stand_in.clock
 
-    def begin_visit(self, optimizer: Optimizer, configs: Configs) -> None:
+    def begin_visit(self, optimizer: Optimizer, configs: Schedulers) -> None:
         """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
         # one that watches a metric is the server's, and takes no steps here
         idle = all(config.reduce_on_plateau for config in configs)
@@ -62,17 +68,22 @@ class Schedules:
             return
         now, batches = self._clock.round, self._clock.batches
         position = self._positions.pop(batches, None)
-        done = self._load(position, optimizer, configs) if position and position.rounds <= now else 0
+        done = 0
+        if position and position.rounds <= now:
+            done = position.rounds
+            for config, state in zip(configs, position.schedulers, strict=True):
+                config.scheduler.load_state_dict(copy.deepcopy(state))
+            set_group_options(optimizer, copy.deepcopy(position.options))
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
             for round_ in range(done, now):
                 self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
         self._positions[batches] = Position(now, states, copy.deepcopy(group_options(optimizer)))
-        if len(self._positions) > MANY:
+        if len(self._positions) > KEPT_POSITIONS:
             self._positions.popitem(last=False)
 
-    def after_batch(self, configs: Configs, index: int, stepped: bool, last: bool) -> None:
+    def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
         due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
         for interval, done in due if configs else ():
@@ -80,7 +91,7 @@ class Schedules:
                 if config.interval == interval and done % config.frequency == 0 and not config.reduce_on_plateau:
                     self.step(config, None)
 
-    def after_epoch(self, configs: Configs) -> None:
+    def after_epoch(self, configs: Schedulers) -> None:
         """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
         for config in configs:
             if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
@@ -107,13 +118,7 @@ class Schedules:
             yield
         before.restore()
 
-    def _load(self, position: Position, optimizer: Optimizer, configs: Configs) -> int:
-        for config, state in zip(configs, position.schedulers, strict=True):
-            config.scheduler.load_state_dict(copy.deepcopy(state))
-        set_group_options(optimizer, copy.deepcopy(position.options))
-        return position.rounds
-
-    def _pass_round(self, configs: Configs, round_: int) -> None:
+    def _pass_round(self, configs: Schedulers, round_: int) -> None:
         """Step the schedulers through one round, with the clock set to it, since the module's hook may read it."""
         clock = self._clock
         clock.round, clock.step = round_, 0
@@ -135,9 +140,9 @@ class MonitoredSchedule:
 
     def __init__(self, schedules: Schedules, optimizers: OptimizerSource) -> None:
         self._schedules, module = schedules, schedules.client.module
-        # a module that is only evaluated may have no optimizer
-        built: tuple[Any, Configs] = optimizers.first if can_train(module) else (None, [])
-        self._optimizer, configs = built
+        configs: Schedulers = []
+        if can_train(module):  # one that is only evaluated may have no optimizer
+            self._optimizer, configs = optimizers.first
         monitored = [config for config in configs if config.reduce_on_plateau]
         together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
         if monitored and len(configs) > 1:
@@ -151,7 +156,7 @@ class MonitoredSchedule:
             if metric is not None:
                 self._schedules.step(self.config, metric)
 
-    def apply(self, optimizer: Optimizer, configs: Configs) -> Configs:
+    def apply(self, optimizer: Optimizer, configs: Schedulers) -> Schedulers:
         """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
         if self.config is None:
             return configs
@@ -183,14 +188,14 @@ def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool)
         UsageError: ``strict``, and there is none.
     """
     name = str(config.monitor)
-    names = [f"{phase}{one}" for one in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
     tags = [tag for tag in names if tag in metrics]
     logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
     require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
     return metrics[tags[0]] if tags else None
 
 
-def check_length(client: Client, configs: Configs, batches: Iterator[int]) -> None:
+def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) -> None:
     """Refuse a schedule that ends before the run.
 
     Args:
@@ -203,16 +208,14 @@ def check_length(client: Client, configs: Configs, batches: Iterator[int]) -> No
     """
     if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
         return
-    clock = client.resident.clock  # still that of the stand-in
-    first = clock.batches
-    for clock.batches in sorted({*batches} - {0}):  # a client without batches has no schedule
-        for config in configure_optimizer(client.module)[1]:
-            taken = steps_of(config, client)
-            total = getattr(config.scheduler, "total_steps", taken)
-            hint = f"a client of {clock.batches} batches takes {taken}; give total_steps={taken}"
-            hint += ", or self.trainer.estimated_stepping_batches"
-            require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
-    clock.batches = first
+    for number in sorted({*batches} - {0}):  # a client without batches has no schedule
+        with replaced(client.resident.clock, batches=number):  # still that of the stand-in
+            for config in configure_optimizer(client.module)[1]:
+                taken = steps_of(config, client)
+                total = getattr(config.scheduler, "total_steps", taken)
+                hint = f"a client of {number} batches takes {taken}; give total_steps={taken}"
+                hint += ", or self.trainer.estimated_stepping_batches"
+                require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
 
 
 def steps_of(config: LRSchedulerConfig, client: Client) -> int:

@@ -10,9 +10,9 @@ from torch import nn
 
 from fl_lightning.client.references import References
 from fl_lightning.data import Digits, RandomFlip
-from fl_lightning.engine import caching
-from fl_lightning.engine.caching import cache_limit
+from fl_lightning.engine import run as building
 from fl_lightning.engine.loaders import TRANSFER_HOOKS
+from fl_lightning.engine.run import cache_limit
 from fl_lightning.methods import MOON
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -42,7 +42,7 @@ def test_true_has_no_limit_and_false_caches_nothing(tmp_path):
 
 
 def test_auto_takes_a_share_of_the_least_available_memory_and_no_more_than_client_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(caching, "available_memory", lambda device: 8 * 2**30)
+    monkeypatch.setattr(building, "available_memory", lambda device: 8 * 2**30)
     assert limit(tmp_path) == 2 * 2**30
     assert limit(tmp_path, client_memory=0.5) == 2**29
     assert limit(tmp_path, workers=Four(16 * 2**30)) == 2**30
@@ -50,10 +50,10 @@ def test_auto_takes_a_share_of_the_least_available_memory_and_no_more_than_clien
 
 
 def test_available_memory_is_known_on_linux_and_else_0(monkeypatch):
-    assert 2**20 < caching.available_memory(CPU) < 2**50
-    assert caching.available_memory(torch.device("meta")) == 0
-    monkeypatch.setattr(caching, "Path", lambda path: SimpleNamespace(exists=lambda: False))
-    assert caching.available_memory(CPU) == 0
+    assert 2**20 < building.available_memory(CPU) < 2**50
+    assert building.available_memory(torch.device("meta")) == 0
+    monkeypatch.setattr(building, "Path", lambda path: SimpleNamespace(exists=lambda: False))
+    assert building.available_memory(CPU) == 0
 
 
 class Own(ImageClassifier):

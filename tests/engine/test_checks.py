@@ -42,6 +42,10 @@ WRONG = {
     "client_schedulers": "pause",
     "threads_per_worker": 0,
     "min_clients": 0,
+    "devices": 0,
+    "workers_per_device": 0,
+    "num_nodes": 1001,
+    "compile": "fast",
     "fast_dev_run": -1,
 }
 
@@ -95,19 +99,19 @@ def test_the_factors_are_those_that_the_schedule_gives_a_rate_of_1():
 
 @pytest.mark.parametrize("devices", [1, "2", "auto", [0, 1]])
 def test_devices_are_a_number_a_list_or_auto(devices):
-    checks.check_devices(devices, 1, 1)
+    assert checks.are_devices(devices)
 
 
 @pytest.mark.parametrize("devices", [0, "-1", "two", None, 1.5, []])
-def test_other_devices_are_refused(devices):
+def test_other_devices_are_refused(devices, tmp_path):
     with refused("trainer.devices"):
-        checks.check_devices(devices, 1, 1)
+        small_trainer(tmp_path, devices=devices)
 
 
 def test_half_precision_is_refused_on_a_cpu_only():
     with refused("bf16-mixed"):
-        checks.check_precision("16-mixed", torch.device("cpu"))
-    checks.check_precision("16-mixed", torch.device("cuda"))
+        checks.check_device(torch.device("cpu"), "16-mixed")
+    checks.check_device(torch.device("cuda"), "16-mixed")
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -115,8 +119,8 @@ def test_bfloat16_on_a_processor_that_emulates_it_is_named(has, monkeypatch):
     monkeypatch.setattr(checks, "has_bfloat16", lambda: has)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        checks.check_precision("bf16-mixed", torch.device("cpu"))
-        checks.check_precision("32-true", torch.device("cpu"))
+        checks.check_device(torch.device("cpu"), "bf16-mixed")
+        checks.check_device(torch.device("cpu"), "32-true")
     said = [str(one.message) for one in caught]
     assert [("no instructions for bfloat16" in text and "give 32-true" in text) for text in said] == [True] * (not has)
 
@@ -335,7 +339,7 @@ def test_the_bare_method_is_refused():
 def test_workers_of_a_cpu_are_counted_by_devices(tmp_path):
     with refused("trainer.workers_per_device=2"):
         small_trainer(tmp_path, workers_per_device=2)
-    checks.check_workers(2, torch.device("cuda"))
+    checks.check_device(torch.device("cuda"), workers_per_device=2)
 
 
 def test_a_value_in_a_line_is_not_longer_than_the_line(tmp_path):

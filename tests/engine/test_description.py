@@ -22,8 +22,7 @@ from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, EarlyStopping, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
 from fl_lightning.engine.identity.changes import differing, message
-from fl_lightning.engine.identity.description import IN_DATA, canonical, description, of_module
-from fl_lightning.engine.identity.origins import modules_of
+from fl_lightning.engine.identity.description import IN_DATA, canonical, description, modules_of, of_module
 from fl_lightning.engine.optimizers import configure_optimizer
 from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from fl_lightning.client.logged import tagged
+from fl_lightning.data.loaders import ClientLoader, as_client_loader
+from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.checkpointing import (
     begin_in_folder,
     checkpoint_to_resume,
@@ -16,23 +20,23 @@ from fl_lightning.engine.checkpointing import (
     verified_checkpoint,
 )
 from fl_lightning.engine.checks import check_folder
-from fl_lightning.engine.commands import predict as prediction
-from fl_lightning.engine.evaluation.evaluator import step_name
+from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
+from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.identity.description import FREE_OF_TRAINER
+from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import require
+from fl_lightning.namespaces import is_overridden
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import save
 from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
-from fl_lightning.records.plain import is_storable
+from fl_lightning.records.plain import is_storable, on_cpu
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.run import Run
 
 # arguments of the command that change what is done now, not what the run is
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
@@ -40,15 +44,15 @@ FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
-    found, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     with run.folder.needing_room(run.server):
-        run.folder.open(None if found is None else found.path, run.metrics.history)
+        run.folder.open(None if source is None else source.path, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
-        begun = begin_in_folder(run, found)
+        begun = begin_in_folder(run, source)
         status, params = "failed", hyperparameters(run)
         try:
             run.folder.log_hyperparams(params)
-            begin_fit(run, fresh=found is None)
+            begin_fit(run, fresh=source is None)
             run.call("on_fit_start")
             restore_callbacks(run, checkpoint)
             run.workers.signals.checkpoint = begun
@@ -78,16 +82,20 @@ def prepare_fit(
     Returns:
         The checkpoint that the run resumes from, None without one, and its contents.
     """
-    found = checkpoint_to_resume(run, ckpt_path)
-    if weights is not None and found is None:
+    source = checkpoint_to_resume(run, ckpt_path)
+    if weights is not None and source is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, found, allow_changes)
+    checkpoint = restore_run(run, source, allow_changes)
     check_storable(run)
-    if found is None and not run.trainer.fast_dev_run:
+    if source is None and not run.trainer.fast_dev_run:
         meet_first_batch(run)
-    warn_of_kept_entries(run)
-    return found, checkpoint
+    client = run.client
+    if client.kept:
+        some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
+        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+        run.trainer.warn(stay if client.sent else f"{stay}, and there is no model.ckpt")
+    return source, checkpoint
 
 
 def begin_fit(run: Run, fresh: bool) -> None:
@@ -97,7 +105,9 @@ def begin_fit(run: Run, fresh: bool) -> None:
     if fresh and "on_fit_start" in run.resident.hooks:
         run.server.assign(run.client.state())
     run.resident.begin_run()
-    warn_of_modes(run)
+    number = sum(not part.training for part in run.client.module.modules())
+    if number:  # as Lightning does
+        run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
 
 
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
@@ -111,22 +121,14 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
         last = play_round(run, round_)
         due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.keep_as_best
         if (last or due or signals.agreed) and folder is not None:
-            save_checkpoint(run, folder / "checkpoints")
-            signals.checkpoint, saved = folder / "checkpoints/last.ckpt", round_ + 1
+            path = folder / "checkpoints/last.ckpt"
+            with run.metrics.timed_writing(), naming_the_file(path, round_):  # one that fails leaves the last as it was
+                save_run(run, path.parent)
+            signals.checkpoint, saved = path, round_ + 1
         if last:
             return
         if signals.agreed:
             raise signals.stopped()
-
-
-def save_checkpoint(run: Run, folder: Path) -> None:
-    """Write a checkpoint.
-
-    Raises:
-        ClientError: it cannot be written; the last one is as it was.
-    """
-    with run.metrics.timed_writing(), naming_the_file(folder / "last.ckpt", run.server.round):
-        save_run(run, folder)
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
@@ -145,13 +147,10 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
         for tag, value in last.items()
         if tag == "round" or any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
     }
-    run.folder.compare_hyperparams(params, lasting(params), compared, int(last["round"]))
-
-
-def lasting(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters without those that a run may change when it resumes in its folder."""
+    # a run may change the others when it resumes in its folder
     trainer = {key: value for key, value in params["trainer"].items() if key not in FREE_OF_TRAINER}
-    return {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
+    lasting = {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
+    run.folder.compare_hyperparams(params, lasting, compared, int(last["round"]))
 
 
 def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
@@ -160,12 +159,12 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     Returns:
         The state entries that stay with each client, where a checkpoint has any.
     """
-    found = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
+    source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; leave it out"
-    require(ckpt_path is None or found is not None, "ckpt_path", str(ckpt_path), hint)
-    if found is None and weights is not None:
+    require(ckpt_path is None or source is not None, "ckpt_path", str(ckpt_path), hint)
+    if source is None and weights is not None:
         load_weights(run, weights)
-    return {} if found is None else load_model(run, found.path)
+    return {} if source is None else load_model(run, source.path)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
@@ -193,7 +192,7 @@ def predict_once(
     own = load_given(run, ckpt_path, weights)
     hint = f"entries of the state stay with each of its {len(own)} clients, so it has no one model to predict with"
     require(not own, "ckpt_path", str(ckpt_path), hint)
-    outputs = prediction.predict(run)
+    outputs = predict(run)
     if output is not None and run.workers.rank == 0:
         hint = f"{output.name} holds tensors and plain values alone; predict_step gave something else"
         require(is_storable(outputs), "output", str(output), hint)
@@ -201,16 +200,48 @@ def predict_once(
     return outputs
 
 
-def warn_of_modes(run: Run) -> None:
-    """Warn, as Lightning does, of submodules that are in evaluation mode and stay there."""
-    number = sum(not part.training for part in run.client.module.modules())
-    if number:
-        run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
+@torch.no_grad()
+def predict(run: Run) -> list[Any]:
+    """The outputs of each batch, in order and on the CPU; a list for each loader where there are several.
+
+    Raises:
+        UsageError: there is nothing to predict on.
+    """
+    own = is_overridden("predict_dataloader", run.data)
+    key = f"data={type(own_module_of(run.data)).__name__}: predict_dataloader"
+    loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]
+    loaders = loaders or run.loaders.evaluation("test")
+    require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
+    with run.resident.evaluating("predict"), run.workers.alone(not can_share(run.client, "predict")):
+        with ambient(run.seed, "predict"):
+            run.resident.call("on_predict_start")
+            run.resident.call("on_predict_epoch_start")
+        outputs = [predicted(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
+        run.resident.call("on_predict_epoch_end")
+        run.resident.call("on_predict_end")
+        absent, ordered = object(), []
+        for share in outputs:  # of which worker r of n has the batches r, r + n, r + 2n, ...
+            rows = zip_longest(*run.workers.gather(share), fillvalue=absent)
+            ordered.append([output for row in rows for output in row if output is not absent])
+    run.resident.begin_logging(1.0)
+    return ordered if len(ordered) > 1 else ordered[0]
 
 
-def warn_of_kept_entries(run: Run) -> None:
-    """Warn where entries of the state do not travel: there is no one global model, and metrics mean something else."""
-    if run.client.kept:
-        some = "all" if not run.client.sent else f"{len(run.client.kept)} of {len(run.client.live)}"
-        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        run.trainer.warn(stay if run.client.sent else f"{stay}, and there is no model.ckpt")
+def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]:
+    """The outputs of this worker's batches of one loader."""
+    step, outputs = bound_step(run.client.module, "predict_step", index), []
+    which = (index,) if number > 1 else ()
+    # a loader that shuffles draws the same order on every worker
+    with ambient(run.seed, "predict", index):
+        for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
+            run.workers.check()
+            # each batch has an address of its own, so its random numbers do not depend on the number of workers
+            with ambient(run.seed, "predict", index, batch_idx):
+                batch = run.loaders.to_device(batch, index)
+                run.resident.call("on_predict_batch_start", batch, batch_idx, *which)
+                run.resident.begin_hook("predict_step")
+                with run.fabric.autocast():
+                    output = step(batch, batch_idx)
+                run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
+            outputs.append(on_cpu(output))
+    return outputs

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -17,25 +17,10 @@ from fl_lightning.engine.identity.changes import differences, identity, message,
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.processes.launch import threads
 from fl_lightning.engine.rounds import cohort, draw_fates
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
 from fl_lightning.systems import Fate
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.run import Run
-    from fl_lightning.trainer import FederatedTrainer
-
-
-@contextmanager
-def one_process(trainer: FederatedTrainer) -> Iterator[None]:
-    """In this block the trainer launches one worker, which is this process."""
-    names = ("devices", "num_nodes", "workers_per_device")
-    before = {name: getattr(trainer, name) for name in names}
-    vars(trainer).update(dict.fromkeys(names, 1))
-    try:
-        yield
-    finally:
-        vars(trainer).update(before)
 
 
 def replay(
@@ -60,12 +45,12 @@ def replay(
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
-    found, contents = find_visit(run, ckpt_path, round_, client)
-    with threads(threads_of(found.path, contents)):
+    source, contents = find_visit(run, ckpt_path, round_, client)
+    with threads(threads_of(source.path, contents)):
         run.methods.on_fit_start(run.server)
         run.description.pop("code", None)  # a replay is where a correction of the code is tried
         restore = restore_failure if "failure" in contents else restore_round
-        restore(run, found, contents, round_, client, allow_changes)
+        restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.resident.begin_round(round_)
         # of a changed run the cohort may be another one
@@ -89,22 +74,22 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     of_rounds = f"the run has {rounds} rounds, counted from 0; give one of them, or a larger trainer.max_rounds"
     require(0 <= round_ < rounds, "round", round_, of_rounds)
     require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
-    found = verified_checkpoint(run, ckpt_path)
+    source = verified_checkpoint(run, ckpt_path)
     hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
-    if found is None:
+    if source is None:
         raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
-    return found, read(found.path)
+    return source, read(source.path)
 
 
 def restore_failure(
-    run: Run, found: Checkpoint, record: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, source: Checkpoint, record: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring server, methods and the client's memory to where they were when the client failed.
 
     Raises:
         UsageError: the record is that of another visit or of another run.
     """
-    failure, path = record["failure"], found.path
+    failure, path = record["failure"], source.path
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
     changes = differences(identity(run), record)
@@ -140,7 +125,7 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_round(
-    run: Run, found: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, source: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
 
@@ -148,11 +133,10 @@ def restore_round(
         UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
     """
     done = checkpoint.get("round")
-    hint = (
-        f"{str(found.path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
-    )
+    path = source.path
+    hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
-    restore_run(run, found, allow_changes)
+    restore_run(run, source, allow_changes)
     fates = draw_fates(run, round_, cohort(run, round_))
     run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
@@ -183,8 +167,8 @@ def stopping_at_bad_terms(client: Client) -> Iterator[None]:
         client.check_terms()
         return loss
 
-    vars(client)["training_step"] = checked
+    client.__dict__["training_step"] = checked
     try:
         yield
     finally:
-        del vars(client)["training_step"]
+        del client.__dict__["training_step"]

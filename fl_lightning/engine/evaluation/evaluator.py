@@ -88,9 +88,9 @@ class Evaluator:
             step, loaders = step_name(self.client.module, phase), self.loaders.evaluation(phase)
             if step is not None and loaders:
                 check_signatures(self.client.module, step, len(loaders))
-            used_up = [one for one in map(inner, loaders) if isinstance(one, Iterator)]
+            used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
-            kept = next((type(one).__name__ for one in used_up if id(one) in again), "")
+            kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
             hint = "it is used up by the first evaluation; make it anew in this function, or return a list of batches"
             require(not kept, f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader", kept, hint)
 
@@ -186,10 +186,12 @@ class Representations:
         taps, key = Taps(self._copy, resolve_taps(self._copy, extra, asked)), (data, *names)
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client, examples, domain)
-            for index, seed, step, given in batches:
-                self._load(state)
+            for index, seed, step, batch in batches:
+                if self._loaded is not state:  # several iterators may take turns
+                    copy_into(tensors(self._copy), state)
+                    self._loaded = state
                 with ambient(self.loaders.seed, *seed):
-                    batch = self.loaders.to_device(given, 0 if data == "train" else seed[1])
+                    batch = self.loaders.to_device(batch, 0 if data == "train" else seed[1])
                     with self.loaders.fabric.autocast():
                         # a copy: the forward of another iterator would be recorded in the same dictionary
                         # the first forward runs to its end, and so tells which call of a submodule is its last
@@ -199,12 +201,6 @@ class Representations:
                 yield index, batch, targets_of(batch), values
         finally:
             taps.remove()
-
-    def _load(self, state: State) -> None:
-        """Load a state, unless it is there: several iterators may take turns."""
-        if self._loaded is not state:
-            copy_into(tensors(self._copy), state)
-            self._loaded = state
 
     def _train(self, client: int | None, round_: int) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
         """All training batches of this worker's share of the clients."""
@@ -236,9 +232,8 @@ def step_name(module: LightningModule, phase: str) -> str | None:
 def bound_step(module: LightningModule, name: str, dataloader_idx: int = 0) -> Callable[[Any, int], Any]:
     """A step of the module as a function of a batch and its index, whichever of Lightning's arguments it declares."""
     step = getattr(module, name)
-    extra = (
-        {"dataloader_idx": dataloader_idx} if is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else {}
-    )
+    takes_loader = is_param_in_hook_signature(step, "dataloader_idx", explicit=True)
+    extra = {"dataloader_idx": dataloader_idx} if takes_loader else {}
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return lambda batch, index: step(batch, index, **extra)
     return lambda batch, index: step(batch, **extra)

@@ -16,6 +16,7 @@ from fl_lightning.client.logged import Key
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import require
 from fl_lightning.seeding import ambient
 from fl_lightning.sums import Sums
@@ -90,35 +91,30 @@ class EvaluationLoop:
             return logged.end_evaluation()
 
     def _pass(self, loader: ClientLoader, index: int, several: bool) -> None:
-        for batch_idx, given in self.loaders.share(loader, self.workers.rank, self.workers.size):
+        for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
             # each batch has an address of its own, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
-                batch = self.loaders.to_device(given, index)
+                batch = self.loaders.to_device(batch, index)
                 self.resident.logged.begin_batch(batch, index if several else None)
-                self._batch(batch, batch_idx, (index,) if several else ())
+                which = (index,) if several else ()
+                self._call("batch_start", batch, batch_idx, *which)
+                place = (batch_idx, *which) if self._takes_index else which
+                with self.loaders.fabric.autocast():
+                    output = self.resident.call(self.step, batch, *place)
+                self._call("batch_end", output, batch, batch_idx, *which)
             if self.shared:
-                self._take(index, batch_idx)
+                # what this batch logged, and the states of torchmetrics objects
+                values = {str(key): value for key, value in self.resident.logged.take().items()}
+                self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
+                self._extremes.add(values)
             if self.observe is not None:
                 self.observe(batch)
         if not self.shared:
             self.resident.logged.end_loader()
 
-    def _batch(self, batch: Any, batch_idx: int, where: tuple[int, ...]) -> None:
-        self._call("batch_start", batch, batch_idx, *where)
-        place = (batch_idx, *where) if self._takes_index else where
-        with self.loaders.fabric.autocast():
-            output = self.resident.call(self.step, batch, *place)
-        self._call("batch_end", output, batch, batch_idx, *where)
-
     def _call(self, hook: str, *args: Any) -> None:
         self.resident.call(f"on_{self.stage}_{hook}", *args)
-
-    def _take(self, index: int, batch_idx: int) -> None:
-        """Add what this batch logged, and the states of torchmetrics objects, to the sums over all workers."""
-        values = {str(key): value for key, value in self.resident.logged.take().items()}
-        self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
-        self._extremes.add(values)
 
     def _merge(self) -> None:
         """Reduce what was logged over all workers, who all call this."""
@@ -139,7 +135,7 @@ class EvaluationLoop:
         values = {}
         for loader in sorted({key[2] or 0 for key in metrics}):
             self._states.load(loader, self._sums.totals.get("states", {}), notes)
-            with self._states.reading():
+            with replaced(self._states, reads=True):
                 for key, name in metrics.items():
                     if (key[2] or 0) == loader:
                         values[key] = Reduced("mean", computed(key[1], self._states.metrics[name]))
@@ -160,8 +156,8 @@ def check_signatures(module: LightningModule, step: str, loaders: int) -> None:
     for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS)):
         function = getattr(module, name)
         taken = is_param_in_hook_signature(function, "dataloader_idx")
-        given = inspect.signature(function).parameters.get("dataloader_idx")
-        required = given is not None and given.default is inspect.Parameter.empty
+        parameter = inspect.signature(function).parameters.get("dataloader_idx")
+        required = parameter is not None and parameter.default is parameter.empty
         key, hint = f"{type(module).__name__}.{name}", "give it the argument dataloader_idx=0"
         require(taken or loaders < 2, key, f"{loaders} data loaders", hint)
         require(not required or loaders > 1, key, "1 data loader", hint)

@@ -6,8 +6,8 @@ The private names of torchmetrics in this file are the same in versions 1.4.1 an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import require
 from fl_lightning.sums import Weighted
 
@@ -52,16 +53,13 @@ def can_merge(metric: Metric) -> bool:
     """
     within = any(isinstance(part, Metric) for part in metric.modules() if part is not metric)
     usual = type(metric).reset is Metric.reset and not metric.dist_sync_on_step
-    return usual and not within and all(_reducible(metric, state) for state in metric._defaults)
-
-
-def _reducible(metric: Metric, state: str) -> bool:
-    default, reduction = metric._defaults[state], metric._reductions[state]
-    if reduction is dim_zero_cat:
-        return True
-    if not isinstance(default, Tensor) or default.is_complex():
-        return False
-    return reduction in EXTREMES or (reduction is dim_zero_sum and not default.any())
+    for state, reduction in metric._reductions.items():
+        default: Any = metric._defaults[state]
+        if reduction is not dim_zero_cat and (not isinstance(default, Tensor) or default.is_complex()):
+            return False
+        if reduction not in (dim_zero_cat, *EXTREMES) and (reduction is not dim_zero_sum or default.any()):
+            return False
+    return usual and not within
 
 
 @cache
@@ -69,16 +67,13 @@ def names_in_evaluation(kind: Any) -> frozenset[str]:
     """The names that the functions of a class, but for those of training, use."""
     kinds = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]
-    codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not _of_training(name)]
+    of_training = ("training_step", "on_train_")
+    codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not name.startswith(of_training)]
     return frozenset(name for code in _nested(codes) for name in code.co_names)
 
 
 # packages of the base classes of modules
 FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "typing")
-
-
-def _of_training(name: str) -> bool:
-    return name.startswith(("training_step", "on_train_"))
 
 
 def _nested(codes: list[CodeType]) -> Iterator[CodeType]:
@@ -112,17 +107,27 @@ class MetricStates:
 
     Attributes:
         note: what this worker has taken, beside sums.
+        reads: whether the values of loaded states may be computed.
     """
 
     def __init__(self, module: LightningModule) -> None:
         self.module, self.metrics = module, metrics_of(module)
         self.note = Note({}, {}, {})
-        self._reads = False
+        self.reads = False
 
     @contextmanager
     def dealt_out(self) -> Iterator[None]:
         """In this block the objects hold one batch at a time, and only this class reads values over batches."""
-        with ungrouped(self.module), self._guarded():
+        with ExitStack() as stack:
+            for part in self.module.modules():
+                if isinstance(part, MetricCollection) and part._enable_compute_groups is True:
+                    # it lets those share states that are equal after its first batch, which differs on each worker
+                    groups = {index: [str(name)] for index, name in enumerate(part.keys(keep_base=True))}
+                    flags = dict.fromkeys(("_enable_compute_groups", "_groups_checked", "_state_is_copy"), False)
+                    stack.enter_context(replaced(part, _groups=groups, **flags))
+            for name, metric in self.metrics.items():
+                # between batches the module's code would compute the value of one batch
+                stack.enter_context(replaced(metric, compute=partial(self._compute, name, metric, metric.compute)))
             self._reset()
             yield
             self._reset()
@@ -164,15 +169,6 @@ class MetricStates:
                 values[where] = reduction(values[where], value) if where in values else value
         return values
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """In this block the values of loaded states may be computed."""
-        self._reads = True
-        try:
-            yield
-        finally:
-            self._reads = False
-
     def _take_one(self, name: str, metric: Metric, place: Place) -> dict[str, Weighted]:
         sums = {}
         for state, reduction in metric._reductions.items():
@@ -193,28 +189,11 @@ class MetricStates:
         for metric in self.metrics.values():
             metric.reset()
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Refuse that the module's code computes a value between batches, which would be that of one batch."""
-        original = {name: metric.compute for name, metric in self.metrics.items()}
-        for name, metric in self.metrics.items():
-            metric.__dict__["compute"] = self._guard(name, metric)
-        try:
-            yield
-        finally:
-            for name, metric in self.metrics.items():
-                metric.__dict__["compute"] = original[name]
-
-    def _guard(self, name: str, metric: Metric) -> Callable[..., Any]:
-        compute = metric.compute
-
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            # forward computes the value of its batch, which is as it should be
-            hint = "it is called between batches, which several workers share; call it in on_validation_epoch_end"
-            require(self._reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
-            return compute(*args, **kwargs)
-
-        return guarded
+    def _compute(self, name: str, metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # forward computes the value of its batch, which is as it should be
+        hint = "it is called between batches, which several workers share; call it in on_validation_epoch_end"
+        require(self.reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
+        return compute(*args, **kwargs)
 
 
 def summed(loader: int, sums: Mapping[str, Any], notes: list[Note]) -> dict[StateName, Tensor]:
@@ -235,24 +214,3 @@ def joined(loader: int, notes: list[Note]) -> dict[StateName, list[Tensor]]:
         for state, parts in note.batches.items():
             batches[state] = {**batches.get(state, {}), **{p: part for p, part in parts.items() if p[0] <= loader}}
     return {state: [part for place in sorted(parts) for part in parts[place]] for state, parts in batches.items()}
-
-
-@contextmanager
-def ungrouped(module: nn.Module) -> Iterator[None]:
-    """Update each object of a collection by itself.
-
-    A ``MetricCollection`` lets those share their states that are equal after its first batch, and each worker has
-    another first batch.
-    """
-    names = ("_enable_compute_groups", "_groups_checked", "_groups", "_state_is_copy")
-    parts = [part for part in module.modules() if isinstance(part, MetricCollection)]
-    alone = [part for part in parts if part._enable_compute_groups is True]
-    before = [{name: vars(part)[name] for name in names} for part in alone]
-    for part in alone:
-        groups = {index: [str(name)] for index, name in enumerate(part.keys(keep_base=True))}
-        vars(part).update(dict(zip(names, (False, False, groups, False), strict=True)))
-    try:
-        yield
-    finally:
-        for part, values in zip(alone, before, strict=True):
-            vars(part).update(values)

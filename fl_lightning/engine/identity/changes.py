@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from inspect import signature
 from pathlib import Path
@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import named
 from fl_lightning.engine.identity.description import HOLDS, canonical, was_free
 from fl_lightning.errors import UsageError, require
-from fl_lightning.records.files import load
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -88,9 +87,9 @@ def of_new_arguments(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Chang
     The run of the checkpoint had the default.
     """
     before, changes = checkpoint.get("description", {}).get("method", {}), dict[str, Change]()
-    for name, one in named(run.methods.methods).items():
+    for name, method in named(run.methods.methods).items():
         now, then = run.description["method"][name], before.get(name, {})
-        for key, argument in signature(type(one)).parameters.items() if then.get("class") == now["class"] else ():
+        for key, argument in signature(type(method)).parameters.items() if then.get("class") == now["class"] else ():
             default, new = canonical(argument.default), key in now and key not in then and not was_free(key)
             if new and now[key] != default and argument.default is not argument.empty:
                 changes[f"method.{name}.{key}"] = (default, now[key])
@@ -119,8 +118,13 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
     changes.pop("trainer.max_rounds", None)
     factors = "trainer.client_lr_scheduler"
-    if factors in changes and same_factors(*changes[factors]):
-        del changes[factors]
+    if factors in changes:
+        # of each round; None is a constant 1. They need to agree in those rounds alone that both have
+        schedules = [schedule for schedule in changes[factors] if schedule is not None]
+        number = min(map(len, schedules))
+        here, there = ((schedule or [1.0] * number)[:number] for schedule in changes[factors])
+        if here == there:
+            del changes[factors]
     return changes
 
 
@@ -130,47 +134,31 @@ def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dic
     A key that only one of two objects of a class has is ignored; with ``known_only`` any key that only one of them has.
     """
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        return dict(differing_keys(theirs, ours, key, known_only))
+        if theirs.get("class") != ours.get("class") and not (known_only and "class" not in theirs):
+            return {key: (theirs.get("class"), ours.get("class"))}
+        changes: dict[str, Change] = {}
+        for name in {**ours, **theirs}:
+            if name in theirs and name in ours:
+                changes |= differing(theirs[name], ours[name], f"{key}.{name}")
+            elif not (known_only or "class" in ours):
+                changes[f"{key}.{name}"] = (theirs.get(name), ours.get(name))
+        return changes
     if isinstance(theirs, str) and isinstance(ours, str):
-        return {} if same_text(theirs, ours) else {key: (theirs, ours)}
+        # files are equal where they hold the same; former versions knew them by their names
+        name, _, held = ours.rpartition(HOLDS)
+        same = theirs == ours or (bool(name) and theirs in (name, f"{theirs.rpartition(HOLDS)[0]}{HOLDS}{held}"))
+        return {} if same else {key: (theirs, ours)}
     lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
-    if lists and any(isinstance(one, (dict, list)) or HOLDS in str(one) for one in ours):
+    if lists and any(isinstance(value, (dict, list)) or HOLDS in str(value) for value in ours):
         pairs = enumerate(zip(theirs, ours, strict=True))
         return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
     both_nan = theirs != theirs and ours != ours
     return {} if theirs == ours or both_nan else {key: (theirs, ours)}
 
 
-def same_text(theirs: str, ours: str) -> bool:
-    """Whether two texts are equal; files are where they hold the same. Former versions knew them by their names."""
-    name, _, held = ours.rpartition(HOLDS)
-    return theirs == ours or (bool(name) and theirs in (name, f"{theirs.rpartition(HOLDS)[0]}{HOLDS}{held}"))
-
-
-def differing_keys(
-    theirs: dict[str, Any], ours: dict[str, Any], key: str, known_only: bool
-) -> Iterator[tuple[str, Change]]:
-    """The keys in which two dictionaries differ."""
-    if theirs.get("class") != ours.get("class") and not (known_only and "class" not in theirs):
-        yield key, (theirs.get("class"), ours.get("class"))
-        return
-    known_only = known_only or "class" in ours
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name in theirs and name in ours:
-            yield from differing(theirs[name], ours[name], f"{key}.{name}").items()
-        elif not known_only:
-            yield f"{key}.{name}", (theirs.get(name), ours.get(name))
-
-
-def same_factors(theirs: list[float] | None, ours: list[float] | None) -> bool:
-    """Whether two schedules of the clients' learning rates agree in all rounds that both have; None is a constant 1."""
-    number = min(len(one) for one in (theirs, ours) if one is not None)
-    return (theirs or [1.0] * number)[:number] == (ours or [1.0] * number)[:number]
-
-
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
     """One line that lists the first changes and counts the others."""
-    items = [f"{key}={short(here)} (was {short(there)})" for key, (there, here) in changes.items()]
+    items = [f"{key}={shown(here)} (was {shown(there)})" for key, (there, here) in changes.items()]
     for number in range(len(items), 0, -1):
         more = f" and {len(items) - number} more" if number < len(items) else ""
         line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
@@ -179,7 +167,7 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
     return line
 
 
-def short(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a message shows it."""
     text = repr(value.get("class", value) if isinstance(value, dict) else value)
     return text if len(text) <= VALUE else f"{text[: VALUE - 14]}...{text[-11:]}"
@@ -242,20 +230,13 @@ def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[
     """The methods of the run that the run of a checkpoint had, too, by name and class; none for other parameters."""
     if not OF_METHODS.isdisjoint(changes):
         return []
-    there = checkpoint["methods"]
-    return [
-        one for name, one in named(run.methods.methods).items() if one.name in there and f"method.{name}" not in changes
-    ]
-
-
-def memories_that_stay(run: Run, files: Mapping[int, Path], methods: list[Method]) -> dict[int, Path]:
-    """The files of the clients that remember something for these methods, or keep entries of the state."""
-    return {k: file for k, file in files.items() if any(what_stays(run, load(file), methods).values())}
+    same = [method for name, method in named(run.methods.methods).items() if f"method.{name}" not in changes]
+    return [method for method in same if method.name in checkpoint["methods"]]
 
 
 def what_stays(run: Run, memory: Mapping[str, Any], methods: list[Method]) -> dict[str, Any]:
     """The part of a client's memory that belongs to these methods and to the entries that do not travel."""
-    names = {one.name for one in methods}
+    names = {method.name for method in methods}
     entries = {name: value for name, value in memory.get("state", {}).items() if name in run.client.kept}
     stay = {name: value for name, value in memory.items() if name in names}
     return {**stay, "state": entries} if entries else stay
@@ -281,8 +262,8 @@ def states_of_callbacks(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, di
     if before is None:
         return saved
     left, states = dict(before), {}
-    for name, one in run.description["callbacks"].items():
-        same = next((there for there in left if not differing(left[there], one, name)), None)
+    for name, callback in run.description["callbacks"].items():
+        same = next((there for there in left if not differing(left[there], callback, name)), None)
         if same is not None:
             states[name] = saved[same]
             del left[same]

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import cache, partial
-from inspect import Parameter, signature
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType
+from inspect import signature
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.client.stand_in import StandIn
 from fl_lightning.data.loaders import num_batches
-from fl_lightning.engine.identity.origins import KEPT_BY_TORCH, contents_of, modules_of
+from fl_lightning.engine.arguments import RunArguments
+from fl_lightning.engine.checks import COLLECTING
 from fl_lightning.engine.optimizers import Schedulers, group_options
 from fl_lightning.records.hyperparameters import PLAIN
 from fl_lightning.sources import Code, code_of, content_of
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
     from fl_lightning.engine.run import Run
-    from fl_lightning.trainer import FederatedTrainer
 
 # arguments of the trainer that change no bit of the model, or that another key below describes
 FREE_OF_TRAINER = (
@@ -70,8 +72,8 @@ HOLDS = ", sha256 "
 POINTS = (*range(100), *(int(100 * 1.05**i) for i in range(190)))
 
 
-class Place(NamedTuple):
-    """Where a value lies.
+class Nesting(NamedTuple):
+    """Within what a value lies.
 
     Args:
         depth: number of objects that it lies in.
@@ -82,12 +84,12 @@ class Place(NamedTuple):
     in_data: bool = False
 
     @property
-    def deeper(self) -> Place:
+    def deeper(self) -> Nesting:
         """That of a value in this one."""
         return self._replace(depth=self.depth + 1)
 
 
-ANYWHERE, IN_DATA = Place(), Place(in_data=True)
+ANYWHERE, IN_DATA = Nesting(), Nesting(in_data=True)
 
 
 def description(run: Run) -> dict[str, Any]:
@@ -95,9 +97,14 @@ def description(run: Run) -> dict[str, Any]:
     return {
         "trainer": of_trainer(run),
         "model": of_module(run.client.module, *run.local_training.optimizers.first),
-        "method": {name: canonical(one) for name, one in named(run.methods.methods).items()},
+        "method": {name: canonical(method) for name, method in named(run.methods.methods).items()},
         "data": of_data(run.data),
-        "callbacks": {name: canonical(one) for name, one in named(run.callbacks).items() if has_state(one)},
+        # those that have a state of their own in a checkpoint
+        "callbacks": {
+            name: canonical(callback)
+            for name, callback in named(run.callbacks).items()
+            if type(callback).state_dict is not Callback.state_dict
+        },
         "code": code_of_run(run.trainer, run.client.module, run.data, run.methods.methods),
     }
 
@@ -105,9 +112,16 @@ def description(run: Run) -> dict[str, Any]:
 def of_trainer(run: Run) -> dict[str, Any]:
     """The arguments of the trainer as they take effect."""
     trainer, factors = run.trainer, run.local_training.lr_factors
-    given = {name: value for name, value in kept(trainer).items() if name not in FREE_OF_TRAINER}
+    evaluated, watched = {}, run.local_training.monitored.config
+    # what decides which rounds are evaluated, where something is decided by the metrics
+    if any(isinstance(callback, EarlyStopping) for callback in run.callbacks) or watched is not None:
+        asking = [part for part in run.callbacks if type(part).wants_evaluation is not Callback.wants_evaluation]
+        evaluated = {
+            "eval_every_n_rounds": trainer.eval_every_n_rounds,
+            "callbacks": [canonical(part) for part in asking],
+        }
     return {
-        **{name: canonical(value) for name, value in given.items()},
+        **{name: canonical(value) for name, value in kept(trainer).items() if name not in FREE_OF_TRAINER},
         "max_rounds": trainer.max_rounds,
         "fast_dev_run": trainer.limit_batches or False,
         "server_optimizer": None if run.server.optimizer is None else of_optimizer(run.server.optimizer),
@@ -117,17 +131,8 @@ def of_trainer(run: Run) -> dict[str, Any]:
         "precision": str(run.fabric.strategy.precision.precision),
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
-        **of_evaluation(run),
+        **evaluated,
     }
-
-
-def of_evaluation(run: Run) -> dict[str, Any]:
-    """What decides which rounds are evaluated, where something is decided by the metrics."""
-    stops = any(isinstance(one, EarlyStopping) for one in run.callbacks)
-    if not stops and run.local_training.monitored.config is None:
-        return {}
-    asking = [one for one in run.callbacks if type(one).wants_evaluation is not Callback.wants_evaluation]
-    return {"eval_every_n_rounds": run.trainer.eval_every_n_rounds, "callbacks": [canonical(one) for one in asking]}
 
 
 def of_module(module: LightningModule, optimizer: Optimizer, schedulers: Schedulers) -> dict[str, Any]:
@@ -157,12 +162,14 @@ def attributes_of(name: str, part: torch.nn.Module) -> Iterator[tuple[str, Any]]
     Of the whole module, whose arguments are described anyway, the functions without arguments: others often make an
     optimizer, which is described as it is made.
     """
-    given = {key: value for key, value in vars(part).items() if key not in KEPT_BY_TORCH}
-    for key, value in given.items():
+    for key, value in vars(part).items():
+        if key in KEPT_BY_TORCH:
+            continue
         several = value.items() if isinstance(value, dict) else enumerate(value) if type(value) in (list, tuple) else ()
-        for label, one in ((key, value), *((f"{key}.{item}", one) for item, one in several)):
-            if is_function(one) and (name or not isinstance(one, partial)):
-                yield f"{name}.{label}".lstrip("."), canonical(one) if is_named(one) else of_code(one)
+        for label, item in ((key, value), *((f"{key}.{place}", item) for place, item in several)):
+            if is_function(item) and (name or not isinstance(item, partial)):
+                alone = not isinstance(item, FunctionType) or "<" not in item.__qualname__  # no other has its name
+                yield f"{name}.{label}".lstrip("."), canonical(item) if alone else of_code(item)
     for key, value in kept(part).items() if name else ():
         plain = isinstance(value, (*PLAIN, list, tuple, os.PathLike))
         if plain and (was_free(key) or canonical(value) != canonical(value, IN_DATA)):
@@ -174,7 +181,9 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     groups = [canonical(options) for options in group_options(optimizer)]
     keys = dict.fromkeys(key for options in groups for key in options)
     options = {key: [group.get(key) for group in groups] for key in keys}
-    same = {key: values[0] if all(one == values[0] for one in values) else values for key, values in options.items()}
+    same = {
+        key: values[0] if all(value == values[0] for value in values) else values for key, values in options.items()
+    }
     own = {name: value for name, value in canonical(optimizer).items() if name not in ("params", "defaults")}
     return {**own, **same, "groups": [len(group["params"]) for group in optimizer.param_groups]}
 
@@ -182,10 +191,10 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 def of_scheduler(config: LRSchedulerConfig) -> dict[str, Any]:
     """A scheduler as it is built: its state, the functions in it by their values, and when it steps."""
     parts = [config.scheduler, *getattr(config.scheduler, "_schedulers", ())]
-    functions = [one for part in parts for one in getattr(part, "lr_lambdas", ()) if is_function(one)]
+    functions = [part for scheduler in parts for part in getattr(scheduler, "lr_lambdas", ()) if is_function(part)]
     steps = {name: getattr(config, name) for name in ("interval", "frequency", "monitor", "strict")}
     state = {name: canonical(value) for name, value in config.scheduler.state_dict().items()}
-    return {**canonical(config.scheduler), **state, **steps, "functions": [course(one) for one in functions]}
+    return {**canonical(config.scheduler), **state, **steps, "functions": [course(function) for function in functions]}
 
 
 def of_data(data: Any) -> dict[str, Any]:
@@ -202,26 +211,27 @@ def of_data(data: Any) -> dict[str, Any]:
     return {**own, "train_dataloader": more}
 
 
-def code_of_run(trainer: FederatedTrainer, model: Any, data: Any, methods: Any) -> Code:
+def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> Code:
     """The user's source files that the objects of a run come from, and what they import, each with a digest.
 
     What a command adds to the callbacks says how a run is carried out, and counts as little as its loggers.
     """
     arguments = [value for name, value in kept(trainer).items() if name not in FREE_OF_TRAINER]
-    callbacks = [one for one in trainer.callbacks if not type(one).__module__.startswith("fl_lightning.cli.")]
+    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith("fl_lightning.cli.")]
     return code_of(modules_of([model, data, methods, arguments, callbacks]))
 
 
-def has_state(callback: Any) -> bool:
-    """Whether a callback has a state of its own in a checkpoint."""
-    return type(callback).state_dict is not Callback.state_dict
-
-
 # ------------------------------------------------------------------ plain values
-def canonical(value: Any, place: Place = ANYWHERE) -> Any:
-    """A value as plain values that are the same in every process: no addresses; of a file, what it holds."""
+def canonical(value: Any, place: Nesting = ANYWHERE) -> Any:
+    """A value as plain values that are the same in every process: no addresses; of a file, what it holds.
+
+    Where the numbers of an array or the items of a container are many, or lie too deep, something shorter stands for
+    them.
+    """
     if isinstance(value, (str, os.PathLike)) and not isinstance(value, Enum):
-        return of_text(os.fsdecode(value), place)
+        text = os.fsdecode(value)
+        held = None if place.in_data else content_of(text)  # of the file that it names, unless that is one of the data
+        return text if held is None else f"{text}{HOLDS}{held}"
     if type(value) in PLAIN:
         return value
     if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
@@ -229,77 +239,56 @@ def canonical(value: Any, place: Place = ANYWHERE) -> Any:
     if isinstance(value, (int, float)):  # of a subclass
         return next(kind(value) for kind in (int, float) if isinstance(value, kind))
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
-        return of_array(value)
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) and value.dtype != torch.bfloat16 else value
+        array = array.float().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+        text = f"{array.dtype} {array.shape}"
+        if array.size > MANY or array.dtype == object:
+            return text
+        return array.tolist() if array.size <= SHOWN else f"{text}, {digest(array.tolist())}"
     if is_function(value) or isinstance(value, type):
         return of_function(value, place)
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        return of_items(value, place)
+        if len(value) > MANY or place.depth >= DEPTH:
+            return f"{len(value)} items"
+        if isinstance(value, Mapping):
+            items: Any = {str(key): canonical(part, place.deeper) for key, part in value.items()}
+        else:
+            items = [canonical(part, place.deeper) for part in value]
+        items = sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items
+        return items if len(items) <= SHOWN else f"{len(items)} items, {digest(items)}"
     return of_object(value, place)
 
 
-def of_text(text: str, place: Place) -> str:
-    """A text; with a digest of what the file holds that it names, unless it is one of the data."""
-    held = None if place.in_data else content_of(text)
-    return text if held is None else f"{text}{HOLDS}{held}"
-
-
-def of_items(values: Any, place: Place) -> Any:
-    """A container: its items, or what stands for them where they are many or lie too deep."""
-    if len(values) > MANY or place.depth >= DEPTH:
-        return f"{len(values)} items"
-    if isinstance(values, Mapping):
-        items: Any = {str(key): canonical(one, place.deeper) for key, one in values.items()}
-    else:
-        items = [canonical(one, place.deeper) for one in values]
-    items = items if isinstance(values, (Mapping, list, tuple)) else sorted(items, key=repr)
-    return items if len(items) <= SHOWN else f"{len(items)} items, {digest(items)}"
-
-
-def of_object(value: Any, place: Place) -> dict[str, Any]:
+def of_object(value: Any, place: Nesting) -> dict[str, Any]:
     """An object: its class, and the arguments of its constructors as far as it keeps them."""
     known = kept(value, place.in_data) if place.depth < DEPTH else {}
-    return {"class": path_of(type(value)), **{name: canonical(one, place.deeper) for name, one in known.items()}}
+    return {"class": path_of(type(value)), **{name: canonical(part, place.deeper) for name, part in known.items()}}
 
 
-def of_array(value: Any) -> Any:
-    """An array: its numbers, or what stands for them where they are many."""
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) and value.dtype != torch.bfloat16 else value
-    array = array.float().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
-    text = f"{array.dtype} {array.shape}"
-    if array.size > MANY or array.dtype == object:
-        return text
-    return array.tolist() if array.size <= SHOWN else f"{text}, {digest(array.tolist())}"
-
-
-def of_function(value: Any, place: Place) -> Any:
+def of_function(value: Any, place: Nesting) -> Any:
     """A function or a class by its qualified name; what it is called with, where that is bound to it."""
     if not isinstance(value, partial):
         return path_of(value)
-    bound = [canonical(one, place.deeper) for one in value.args]
-    keywords = {name: canonical(one, place.deeper) for name, one in value.keywords.items()}
+    bound = [canonical(argument, place.deeper) for argument in value.args]
+    keywords = {name: canonical(argument, place.deeper) for name, argument in value.keywords.items()}
     return {"class": of_function(value.func, place), **({"args": bound} if bound else {}), **keywords}
 
 
 def of_code(function: FunctionType) -> str:
     """A function that shares its name with others, with a digest of its code and of the values that it keeps."""
-    bound = [canonical(one) for one in (function.__defaults__, function.__kwdefaults__, *contents_of(function))]
+    bound = [canonical(part) for part in (function.__defaults__, function.__kwdefaults__, *contents_of(function))]
     return f"{path_of(function)} {digest([plain_code(function.__code__), bound])}"
 
 
 def plain_code(code: CodeType) -> list[Any]:
     """Compiled code as plain values, without where it was written; it depends on the minor version of Python."""
-    constants = [plain_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [plain_code(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts]
     return [code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants]
 
 
 def is_function(value: Any) -> bool:
     """Whether a value is a function, which has a qualified name, or one with bound arguments."""
     return isinstance(value, (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, partial))
-
-
-def is_named(function: Any) -> bool:
-    """Whether no other function has the same qualified name."""
-    return not isinstance(function, FunctionType) or "<" not in function.__qualname__
 
 
 def path_of(kind: Any) -> str:
@@ -311,13 +300,15 @@ def path_of(kind: Any) -> str:
 def kept(value: Any, in_data: bool = False) -> dict[str, Any]:
     """What an object keeps of the arguments of its constructors, and of Lightning's ``hparams``; no paths of data."""
     own, hparams = getattr(value, "__dict__", {}), getattr(value, "_hparams", {})
-    given = {str(name): one for name, one in hparams.items()} if isinstance(hparams, Mapping) else {}
+    values = {str(name): value for name, value in hparams.items()} if isinstance(hparams, Mapping) else {}
     kind: Any = type(value)
     for name in arguments_of(kind):
-        for attribute in (f"_{name}", name):
-            given |= {name: own[attribute]} if attribute in own else {}
-    known = {name: one for name, one in given.items() if counts(name, one, in_data)}
-    return {name: one for name, one in known.items() if not holds_examples(value) or is_setting(name, one)}
+        if name in own or f"_{name}" in own:
+            values[name] = own.get(name, own.get(f"_{name}"))
+    known = {name: part for name, part in values.items() if counts(name, part, in_data)}
+    # of a data set, what says how its examples look
+    holds_examples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return {name: part for name, part in known.items() if not holds_examples or is_setting(name, part)}
 
 
 def counts(name: str, value: Any, in_data: bool) -> bool:
@@ -339,11 +330,6 @@ def is_texts(value: Any) -> bool:
     return value is None or isinstance(value, (str, bool, os.PathLike))
 
 
-def holds_examples(value: Any) -> bool:
-    """Whether an object is a data set: what it holds is not described."""
-    return all(hasattr(type(value), name) for name in ("__getitem__", "__len__"))
-
-
 def is_setting(name: str, value: Any) -> bool:
     """Whether an argument of a data set says how examples are given: a plain one, a transform, a data set inside."""
     plain = type(value) in PLAIN and name != "fingerprint"  # of a data set of Hugging Face; it may be random
@@ -356,30 +342,77 @@ def arguments_of(kind: Any) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base) and base is not object:
-            names |= dict.fromkeys(arguments_of_constructor(base.__init__))
+            with suppress(TypeError, ValueError):  # its constructor is not written in Python
+                parameters = list(signature(base.__init__).parameters.values())[1:]
+                names |= dict.fromkeys(p.name for p in parameters if p.kind not in COLLECTING)
     return tuple(names)
-
-
-def arguments_of_constructor(constructor: Any) -> list[str]:
-    """Names of the arguments of a constructor, without collected ones."""
-    try:
-        parameters = list(signature(constructor).parameters.values())[1:]
-    except (TypeError, ValueError):  # it is not written in Python
-        return []
-    return [one.name for one in parameters if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
 
 
 def course(function: Callable[[int], Any]) -> str:
     """What stands for the values of a schedule's function; it may be defined up to some step only."""
-    values = []
-    for step in POINTS:
-        try:
+    values: list[float] = []
+    with suppress(Exception):
+        for step in POINTS:
             values.append(float(function(step)))
-        except Exception:
-            break
     return f"{path_of(function)} {digest(values)}"
 
 
 def digest(values: list[Any]) -> str:
     """Eight hexadecimal digits that stand for a list of plain values."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+
+
+# what holds no object of the user's, or leads to all objects of the process
+LEAVES = (*PLAIN, bytes, Tensor, np.ndarray, np.generic, StandIn)
+# what torch keeps in a module beside its parts, such as hooks that lead to the whole run
+KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
+# of a longer container, the first items tell of which classes the others are
+LOOKED_AT = 100
+
+
+def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
+    """The modules that define the classes and functions of some objects and of all that these keep.
+
+    Returns:
+        By module, the outermost names of these classes and functions.
+    """
+    modules: dict[str, set[str]] = {}
+    seen: dict[int, Any] = {}  # they are kept, since the number of one that is gone may be that of another
+    waiting = list(objects)
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, LEAVES):
+            continue
+        seen[id(value)] = value
+        # the classes and functions that say what it does
+        kind = value if isinstance(value, type) else type(value)
+        for definition in [value] if isinstance(value, FunctionType) else kind.__mro__:
+            module, name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", "")
+            if isinstance(module, str):
+                modules.setdefault(module, set()).add(name.split(".")[0])
+        waiting += parts_of(value)
+    return modules
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """What an object keeps."""
+    if isinstance(value, (type, ModuleType)):
+        return
+    if isinstance(value, dict):
+        yield from list(value.values())[:LOOKED_AT]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from list(value)[:LOOKED_AT]
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__, *contents_of(value))
+    yield from (part for name, part in getattr(value, "__dict__", {}).items() if name not in KEPT_BY_TORCH)
+
+
+def contents_of(function: FunctionType) -> Iterator[Any]:
+    """The values of the variables around a function that it uses."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it has none yet
+            yield cell.cell_contents

@@ -55,7 +55,7 @@ from fl_lightning.sampling import size_of_cohort
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess  # which Windows does not have
 
-    from fl_lightning.trainer import FederatedTrainer
+    from fl_lightning.engine.arguments import RunArguments
 
 # errors whose message is enough without a traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
@@ -87,7 +87,7 @@ class LaunchingFabric(Fabric):
         return to_run(*args, **kwargs)
 
 
-def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
+def build_fabric(trainer: RunArguments, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
     """Fabric for the workers that ``devices``, ``num_nodes`` and ``trainer.workers_per_device`` ask for.
 
     Raises:
@@ -104,12 +104,12 @@ def build_fabric(trainer: FederatedTrainer, devices: int | str | list[int] = 1, 
     except UsageError:
         raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
-        given = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
+        keys = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
         why = " ".join(str(error).split()).rstrip(".")
-        raise UsageError(f"{given}: {why}; choose values that fit together, such as devices auto") from error
+        raise UsageError(f"{keys}: {why}; choose values that fit together, such as devices auto") from error
 
 
-def forks(trainer: FederatedTrainer) -> bool:
+def forks(trainer: RunArguments) -> bool:
     """Whether this process starts its workers, and can do so by forking."""
     return starts_workers() and not obstacle_to_forks(trainer)
 
@@ -124,7 +124,7 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
-def obstacle_to_forks(trainer: FederatedTrainer) -> str:
+def obstacle_to_forks(trainer: RunArguments) -> str:
     """Why workers cannot be forked; empty where they can."""
     if not can_fork():
         return f"{platform.system()} cannot fork a process safely"
@@ -141,7 +141,7 @@ def can_run_anew() -> bool:
     return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
-def check_start(trainer: FederatedTrainer) -> None:
+def check_start(trainer: RunArguments) -> None:
     """Say that several workers run the program anew, where they cannot be forked.
 
     Raises:
@@ -165,7 +165,7 @@ def refuse_default_group(workers: int) -> None:
         require(size == workers == 1, "torch.distributed", f"a default group of {size} process(es)", hint)
 
 
-def devices_and_nodes(trainer: FederatedTrainer, data: Any) -> tuple[int | str | list[int], int]:
+def devices_and_nodes(trainer: RunArguments, data: Any) -> tuple[int | str | list[int], int]:
     """Devices of a node and number of nodes: those of the cluster, else those of the trainer's arguments."""
     world = world_of_cluster()
     if world is not None:
@@ -209,7 +209,7 @@ class ClientStrategy(DDPStrategy):
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        self._parallel_devices = [one for one in devices or [] for _ in range(self.workers_per_device)]
+        self._parallel_devices = [device for device in devices or [] for _ in range(self.workers_per_device)]
 
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
@@ -297,16 +297,20 @@ class ForkedWorkers(_Launcher):
         environment: address and port at which the workers of several machines meet.
         number: number of workers.
         on_one_machine: whether there are no others.
+
+    Attributes:
+        forked: whether this process is a worker that another one has forked, and that reports its errors.
+        where: how far the run has come, for the error about a lost worker.
     """
 
     is_interactive_compatible = True
 
     def __init__(self, environment: ClusterEnvironment, number: int, on_one_machine: bool) -> None:
         self.environment, self.number, self.on_one_machine = environment, number, on_one_machine
-        self._where = ""
+        self.where, self.forked = "", False
         self._children: dict[int, ForkProcess] = {}
         self._final_errors: dict[int, Any] = {}
-        self._parent, self._forked = os.getpid(), False
+        self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function`` in all workers, and return what it returns in this one.
@@ -330,30 +334,21 @@ class ForkedWorkers(_Launcher):
             finally:
                 self._end()
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a worker that another one has forked, and that reports its errors."""
-        return self._forked
-
-    def begin(self, where: str) -> None:
-        """Say how far the run has come, for the error about a lost worker."""
-        self._where = where
-
     def check(self) -> None:
         """Check that the other workers of this machine still run.
 
         Raises:
             LostWorkerError: one has ended.
         """
-        if self._forked and os.getppid() != self._parent:
-            text = f"{self._where}worker 0 (process {self._parent}), which started this one, has ended"
+        if self.forked and os.getppid() != self._parent:
+            text = f"{self.where}worker 0 (process {self._parent}), which started this one, has ended"
             raise LostWorkerError(text, worker=0)
         for rank, child in self._children.items():
             if child.exitcode:
                 errors = self._final_errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
-                text = f"{self._where}worker {rank} (process {child.pid}) {how}{what}"
+                text = f"{self.where}worker {rank} (process {child.pid}) {how}{what}"
                 raise LostWorkerError(text, rank, child.exitcode)
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
@@ -369,7 +364,7 @@ class ForkedWorkers(_Launcher):
 
     def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
         begin_forked_process()
-        self._children, self._forked = {}, True
+        self._children, self.forked = {}, True
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
         try:
@@ -386,20 +381,16 @@ class ForkedWorkers(_Launcher):
             sys.stderr.flush()
             os._exit(error.status if isinstance(error, Stopped) else 1)
 
-    def _wait(self, seconds: float) -> None:
-        for child in self._children.values():
-            child.join(seconds / len(self._children))
-
     def _end(self) -> None:
         failed = sys.exc_info()[0] is not None
-        self._wait(1.0 if failed else 30.0)
-        # twice: after the first signal a worker may finish its batch, or its round
-        for seconds in (2.0, 3.0):
+        # several times: after the first signal a worker may finish its batch, or its round
+        for seconds in (1.0 if failed else 30.0, 2.0, 3.0):
+            for child in self._children.values():
+                child.join(seconds / len(self._children))
             for child in self._children.values():
                 child.terminate()
                 if child.pid is not None and child.is_alive():
                     os.kill(child.pid, signal.SIGCONT)  # one that was stopped ends, too
-            self._wait(seconds)
         for child in self._children.values():
             child.kill()
             child.join()

@@ -104,13 +104,13 @@ class Presence:
             UsageError: some have not come in time.
         """
         self._store.set(f"name/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        began, told, pause = time.monotonic(), 0, 0.001
-        while missing := self._not_joined():
+        began, warnings_so_far, pause = time.monotonic(), 0, 0.001
+        while missing := [rank for rank in range(self.size) if not self._store.check([f"name/{rank}"])]:
             waited = time.monotonic() - began
             if waited >= JOIN:
                 raise UsageError(f"{self._list(missing)} of {self.size} did not join within {JOIN:.0f} s: {START}")
-            if waited // PATIENCE > told:
-                told = int(waited // PATIENCE)
+            if waited // PATIENCE > warnings_so_far:
+                warnings_so_far = int(waited // PATIENCE)
                 warnings.warn(f"waiting for {self._list(missing)} of {self.size}, since {waited:.0f} s", stacklevel=2)
             check()
             time.sleep(pause)  # not the store's own wait, which would warn of each second
@@ -189,9 +189,6 @@ class Presence:
                 self._place.leave(self.rank, Sign(number, self.calls))
                 if self._waits:
                     self._signs = self._place.read()
-
-    def _not_joined(self) -> list[int]:
-        return [rank for rank in range(self.size) if not self._store.check([f"name/{rank}"])]
 
     def _list(self, ranks: list[int]) -> str:
         return ", ".join(self._names.get(rank, f"worker {rank} (node {rank // self.per_node})") for rank in ranks)

@@ -83,9 +83,9 @@ class Signals:
 
     def agree(self, caught: Iterable[signal.Signals | None]) -> None:
         """Take note of what all workers have received."""
-        known = [one for one in caught if one is not None]
-        if known:
-            self.caught, self.agreed = known[0], True
+        first = next(filter(None, caught), None)
+        if first is not None:
+            self.caught, self.agreed = first, True
 
     def end(self) -> None:
         """End the run where a signal has come; its rounds are done.
@@ -115,27 +115,20 @@ class Signals:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            self._pass_on(number)
+            # user code or a loader has forked this one: SIGTERM ends it, and others are left to its parent
+            if number == signal.SIGTERM:
+                signal.signal(number, self._before[number])
+                os.kill(os.getpid(), number)
             return
         now, before = time.monotonic(), self._before.get(number)
         again = self.caught is not None and now > self._time + ONCE
         if self.caught is None:
             self.caught, self._time = signal.Signals(number), now
-            self._announce()
+            if self.speaks and self.keeps_round:
+                text = f"{self.caught.name}: the run stops after round {self.round}; a second signal ends it at once\n"
+                os.write(2, text.encode())  # not by print, which the signal may have interrupted
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
         if again:
             self.restore()
             raise self.stopped()
-
-    def _pass_on(self, number: int) -> None:
-        """In a process that user code or a loader has forked: SIGTERM ends it, and others are left to its parent."""
-        if number == signal.SIGTERM:
-            signal.signal(number, self._before[number])
-            os.kill(os.getpid(), number)
-
-    def _announce(self) -> None:
-        """Say that the end may take a while; not by ``print``, which the signal may have interrupted."""
-        if self.speaks and self.keeps_round and self.caught is not None:
-            text = f"{self.caught.name}: the run stops after round {self.round}; a second signal ends it at once\n"
-            os.write(2, text.encode())

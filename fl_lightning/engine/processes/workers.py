@@ -6,8 +6,8 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.processes.launch import ForkedWorkers, refuse_default_group
 from fl_lightning.engine.processes.presence import LOOK, SILENCE
 from fl_lightning.engine.processes.signals import Signals
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import LostWorkerError, UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint
 from fl_lightning.records.files import UNSAFE, Stamp
@@ -50,38 +51,25 @@ class Workers:
         fabric: knows the rank of this worker, their number and their process group.
 
     Attributes:
+        rank: rank of this worker, from 0; 0 within :meth:`alone`.
+        size: number of workers; 1 within :meth:`alone`.
         local_rank: rank of this worker among those of its machine, from 0.
         signals: those that stop a fit.
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self._rank, self._size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
+        self.rank, self.size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
+        self._size = self.size
         self._strategy: Any = fabric.strategy
         # asked once, since the answer is in the environment, which takes longer to read than a gather
         self._private: bool = self._size > 1 and getattr(self._strategy, "private", False)
         self._launcher = fabric.strategy.launcher
-        self._alone = self._waits = False
-        self._where = ""
-        self.signals = Signals(speaks=self._rank == 0)
+        self._waits, self._where = False, ""
+        self.signals = Signals(speaks=self.rank == 0)
 
-    @property
-    def rank(self) -> int:
-        """Rank of this worker, from 0; 0 within :meth:`alone`."""
-        return 0 if self._alone else self._rank
-
-    @property
-    def size(self) -> int:
-        """Number of workers; 1 within :meth:`alone`."""
-        return 1 if self._alone else self._size
-
-    @contextmanager
-    def alone(self, alone: bool = True) -> Iterator[None]:
+    def alone(self, alone: bool = True) -> AbstractContextManager[None]:
         """In this block collectives concern this worker alone, and wait for no other; without effect if False."""
-        before, self._alone = self._alone, self._alone or alone
-        try:
-            yield
-        finally:
-            self._alone = before
+        return replaced(self, rank=0, size=1) if alone else nullcontext()
 
     def begin(self, round_: int) -> None:
         """Begin a round, which the error about a lost worker then names.
@@ -94,7 +82,7 @@ class Workers:
         if self._size > 1:
             self._strategy.presence.where = self._where
         if isinstance(self._launcher, ForkedWorkers):
-            self._launcher.begin(self._where)
+            self._launcher.where = self._where
 
     def check(self) -> None:
         """Check that nothing has come between.
@@ -172,22 +160,14 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Part from the other workers; after an error without waiting for them, who may never come."""
         try:
+            if self._size > 1 and kind is None:
+                # a connection that is closed at once can lose what the others have not read yet
+                with suppress(RuntimeError):
+                    self.barrier()
             if self._size > 1:
-                self._part(wait=kind is None)
+                self._strategy.leave(self._waits)
         finally:
             self.signals.restore()
-
-    def _part(self, wait: bool) -> None:
-        if wait:
-            # a connection that is closed at once can lose what the others have not read yet
-            with suppress(RuntimeError):
-                self.barrier()
-        self._strategy.leave(self._waits)
-
-    @property
-    def _forked(self) -> bool:
-        """Whether another process, which reports the errors, has forked this one."""
-        return isinstance(self._launcher, ForkedWorkers) and self._launcher.forked
 
     @property
     def _group(self) -> Any:
@@ -248,7 +228,9 @@ class Workers:
             LostWorkerError: a worker has ended.
         """
         self.signals.keeps_round = self._waits = False
-        end = time.monotonic() + (NEWS / 10 if self._forked else NEWS)
+        # another process, which reports the errors, may have forked this one
+        forked = isinstance(self._launcher, ForkedWorkers) and self._launcher.forked
+        end = time.monotonic() + (NEWS / 10 if forked else NEWS)
         while time.monotonic() < end:
             self.check()
             time.sleep(0.02)
