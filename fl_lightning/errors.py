@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
 
 # characters of a line, and of a value in it
@@ -124,6 +125,7 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
+@cache
 def is_users(file: str) -> bool:
     """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
     folders = [os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))]

@@ -20,7 +20,7 @@ NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 # where else a class lies
 PLACES = {"Logger": ("lightning.fabric.loggers", "lightning_fabric.loggers")}
 # Lightning's classes with hooks
-KINDS = ("LightningModule", "LightningDataModule", "Callback")
+BASES = ("LightningModule", "LightningDataModule", "Callback")
 
 
 def classes(name: str) -> tuple[type, ...]:
@@ -45,7 +45,7 @@ def is_overridden(hook: str, instance: object) -> bool:
 
     An object of another class has the hooks that it defines.
     """
-    parents = (parent for kind in KINDS for parent in classes(kind) if isinstance(instance, parent))
+    parents = (parent for kind in BASES for parent in classes(kind) if isinstance(instance, parent))
     parent = next(parents, None)
     return hasattr(instance, hook) if parent is None else model_helpers.is_overridden(hook, instance, parent)
 

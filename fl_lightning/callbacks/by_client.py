@@ -16,7 +16,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 ClientValues = dict[str, Any]
-Key = TypeVar("Key", int, tuple[int, int])
+By = TypeVar("By", int, tuple[int, int])
 Noted = TypeVar("Noted")
 
 
@@ -83,7 +83,7 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
-def in_order(parts: Iterable[Mapping[Key, Noted]]) -> dict[Key, Noted]:
+def in_order(parts: Iterable[Mapping[By, Noted]]) -> dict[By, Noted]:
     """What several workers have noted, in ascending order of the clients, or of the batches."""
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 

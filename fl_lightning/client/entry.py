@@ -15,7 +15,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.sums.reduced import EMPTY, Kind, Reduced, join
 
 # values of a name after which they are read
-MANY = 4096
+MOST_PENDING = 4096
 # what may be given as ``reduce_fx``
 REDUCTIONS: dict[Any, Kind] = {
     **{"mean": "mean", "avg": "mean", torch.mean: "mean"},
@@ -146,7 +146,7 @@ class Entry:
         self._weights.append(weight)
         self.last, self.last_weight = value, weight
         self.count += 1
-        if len(self._pending) >= MANY:
+        if len(self._pending) >= MOST_PENDING:
             self.read()
 
     def add_metric(self, metric: Metric, weight: float) -> None:

@@ -19,7 +19,7 @@ from fl_lightning.errors import require
 from fl_lightning.sums.reduced import Reduced
 
 # hook, name and index of the data loader
-Key = tuple[str, str, int | None]
+LogKey = tuple[str, str, int | None]
 # what a method logs comes from no hook of the module
 METHODS_HOOK = "on_train_epoch_end"
 
@@ -57,7 +57,7 @@ class Logged:
         self._batch: Any = None
         self._size: int | None = None
         self._counted: int | None = None
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[LogKey, Entry] = {}
         self._terms: dict[str, Entry] = {}
         # values as they came: they become tensors when they are asked for
         self._callback: dict[str, Any] = dict(evaluated or {})
@@ -189,16 +189,16 @@ class Logged:
         return {name: as_tensor(value) for name, value in metrics.items()}
 
     # ------------------------------------------------------------------ of an evaluation
-    def take(self) -> dict[Key, Reduced]:
+    def take(self) -> dict[LogKey, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
         values = {key: entry.take() for key, entry in self._entries.items() if entry.form.metric is None}
         return {key: value for key, value in values.items() if value is not None}
 
-    def forms(self) -> dict[Key, Form]:
+    def forms(self) -> dict[LogKey, Form]:
         """How each name that was logged is reduced and written."""
         return {key: entry.form for key, entry in self._entries.items()}
 
-    def assign(self, forms: Mapping[Key, Form], values: Mapping[Key, Reduced]) -> None:
+    def assign(self, forms: Mapping[LogKey, Form], values: Mapping[LogKey, Reduced]) -> None:
         """Take what was reduced over all workers, those names included that were not logged in this one."""
         entries = {key: self._entries.get(key) or Entry(form) for key, form in forms.items()}
         self._entries = entries

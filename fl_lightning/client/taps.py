@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fl_lightning.errors import UsageError, require
 
 # submodules that an error names; of more, only the nearest
-MOST = 20
+LISTED = 20
 
 
 class _Reached(BaseException):
@@ -307,7 +307,7 @@ def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[st
 
 def choice(submodules: Sequence[str], near: str) -> str:
     """The submodules, as an error names them: of many only some, those nearest to ``near`` and the last."""
-    if len(submodules) <= MOST:
+    if len(submodules) <= LISTED:
         return ", ".join(submodules)
-    nearest = [*get_close_matches(near, submodules, n=MOST // 2, cutoff=0.0), *submodules[-3:]]
+    nearest = [*get_close_matches(near, submodules, n=LISTED // 2, cutoff=0.0), *submodules[-3:]]
     return f"{len(submodules)}, such as {', '.join(dict.fromkeys(nearest))}"

@@ -30,7 +30,7 @@ LIMIT = 2.0 ** (HIGHEST - 14)
 # the bin of nan and infinity, whose sum does not depend on the order either
 NOT_FINITE = 999
 # additions after which the bins are normalised; a bin is exact up to 4 times as many
-MANY = 4096
+ADDITIONS = 4096
 # numbers worked on at a time, so that they stay in a core's cache
 CHUNK = 16384
 
@@ -61,7 +61,7 @@ class ExactSum:
         for begin in range(0, self.size, CHUNK):
             self._add_chunk(values[begin : begin + CHUNK], begin)
         self._additions += 1
-        if self._additions >= MANY:
+        if self._additions >= ADDITIONS:
             self._normalise()
 
     def value(self) -> Tensor:

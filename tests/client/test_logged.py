@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from fl_lightning.client.entry import MANY
+from fl_lightning.client.entry import MOST_PENDING
 from fl_lightning.client.logged import Logged, tagged
 
 
@@ -83,9 +83,9 @@ def test_the_first_term_that_is_not_finite_is_named_with_its_step(bad):
 
 def test_more_values_than_are_held_are_added_up():
     found = Logged(Module())
-    for value in range(MANY + 5):
+    for value in range(MOST_PENDING + 5):
         found.add_term("loss", torch.tensor(float(value)))
-    assert values(found.sums())["loss"] == (MANY + 4) / 2
+    assert values(found.sums())["loss"] == (MOST_PENDING + 4) / 2
 
 
 def test_a_watched_value_is_the_latest():

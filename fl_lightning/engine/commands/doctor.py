@@ -44,7 +44,7 @@ OF_BATCHES = ("data", "forward_backward", "correct", "step")
 # what is named in a line of the text; of more, only their number
 TAPS_SHOWN = 6
 
-Plan = dict[str, Any]
+Outline = dict[str, Any]
 
 
 def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModule, list[Method]]:
@@ -63,7 +63,9 @@ def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModu
         raise UsageError(f"model={type(model).__name__}: {hint}; call trainer.fit") from error
 
 
-def examine(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> Plan:
+def examine(
+    run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False
+) -> Outline:
     """The plan of a fit, in plain values; all workers call this."""
     source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     begin_fit(run, fresh=source is None)
@@ -159,7 +161,7 @@ def spread(values: Sequence[int]) -> list[float]:
 
 
 # ---------------------------------------------------------------------- what is measured
-def measure(run: Run, done: int, batches: list[int]) -> Plan:
+def measure(run: Run, done: int, batches: list[int]) -> Outline:
     """What a few steps of one client and a few batches of evaluation take; nothing where nothing is trained."""
     trained = sorted((number, k) for k, number in enumerate(batches) if number)
     if done >= run.trainer.max_rounds or not trained:
@@ -226,7 +228,7 @@ def peak_memory(run: Run) -> int | None:
 
 
 # ---------------------------------------------------------------------- what is expected
-def of_costs(run: Run, done: int, size: int, batches: list[int], trial: Plan) -> Plan:
+def of_costs(run: Run, done: int, size: int, batches: list[int], trial: Outline) -> Outline:
     """Bytes, memory and seconds of a round; all workers call this."""
     trials = run.workers.gather(trial)
     if not trial:
@@ -261,7 +263,7 @@ def of_costs(run: Run, done: int, size: int, batches: list[int], trial: Plan) ->
 
 
 # ---------------------------------------------------------------------- as text
-def as_text(plan: Plan) -> str:
+def as_text(plan: Outline) -> str:
     """A plan as aligned lines: what it is about, and what it is."""
     run, methods, model, optimizers, clients = (plan[k] for k in ("run", "methods", "model", "optimizers", "clients"))
     kept, done = model["kept_by_clients"], f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
@@ -301,7 +303,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join(f"{head.ljust(width)}{text}" for head, text in rows)
 
 
-def pairs(values: Plan) -> str:
+def pairs(values: Outline) -> str:
     """``key=value`` of each entry."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
@@ -311,7 +313,7 @@ def headed(head: str, lines: list[str]) -> list[tuple[str, str]]:
     return [("" if number else head, text) for number, text in enumerate(lines)]
 
 
-def rows_of_costs(plan: Plan) -> list[tuple[str, str]]:
+def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
     """Bytes, memory and time that are expected, and what they are extrapolated from."""
     sent, state, memory = plan["bytes"], plan["client_state"], plan["memory"]["worker"]
     seconds, measured = plan["seconds"], plan["measured"]

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from fl_lightning.client import Client
 from fl_lightning.client.entry import computed
-from fl_lightning.client.logged import Key
+from fl_lightning.client.logged import LogKey
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders
@@ -130,7 +130,7 @@ class EvaluationLoop:
         metrics = {key: form.metric for key, form in forms.items() if form.metric is not None}
         logged.assign(forms, {**values, **self._computed(metrics, [states for *_, states in notes])})
 
-    def _computed(self, metrics: dict[Key, str], notes: list[Note]) -> dict[Key, Reduced]:
+    def _computed(self, metrics: dict[LogKey, str], notes: list[Note]) -> dict[LogKey, Reduced]:
         """The values of torchmetrics objects, each after the loader in which it was logged."""
         values = {}
         for loader in sorted({key[2] or 0 for key in metrics}):

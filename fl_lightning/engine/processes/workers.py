@@ -33,7 +33,7 @@ from fl_lightning.records.plain import packed, unpacked
 from fl_lightning.sums.reduced import Reduced
 from fl_lightning.sums.weighted import Weighted
 
-Value = TypeVar("Value")
+Gathered = TypeVar("Gathered")
 # bytes of the first message of a gather; most values fit into it, and need no second one
 ROOM = 4096
 # what the workers of several machines exchange beside tensors, arrays and plain values
@@ -104,7 +104,7 @@ class Workers:
         if self.size > 1:
             self._finish(self._group.barrier())
 
-    def gather(self, value: Value) -> list[Value]:
+    def gather(self, value: Gathered) -> list[Gathered]:
         """The value of each worker, by rank; meant for small values.
 
         Raises:
