@@ -166,7 +166,6 @@ class FederatedTrainer(RunArguments):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
-        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the validation data of a data module, and return its metrics.
 
@@ -175,9 +174,8 @@ class FederatedTrainer(RunArguments):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
                 for that of the newest version of this run.
-            method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
+            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
-            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         return self._launch(
             commands.evaluate_once, model, datamodule, method, "validate", weights, phase="val", ckpt_path=ckpt_path
@@ -190,7 +188,6 @@ class FederatedTrainer(RunArguments):
         ckpt_path: str | Path | None = None,
         method: Methods = None,
         weights: str | Path | None = None,
-        allow_changes: bool = False,
     ) -> dict[str, float]:
         """Evaluate a model on the test data of a data module, and return its metrics.
 
@@ -199,9 +196,8 @@ class FederatedTrainer(RunArguments):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
                 for that of the newest version of this run.
-            method: the methods of the run, so that its config serves here too; they have no part in an evaluation.
+            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
-            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         return self._launch(
             commands.evaluate_once, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path
@@ -215,7 +211,6 @@ class FederatedTrainer(RunArguments):
         method: Methods = None,
         weights: str | Path | None = None,
         output: str | Path | None = None,
-        allow_changes: bool = False,
     ) -> list[Any]:
         """Run a model's ``predict_step`` on the ``predict_dataloader`` of a data module, or else on its test data.
 
@@ -227,25 +222,22 @@ class FederatedTrainer(RunArguments):
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
                 for that of the newest version of this run.
-            method: the methods of the run, so that its config serves here too; they have no part in a prediction.
+            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
             output: file to which the outputs are written, as a list for ``torch.load``; None writes none, but on the
                 command line means ``predictions.pt`` in the run's folder, or beside another checkpoint.
-            allow_changes: as in fit, so that its config serves here too; any checkpoint of the model is evaluated.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
         return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)
 
-    def partition(self, model: LightningModule, datamodule: LightningDataModule, method: Methods = None) -> Path:
+    def partition(self, datamodule: LightningDataModule) -> Path:
         """Deal the data out to the clients and print who holds what, without training; returns the folder it writes.
 
         The folder holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
         distribution of the mean pixel of each client's images, as they are stored, before augmentation.
 
         Args:
-            model: the model of the config, which has no part in it.
             datamodule: the data.
-            method: the methods of the config, which have no part in it.
         """
         checks.check_data(datamodule)
         checks.check_folder("trainer.default_root_dir", self.default_root_dir)

@@ -9,8 +9,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
@@ -163,15 +164,28 @@ class FederatedCLI(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         # those of the other commands are not read: to add their arguments too would take most of the start
-        if self._command in (None, subcommand):
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        return self.init_parser(**kwargs)
+        if self._command not in (None, subcommand):
+            return self.init_parser(**kwargs)
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        own = {"self", "model", "datamodule", *self._subcommand_method_arguments[subcommand]}
+        types, about = get_type_hints(FederatedTrainer.fit), "an argument of fit, so that its config serves here too"
+        for name, parameter in signature(FederatedTrainer.fit).parameters.items():
+            if name not in own:
+                parser.add_argument(f"--{name}", type=types[name], default=parameter.default, help=about)
+        return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI takes only a Trainer of Lightning's own here
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs, config = super()._prepare_subcommand_kwargs(subcommand), self.config_init[subcommand]
+        idle = [name for name in ("ckpt_path", "weights", "allow_changes") if name not in kwargs and config[name]]
+        for name in idle:
+            self.trainer.warn(f"{name}={config[name]} has no part in {subcommand}")
+        return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         with checked_files():
@@ -220,6 +234,10 @@ class FederatedCLI(LightningCLI):
             kwargs["output"] = (beside or self.trainer.default_root_dir) / "predictions.pt"
         self.trainer.predict(**kwargs)
         self._print(f"predictions in {kwargs['output']}")
+
+    def partition(self, model: Any, **kwargs: Any) -> None:
+        """Deal the data of a config out; its model has no part in this."""
+        self.trainer.partition(**kwargs)
 
     def replay(self, **kwargs: Any) -> None:
         """Print what the visit logged, on one line; an exception of the user's code comes as it was raised."""

@@ -49,6 +49,15 @@ def ran(tmp_path_factory, capsys):
     return RAN[0]
 
 
+@pytest.mark.parametrize("command", ["test", "predict", "partition", "doctor"])
+def test_the_config_of_a_run_serves_every_command(ran, recwarn, command, tmp_path):
+    where = ["--config", str(ran / "config.yaml"), "--trainer.default_root_dir", str(tmp_path)]
+    main([command, *where, "--weights", str(ran / "checkpoints" / "model.ckpt"), "--allow_changes", "true"])
+    said = "\n".join(str(warning.message) for warning in recwarn)
+    assert ("allow_changes=True" in said) == (command != "doctor")
+    assert ("weights=" in said) == (command == "partition")
+
+
 def printed(capsys, *args):
     with pytest.raises(SystemExit) as ended:
         main([*args, "--print_config"])

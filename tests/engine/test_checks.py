@@ -281,7 +281,7 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     with refused("trainer.default_root_dir="):
         trainer.fit(small_model(), small_data())
     with refused("trainer.default_root_dir"):
-        trainer.partition(small_model(), small_data())
+        trainer.partition(small_data())
     with refused("output="):
         trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()

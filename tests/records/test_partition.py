@@ -20,7 +20,7 @@ CONFIGS = [f"--config=experiments/{part}.yaml" for part in ("data/digits", "mode
 
 
 def partition(tmp_path, capsys, data):
-    folder = small_trainer(tmp_path).partition(small_model(), data)
+    folder = small_trainer(tmp_path).partition(data)
     return folder, capsys.readouterr().out
 
 
