@@ -93,9 +93,11 @@ class Memories(Mapping[int, Memory]):
         """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
         if k not in self._visited:
             memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
-            on_cpu = self.device.type == "cpu"
-            # a copy on the device, in containers of its own
-            self._visited[k] = with_tensors(memory, torch.clone) if on_cpu else move_data_to_device(memory, self.device)
+            if self.device.type != "cpu":
+                memory = move_data_to_device(memory, self.device)
+            elif k in self._held:  # what is written into a memory-mapped tensor does not reach its file
+                memory = with_tensors(memory, torch.clone)
+            self._visited[k] = memory
         return self._visited[k]
 
     def drop(self, k: int) -> None:

@@ -156,8 +156,8 @@ def test_a_straggler_does_as_much_as_in_the_run(tmp_path):
 
 def test_the_memory_of_a_record_goes_the_way_to_the_device(tmp_path, monkeypatch):
     fit(tmp_path, [SCAFFOLD(), Breaks()])
-    taken, copy = [], Memories._copy
-    monkeypatch.setattr(Memories, "_copy", lambda self, k: taken.append(self.get(k, {})) or copy(self, k))
+    taken, visited = [], Memories.visited
+    monkeypatch.setattr(Memories, "visited", lambda self, k: taken.append(self.get(k, {})) or visited(self, k))
     with refused("breaks", "nan", kind=ClientError):
         again(tmp_path, [SCAFFOLD(), Breaks()], record(tmp_path))
     assert "variate" in taken[-1]["scaffold"]

@@ -74,7 +74,7 @@ def _room_again():
         (4096, "version_0/checkpoints/", {}),
         (0, "version_0/metrics.csv", {}),
         (0, "version_0/spectra.npz", {"callbacks": [SpectrumMonitor()]}),
-        (0, "clients/0.pt", {"client_memory": 1e-9}),
+        (0, "0.pt", {"client_memory": 1e-9}),
     ],
 )
 @pytest.mark.usefixtures("_room_again")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.sums import Sums, Weighted
-from fl_lightning.sums.exact import MANY, ExactSum
+from fl_lightning.sums.exact import ADDITIONS, ExactSum
 
 
 def mixed(number, size, lowest=-40, highest=12):
@@ -91,7 +91,7 @@ def test_large_numbers_open_larger_bins_and_cancel_to_the_last_bit():
 
 
 def test_more_additions_than_a_bin_can_hold_are_carried():
-    number = 4 * MANY + 10
+    number = 4 * ADDITIONS + 10
     one = ExactSum(1)
     for _ in range(number):
         one.add(torch.tensor([2.0**-30 + 2.0**-58], dtype=torch.float64))
