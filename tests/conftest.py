@@ -31,8 +31,8 @@ importlib.metadata.version = functools.cache(importlib.metadata.version)
 sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
 
 
-def pytest_sessionstart():
-    gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
+def pytest_collection_finish():
+    gc.freeze()  # the libraries and the tests are a million objects, which each collection would look through
 
 
 def pytest_sessionfinish():
