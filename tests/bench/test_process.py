@@ -166,7 +166,7 @@ def test_an_interrupted_runner_ends(tmp_path):
     one = Runner(command=[sys.executable, "-c", PROGRAM])
     with pytest.raises(Interrupt):
         one.run(cell("endless", tmp_path), lambda round_, value: one.interrupt() if round_ == 1 else None)
-    assert one._process.wait(20) == 0
+    assert one._process.wait(300) == 0
     one.close()
 
 
@@ -178,7 +178,7 @@ def test_a_runner_without_a_driver_ends(tmp_path):
             one._process.stdin.close()
 
     assert one._once(cell("endless", tmp_path), on_round) is None
-    assert one._process.wait(20) == 0
+    assert one._process.wait(300) == 0
     one.close()
 
 
