@@ -65,7 +65,7 @@ def test_a_cell_without_a_finished_run_is_named(tmp_path):
         make_figures.collect(tmp_path)
 
 
-def test_methods_continue_the_same_model(tmp_path, monkeypatch):
+def test_methods_continue_the_same_model(tmp_path, monkeypatch, one_parser):
     config = yaml.safe_load(SMOKE.read_text())
     config["trainer"] = {"max_rounds": 1, "default_root_dir": str(tmp_path), "name": "begun", "threads_per_worker": 1}
     cell = Cell({"alpha": "0.1", "method": "FedAvg"}, 0, (config,))

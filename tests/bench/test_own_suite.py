@@ -26,7 +26,7 @@ SHORT = {"trainer": {"max_rounds": 1, "local_epochs": 1}, "data": {"init_args": 
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch):
+def _alone(monkeypatch, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.setattr(command, "open_database", quick_database)
     monkeypatch.chdir(ROOT)
