@@ -410,31 +410,31 @@ class MethodList:
                 f"method={changing}: what the module computes from its logits in training, such as train/accuracy, is "
                 "of the logits as changed by the method; evaluation uses the raw ones"
             )
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             method.reset(server)
             method.on_fit_start(server)
 
     def on_round_start(self, server: Server) -> None:
         """Call the hook of each method, in list order."""
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             method.on_round_start(server)
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply each method's transform, with its own payload, to what the one before it in the list returned."""
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             new = method.transform_update(server, delta, payload.get(method.name, {}))
             delta = checked_state(method, "transform_update", new, delta)
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
         """Call the hook of each method with its own payload, in list order."""
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             method.on_round_end(server, payload.get(method.name, {}))
 
     def evaluated_state(self, server: Server) -> State:
         """Pass the global state through each method's ``evaluated_state``, in list order."""
         state = server.state
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             state = checked_state(method, "evaluated_state", method.evaluated_state(server, state), state)
         return state
 
@@ -444,7 +444,7 @@ class MethodList:
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        for method in self._on_server():
+        for method in self._with_new_attributes():
             method.load_state_dict(state[method.name])
 
     @property
@@ -452,8 +452,8 @@ class MethodList:
         """The methods' names, in list order."""
         return [method.name for method in self.methods]
 
-    def _on_server(self) -> list[Method]:
-        """The methods, for a server hook: visits begin with what it leaves."""
+    def _with_new_attributes(self) -> list[Method]:
+        """The methods, for a server hook, which may change their attributes: what visits restore is taken anew."""
         self.attributes = None
         self.having.cache_clear()
         return self.methods

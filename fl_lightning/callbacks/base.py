@@ -38,7 +38,7 @@ class Callback:
         return False
 
     def setup(self, trainer: RunAccess) -> None:
-        """Before anything is written: look at the run, and refuse with a UsageError what does not fit."""
+        """Every command, before it writes anything: look at the run, and refuse with a UsageError what does not fit."""
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         """Everything is checked and the run's folder exists; no client has trained in this run."""
@@ -92,7 +92,7 @@ class Callback:
         """Restore what :meth:`state_dict` gave, after :meth:`on_fit_start`; ``state`` is empty for a new callback."""
 
     def teardown(self, trainer: RunAccess) -> None:
-        """The run is over, or has failed."""
+        """A fit is over, or has failed."""
 
 
 def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:

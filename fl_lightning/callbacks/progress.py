@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -160,7 +161,8 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
     number = len(history) - first
     lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
     if folder is not None:
-        lines.append(f"{folder}: metrics.csv, config.yaml, figures, checkpoints/last.ckpt")
+        files = ("metrics.csv", "config.yaml", "figures", "checkpoints/last.ckpt")
+        lines.append(f"{folder}: {', '.join(name for name in files if (Path(folder) / name).exists())}")
     return "\n".join(lines)
 
 

@@ -128,7 +128,7 @@ def line_of_unknown_key(text: str) -> str | None:
 
 def line_of_option(place: ErrorPlace, match: re.Match[str]) -> str | None:
     """The line about an argument that a class does not have."""
-    name, names = match["name"], parameters(place.owner)
+    name, names = match["name"].split(".")[0], parameters(place.owner)  # without the keys below it
     if name in ("class_path", "init_args"):
         return f"{place.key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
     listed = ", ".join(names) or "no arguments"

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text, count
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.errors import ClientError, Stopped, UsageError, add_note, clipped, located, require
+from fl_lightning.errors import ClientError, Stopped, UsageError, add_note, clipped, is_users, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
@@ -304,6 +305,11 @@ def from_users_code(error: ClientError) -> bool:
     return error.__cause__ is not None and not isinstance(error.__cause__, ClientError)
 
 
+def from_users_file(error: BaseException) -> bool:
+    """Whether a line of the user's own code is among those that an error went through."""
+    return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def how_to_replay(error: ClientError) -> str:
     """The end of an error's line: the command that repeats the visit; empty where no file holds it."""
     if error.record is None:
@@ -358,6 +364,8 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         usage = usage_error(error)
         if usage is None:
-            print("; ".join([f"error: {located(error)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+            # a parser wraps what the constructor of a user's class raises
+            first = next((cause for cause in reversed(causes_of(error)) if from_users_file(cause)), error)
+            print("; ".join([f"error: {located(first)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
             raise
         stop(usage, 2)

@@ -38,12 +38,15 @@ class Plan:
     domain_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        held = np.sort(np.concatenate(self.parts))
-        number = len(held) if self.labels is None else len(self.labels)
-        whole = np.array_equal(held, np.arange(number))
-        require(
-            whole, "data.partitioner", len(held), f"it must assign each of the {number} samples to exactly one client"
-        )
+        held, times = np.unique(np.concatenate(self.parts), return_counts=True)
+        number = times.sum() if self.labels is None else len(self.labels)
+        hint = f"it must assign each of the {number} samples to exactly one client"
+        for sample in held[times > 1][:1]:
+            require(False, "data.partitioner", f"sample {sample} at several clients", hint)
+        for sample in np.setdiff1d(held, np.arange(number))[:1]:
+            require(False, "data.partitioner", f"sample {sample}, which is not there", hint)
+        for sample in np.setdiff1d(np.arange(number), held)[:1]:
+            require(False, "data.partitioner", f"sample {sample} at no client", hint)
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:

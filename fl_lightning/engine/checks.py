@@ -12,6 +12,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
@@ -167,8 +168,17 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     """
     hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
-    num_batches(data, 0)
     size, number = trainer.cohort_size, data.num_clients
+    empty: list[int] = []
+    if isinstance(data, FederatedDataModule):
+        hint = f"its plan has {len(data.plan.parts)} parts; give a part for each client"
+        require(len(data.plan.parts) == number, "data.num_clients", number, hint)
+        empty = np.flatnonzero(data.plan.sizes == 0).tolist()
+    for k in (0, *empty):
+        num_batches(data, k)
+    if empty:
+        text = "no examples: they train nothing; give the partitioner a min_size, or fewer data.num_clients"
+        trainer.warn(f"data: {len(empty)} of {number} clients ({few(empty, CLIENTS_SHOWN)}) have {text}")
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)

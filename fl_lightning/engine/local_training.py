@@ -113,7 +113,9 @@ class LocalTraining:
     def steps(self, k: int, work: int | None = None) -> int:
         """Expected local steps of client ``k``, which may do less ``work`` than a whole visit."""
         clock = self.client.resident.clock
-        return work or clock.local_steps if clock.local_steps else self.batches(k) * (work or clock.local_epochs)
+        if clock.local_steps:
+            return work or clock.local_steps
+        return self.batches(k) * (work or clock.local_epochs)
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.

@@ -69,10 +69,11 @@ def play_round(run: Run, round_: int) -> bool:
     evaluated = due or any(callback.wants_evaluation(round_) for callback in run.callbacks)
     if evaluated:
         evaluate(run)
+    # the schedulers that watch a metric
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
-    last = agree(run) or round_ + 1 == run.trainer.max_rounds
+    last = agree_to_stop(run) or round_ + 1 == run.trainer.max_rounds
     if last:
         if not evaluated:  # a callback, or a signal, has ended the run
             evaluate(run)
@@ -330,7 +331,7 @@ def check_metrics(run: Run, metrics: dict[str, float], where: str) -> None:
     run.metrics.not_finite |= bad.keys()
 
 
-def agree(run: Run) -> bool:
+def agree_to_stop(run: Run) -> bool:
     """Whether a callback of any worker has set ``should_stop``; all workers call this.
 
     They agree on a signal that has come, too, and compare the global state, of which all must have the same bits.

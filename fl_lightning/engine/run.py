@@ -233,7 +233,7 @@ def build(
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)
-    cleanup.callback(data.teardown, stage)
+    cleanup.callback(data.teardown, "fit")  # as it was set up, since every command deals the data out
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerSource(model)
     if stage == "fit" or checks.can_train(model):

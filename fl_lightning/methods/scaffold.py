@@ -93,7 +93,7 @@ class SCAFFOLD(Method):
             client.add_gradients_to(visit.clipping, -1.0)
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
-        # what clipping takes off is added up by itself, exactly 0 without it: there the correction cancels no digits
+        # what clipping takes off, gradient after less before, has a sum of its own: without clipping nothing is rounded
         if self.variate == "gradients":
             client.add_gradients_to(client.scratch(self).clipping)
 

@@ -1,0 +1,127 @@
+"""The guide to data of one's own runs; what such code gives that cannot be used is refused before round 0."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.errors import refused, warned
+from helpers.runs import small_data, small_model, small_trainer
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from fl_lightning import Partitioned
+from fl_lightning.data import IID, Natural, Partitioner, Plan
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "own_data.md").read_text()
+CODE = {}
+for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+    exec(block, CODE)
+
+
+class Small(LightningModule):
+    """A linear classifier of the guide's examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(tmp_path, data, model=None):
+    trainer = small_trainer(tmp_path, max_rounds=1)
+    trainer.fit(model or small_model(), data)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: Partitioned(CODE["Hospitals"](), Natural(), num_clients=2),
+        lambda: Partitioned(CODE["Hospitals"](), CODE["RangeAndShare"](0.3), num_clients=3),
+        lambda: CODE["Sensors"](),
+    ],
+)
+def test_the_code_of_the_guide_trains(tmp_path, data):
+    trained = data()
+    assert fit(tmp_path, trained, Small()).metrics["clients"] == trained.num_clients
+
+
+def test_the_sites_of_the_guide_are_its_clients():
+    data = Partitioned(CODE["Hospitals"]((50, 20)), Natural(), num_clients=2)
+    data.setup("fit")
+    assert data.plan.sizes.tolist() == [50, 20]
+
+
+def test_the_partitioner_of_the_guide_holds_ranges_of_classes_and_shares():
+    labels = np.arange(1000) % 10
+    plan = Plan(CODE["RangeAndShare"](0.0)(labels, 5, np.random.default_rng(0)), labels, 10)
+    assert ((plan.label_counts > 0).sum(1) == 2).all()
+    plan = Plan(CODE["RangeAndShare"](1.0)(labels, 5, np.random.default_rng(0)), labels, 10)
+    assert (plan.label_counts > 0).all()
+    with refused("RangeAndShare.share=2"):
+        CODE["RangeAndShare"](2)
+
+
+class Deals(Partitioner):
+    """Deals the samples out evenly, and changes what it returns."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, labels, num_clients, rng):
+        return self.change(IID()(labels, num_clients, rng))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda parts: None, ("data.partitioner", "Deals", "NoneType", "4 arrays")),
+        (lambda parts: [*parts, parts[0][:0]], ("Deals", "5 parts", "4 arrays")),
+        (lambda parts: parts[:3], ("Deals", "3 parts", "4 arrays")),
+        (lambda parts: [part * 1.0 for part in parts], ("Deals", "float64", "4 arrays")),
+        (lambda parts: [np.isin(np.arange(400), part) for part in parts], ("Deals", "bool", "4 arrays")),
+        (lambda parts: [parts[1], *parts[1:]], ("data.partitioner", "exactly one client")),
+        (lambda parts: [parts[0][1:], *parts[1:]], ("data.partitioner", "exactly one client")),
+        (lambda parts: [parts[0] - 1000, *parts[1:]], ("data.partitioner", "exactly one client")),
+    ],
+)
+def test_what_is_no_partition_is_refused(tmp_path, change, names):
+    with refused(*names):
+        fit(tmp_path, small_data(partitioner=Deals(change)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_client_is_named(tmp_path):
+    def move(parts):
+        return [np.concatenate(parts[:2]), parts[1][:0], *parts[2:]]
+
+    with warned("data: 1 of 4 clients (1)", "min_size"):
+        fit(tmp_path, small_data(partitioner=Deals(move)))
+
+
+def test_a_data_set_whose_plan_has_other_clients_is_refused(tmp_path):
+    class Fewer(CODE["Sensors"]):
+        def setup(self, stage):
+            super().setup(stage)
+            self.plan = Plan([np.arange(60), np.arange(60, 120)])
+
+    with refused("data.num_clients=4", "2 parts"):
+        fit(tmp_path, Fewer(), Small())
+
+
+def test_a_loader_that_an_empty_client_breaks_is_refused_before_anything_is_written(tmp_path):
+    class Empty(CODE["Sensors"]):
+        def setup(self, stage):
+            super().setup(stage)
+            self.plan = Plan([np.arange(120), *[np.arange(0)] * 3])
+
+    with refused("train_dataloader(1)"):
+        fit(tmp_path, Empty(), Small())
+    assert not list(tmp_path.iterdir())
