@@ -8,18 +8,21 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fl_lightning.bench.fragments import is_of_method, leaves, of_result
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
     Difference,
     SeedSummary,
     bounded,
+    decision,
     paired_difference,
     ranks,
+    seeds_to_decide,
     summarize,
     verdict,
 )
-from fl_lightning.bench.suite import Cell, Labels, Suite, Table
-from fl_lightning.errors import printable
+from fl_lightning.bench.suite import OF_METRIC, Cell, Labels, Suite, Table, first_seeds
+from fl_lightning.errors import clipped, printable
 
 NOT_COMPARED = "not compared"
 # a metric beyond this has diverged, too; the squares of smaller ones are still numbers
@@ -68,8 +71,10 @@ class TableEntry:
         difference: our paired difference to the baseline; None for the baseline.
         published: published number, and its deviation where it is known.
         published_difference: published difference to the baseline.
-        verdict: whether the paper's ordering is ``reproduced``, ``reversed`` or ``undecided``, or the cells are
-            ``not compared``; empty where the paper gives no ordering.
+        decided: whether its difference to the baseline needs no more seeds.
+        verdict: what became of the published difference, or the cells are ``not compared``. Where nothing is published,
+            how it stands to the baseline if the suite says when that is decided, and else empty.
+        seeds: about how many seeds would decide it; None where it is decided, or nothing tells.
         notes: what is to be said of its numbers.
         scale: share of the work that was done.
         best: whether it has the best number of its column.
@@ -82,7 +87,9 @@ class TableEntry:
     difference: Difference | None
     published: Published | None
     published_difference: float | None
+    decided: bool
     verdict: str
+    seeds: int | None
     notes: tuple[str, ...]
     scale: float
     best: bool = False
@@ -111,6 +118,9 @@ class Comparison:
 
     def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
         self.suite, self.table = suite, table
+        self.settings = unequal_settings(suite, cells)
+        seeds = first_seeds(suite.seeds, suite.decide.max_seeds if suite.decide else None)
+        self._order = {seed: at for at, seed in enumerate(seeds)}
         by_place: dict[tuple[Part, int], CellNumber] = {}
         for cell in cells:
             result = results.get(cell.digest, waiting(cell))
@@ -253,14 +263,21 @@ class Comparison:
             for number in numbers
             if number.pair
         }
-        ours = paired_difference(
-            [number.pair for number in numbers if number.pair], self.suite.interval, self.suite.confidence
-        )
-        ours = bounded(ours, bounds)
+        suite, decide = self.suite, self.suite.decide
+        pairs = [number.pair for number in numbers if number.pair]
+        if decide is not None:
+            pairs = self._first_pairs(numbers)
+        how = (suite.interval, suite.confidence, decide.prior_scale if decide else 1.0)
+        ours = bounded(paired_difference(pairs, *how), bounds)
+        margin = decide.margin if decide and self.table.show in OF_METRIC else None
         published, base, apart = self._published(labels), self._published({**labels, **self.suite.baseline}), None
         if published and base and self.suite.baseline and not self.is_baseline(numbers[0].cell):
             apart = round(published[0] - base[0], 9)  # the papers print fewer decimals
-        ordering = verdict(ours, apart) or ""
+        word: str = verdict(ours, apart, margin) or ""
+        if apart is None and margin is not None and not self.is_baseline(numbers[0].cell):
+            word = decision(ours, margin)
+        undecided = decision(ours, margin) == "undecided"
+        ending = [self.settings[key]] if (key := tuple(labels.values())) in self.settings else []
         paired = any(number.pair for number in numbers)
         seeds: dict[str, list[str]] = defaultdict(list)
         for number in numbers:
@@ -274,10 +291,22 @@ class Comparison:
             difference=ours,
             published=published,
             published_difference=apart,
-            verdict=NOT_COMPARED if ordering and not paired and any(number.unequal for number in numbers) else ordering,
-            notes=tuple(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()),
+            decided=not undecided,
+            verdict=NOT_COMPARED if word and not paired and any(number.unequal for number in numbers) else word,
+            seeds=seeds_to_decide(ours, *how, margin) if undecided else None,
+            notes=(*(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()), *ending),
             scale=next((number.result.scale for number in numbers if number.result.scale != 1), 1.0),
         )
+
+    def _first_pairs(self, numbers: Sequence[CellNumber]) -> list[tuple[float, float]]:
+        """The pairs in the order of the seeds, up to the first seed that has none.
+
+        Which pairs come first must not depend on what they are, as it would if slow or failed runs were passed over.
+        """
+        last = len(self._order)
+        ordered = sorted(numbers, key=lambda number: (self._order.get(number.cell.seed, last), number.cell.seed))
+        pairs = itertools.takewhile(lambda pair: pair is not None, (number.pair for number in ordered))
+        return [pair for pair in pairs if pair is not None]
 
     def _published(self, labels: Labels) -> Published | None:
         """The published number of some labels; in a table of seconds, its ratio to the baseline's."""
@@ -299,3 +328,26 @@ class Comparison:
         lower_is_better = self.suite.minimize or self.table.show in ("rounds_to", "seconds", "rank")
         best = (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
+
+
+def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
+    """In which keys outside ``method`` rows of a table differ, in words, by the labels of those that do.
+
+    A row is compared with the baseline's method, or the first one, in the same setting. Rows of a table should differ
+    in what their labels say; what a method's file sets beside the method, such as another rate, is part of the result.
+    """
+    methods = suite.axes.get("method", {})
+    reference = suite.baseline.get("method", next(iter(methods), ""))
+    configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and cell.fragments}
+    made = {}
+    for labels, cell in configs.items():
+        base = configs.get(tuple({**cell.labels, "method": reference}.values()))
+        if base is None or base is cell:
+            continue
+        ours, theirs = (dict(leaves(of_result({**one.config, "seed_everything": None}))) for one in (cell, base))
+        keys = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key) and not is_of_method(key)]
+        both = [(key, *(clipped(config.get(key, "not set")) for config in (ours, theirs))) for key in keys]
+        texts = [f"{key} {own} instead of {other}" for key, own, other in both]
+        if texts:
+            made[labels] = printable(f"not the settings of {reference}: {', '.join(texts)}")
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.process import Interrupt, Runner
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.study import (
     CellStudy,
     Database,
@@ -67,10 +69,13 @@ class Driver:
         jobs: number of runner processes.
         say: takes the lines that say what has been done.
         runner: makes the runner of a job, by its number.
+        wanted: says which of the cells are to be run by now, from what there is of all of them; by default all.
+        hours: after which no cell is begun any more.
 
     Attributes:
         caught: the signal that has stopped it; None without one.
         error: what a job has failed with, such as a database that is not there any more; None without one.
+        late: whether the hours have been spent before all was done.
     """
 
     def __init__(
@@ -82,7 +87,10 @@ class Driver:
         jobs: int = 1,
         say: Callable[[str], object] = print,
         runner: Callable[[int], Any] = Runner,
+        wanted: Callable[[Mapping[str, CellResult]], Sequence[Cell]] | None = None,
+        hours: float = math.inf,
     ) -> None:
+        self.wanted, self.late, self._end = wanted, False, time.monotonic() + 3600 * hours
         self.suite, self.cells, self.database, self.output, self.say = suite, cells, database, output, say
         self.metric, self.by_digest = suite.metric, {cell.digest: cell for cell in cells}
         self.runners = [runner(job) for job in range(jobs)]
@@ -135,6 +143,9 @@ class Driver:
         studies = self._open_studies()
         while not self._stop.is_set():
             study = next(filter(self._has_work, studies), None)
+            if study is not None and time.monotonic() >= self._end:
+                self.late = True
+                return
             if study is not None:
                 with suppress(QueueEmpty, Interrupt, Dropped):
                     trial = run_next(study, partial(self._objective, study, runner))
@@ -162,7 +173,8 @@ class Driver:
 
     def _enqueue(self, study: CellStudy) -> bool:
         """Queue what is missing; returns whether anything is."""
-        return enqueue_missing(study, self.cells) > 0
+        cells = self.cells if self.wanted is None else self.wanted(results_of(study, self.cells))
+        return enqueue_missing(study, cells) > 0
 
     def _objective(self, study: CellStudy, runner: Any, trial: Trial) -> float:
         """Run a trial and return its value."""
@@ -177,12 +189,15 @@ class Driver:
 
     def _outcome(self, study: CellStudy, trial: FrozenTrial) -> str:
         """The line about a trial that has ended."""
-        done = sum(result.state == "done" for result in results_of(study, self.cells).values())
+        results = results_of(study, self.cells)
+        cells = self.cells if self.wanted is None else self.wanted(results)
+        digests = {cell.digest for cell in cells}
+        done = sum(results[digest].state == "done" for digest in digests)
         outcome = f"failed: {trial.user_attrs.get('reason')}"
         if trial.state == TrialState.COMPLETE and trial.duration is not None:
             outcome = f"{self.suite.metric} {trial.value:.4g}, {trial.duration.total_seconds():.1f} s"
         name = self.by_digest[trial.user_attrs["digest"]].name
-        return f"{name}: {outcome} ({done} of {len(self.by_digest)} done)"
+        return f"{name}: {outcome} ({done} of {len(digests)} done{' so far' * (self.wanted is not None)})"
 
     def _run_cell(
         self, study: CellStudy, runner: Any, trial: Trial, cell: Cell, report: Callable[[int, float], bool | None]

@@ -22,6 +22,8 @@ WAYS_OF_TRAINER = (
     *("default_root_dir", "name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory"),
     *("cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
 )
+# keys that belong to the method of a run
+OF_METHOD = ("method", "trainer.server_optimizer")
 IN_CLASSES = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?C(?:/(\d+(?:\.\d+)?))?")
 
 
@@ -91,6 +93,20 @@ def look_up(config: Fragment, key: str, default: Any = None) -> Any:
             return default
         value = value[part]
     return value
+
+
+def is_of_method(key: str) -> bool:
+    """Whether a key belongs to the method."""
+    return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The values of nested mappings as JSON, by dotted key."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, json.dumps(value, default=str)
 
 
 def in_classes(fragment: Fragment, classes: int | None) -> Fragment:

@@ -24,6 +24,8 @@ Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
 SHOWS: tuple[str, ...] = get_args(Show)
+# those whose numbers are of the metric and in its unit
+OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
@@ -72,6 +74,25 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Decide:
+    """When a pair, which is a method and the baseline in one setting, has enough seeds.
+
+    Args:
+        margin: largest difference that does not matter, above 0, in the unit of the tables: points where they show
+            percent.
+        prior_scale: standard deviation of the prior of the mean difference, in standard deviations of a difference,
+            above 0; the interval is shortest where the true one is about as large, and valid for any value.
+        alpha: error of each pair, in (0, 1), over all looks together.
+        max_seeds: most seeds of a pair.
+    """
+
+    margin: float
+    prior_scale: float = 1.0
+    alpha: float = 0.05
+    max_seeds: int = 20
+
+
+@dataclass(frozen=True)
 class Table:
     """A table to make of the cells.
 
@@ -116,10 +137,12 @@ class Suite:
         minimize: whether smaller values of it are better.
         percent: whether tables show 100 times its value.
         baseline: labels of the cells with which the others are compared.
-        interval: how confidence intervals of paired differences are made, by Student's ``t`` or ``bootstrap``.
+        interval: how confidence intervals of paired differences are made, by Student's ``t`` or ``bootstrap``; with
+            ``decide`` as a confidence ``sequence``.
         confidence: their level, in (0, 1).
         tables: the tables.
         tune: what to tune, see :mod:`fl_lightning.bench.tune`.
+        decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
     """
 
     path: Path
@@ -136,9 +159,10 @@ class Suite:
     minimize: bool = False
     percent: bool = True
     baseline: Labels = field(default_factory=dict)
-    interval: Literal["t", "bootstrap"] = "t"
+    interval: Literal["t", "bootstrap", "sequence"] = "t"
     confidence: float = 0.95
     tune: Mapping[str, Any] = field(default_factory=dict)
+    decide: Decide | None = None
 
     @property
     def name(self) -> str:
@@ -236,6 +260,12 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         require(bool(matching), "--only", pattern, hint)
         wanted |= matching
     return [cell for cell in cells if not only or cell.name in wanted]
+
+
+def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
+    """The first few of some seeds, and the smallest others where there are not enough; None for those themselves."""
+    more = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
 
 
 def matches(labels: Labels, when: Choice) -> bool:

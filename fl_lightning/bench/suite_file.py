@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.fragments import Fragment, fragments_of, nested_config
-from fl_lightning.bench.suite import SHOWS, Choice, Labels, Suite, Table, file_part
+from fl_lightning.bench.suite import OF_METRIC, SHOWS, Choice, Decide, Labels, Suite, Table, file_part
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.yaml_files import read_yaml
 
@@ -48,7 +48,11 @@ def load_suite(path: str | Path) -> Suite:
             require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
         when = read_choice(override["when"], f"{path}: overrides.when")
         overrides.append((when, tuple(fragments_of(override["config"], path))))
+    decide = None if raw.get("decide") is None else read_decide(raw, path)
+    sequence: dict[str, Any] = {"interval": "sequence", "confidence": 1 - decide.alpha} if decide else {}
     suite = Suite(
+        **sequence,
+        decide=decide,
         **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
         path=path,
         title=printable(str(raw.get("title", path.stem))),
@@ -99,6 +103,29 @@ def read_seeds(value: Any, where: str) -> tuple[int, ...]:
     good = isinstance(seeds, (range, list)) and len(seeds) > 0 and all(type(seed) is int for seed in seeds)
     require(good and len(set(seeds)) == len(seeds), where, value, "give their number, or a list of distinct integers")
     return tuple(seeds)
+
+
+def read_decide(raw: Mapping[str, Any], path: Path) -> Decide:
+    """What a suite says under its key ``decide``."""
+    given, where = raw["decide"], f"{path}: decide"
+    check_keys(given, [field.name for field in fields(Decide)], where)
+    for key in ("interval", "confidence"):
+        require(key not in raw, f"{path}: {key}", raw.get(key), "leave it out: decide has its own interval, and alpha")
+
+    def number(key: str) -> bool:
+        return type(given.get(key, 1)) in (int, float) and 0 < given.get(key, 1) < 1e150
+
+    unit = "give the largest difference that does not matter, above 0, in the unit of the tables, such as 1.6"
+    require("margin" in given and number("margin"), f"{where}.margin", given.get("margin"), unit)
+    hint = "give the likely size of a difference in its standard deviations, above 0, such as 1"
+    require(number("prior_scale"), f"{where}.prior_scale", given.get("prior_scale"), hint)
+    alpha = given.get("alpha", 0.05)
+    require(isinstance(alpha, float) and 0 < alpha < 1, f"{where}.alpha", alpha, "give a value in (0, 1), such as 0.05")
+    decide = Decide(**given)
+    seeds, own = decide.max_seeds, len(read_seeds(raw.get("seeds", 1), f"{path}: seeds"))
+    hint = f"give a number of seeds, not below the {own} of the key seeds, with which a pair begins"
+    require(type(seeds) is int and seeds >= own, f"{where}.max_seeds", seeds, hint)
+    return decide
 
 
 def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Table:
@@ -163,7 +190,16 @@ def check_suite(suite: Suite) -> None:
             order = "; published nests by rows, then columns" if key == "published" else ""
             hint = f"is no label of it; they are {', '.join(known)}{order}"
             require(label in known, f"{where}.{axis}", label, hint)
-    require(suite.interval in ("t", "bootstrap"), f"{suite.path}: interval", suite.interval, "choose t or bootstrap")
+    if suite.decide is not None:
+        require(bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs one: give it, as {method: FedAvg}")
+        first = suite.tables[0].show if suite.tables else None
+        hint = f"decide looks at the first table: let it show {', '.join(OF_METRIC)}"
+        require(first in OF_METRIC, f"{suite.path}: tables.show", first, hint)
+        ranked = any(table.show == "rank" for table in suite.tables)
+        hint = "with decide, rows have different seeds, which cannot be ranked: leave the table out"
+        require(not ranked, f"{suite.path}: tables.show", "rank", hint)
+    kinds = ("t", "bootstrap") if suite.decide is None else ("sequence",)
+    require(suite.interval in kinds, f"{suite.path}: interval", suite.interval, "choose t or bootstrap")
     level = isinstance(suite.confidence, float) and 0 < suite.confidence < 1
     require(level, f"{suite.path}: confidence", suite.confidence, "give a level in (0, 1), such as 0.95")
     for table in suite.tables:

@@ -12,15 +12,16 @@ from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableE
 from fl_lightning.bench.fragments import write_text
 from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, in_markdown, latex, markdown, prose
 from fl_lightning.bench.results import CellResult, with_notes
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
+from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
 from fl_lightning.errors import printable, require
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
 STATES_OF_CELLS = ("done", "nan", "failed", "running", "waiting")
-VERDICTS = ("reproduced", "reversed", "undecided", NOT_COMPARED)
+VERDICTS = tuple(dict.fromkeys((*get_args(Verdict), *get_args(Decision), NOT_COMPARED)))
 AT_THIS_SCALE = " at this scale"
-INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)"}
+INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequence": "a confidence sequence"}
 
 
 def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], form: TableForm = "md") -> str:
@@ -134,7 +135,10 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
     text = number_text(entry.ours.mean, comparison, entry.bound)
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
-    if entry.ours.n < entry.cells:
+    if comparison.suite.decide is not None:
+        inner = [f"{entry.ours.n} seed{'s' * (entry.ours.n != 1)}", *(one for one in pending if "waiting" not in one)]
+        text += f" ({', '.join(inner)})"
+    elif entry.ours.n < entry.cells:
         inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
         text += f" ({', '.join(inner)})"
     return Text(text, entry.best, (*([DAGGER] if entry.scale != 1 else []), *marks))
@@ -174,7 +178,9 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     suite, table = comparison.suite, comparison.table
     both = dict(notes)
     level = f"{100 * suite.confidence:g} % interval"
-    heads = ["difference", level, "pairs", *(["paper's difference", "paper's ordering"] if table.published else [])]
+    judged = any(entry.verdict for entry in comparison.entries.values())
+    heads = ["difference", level, "pairs = looks" if suite.decide else "pairs"]
+    heads += ["paper's difference"] * bool(table.published) + ["verdict"] * (judged or bool(table.published))
     lines = []
     for row in comparison.rows:
         for column in comparison.columns:
@@ -183,13 +189,21 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
                 continue
             labels = [*row, *(label for _, label in of_columns(comparison, column))]
             line = [Text(label) for label in labels] + difference_texts(entry, comparison, both)
-            if table.published:
-                line += [Text(signed(entry.published_difference, comparison)), Text(ordering(entry))]
+            line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
+            line += [Text(verdict_text(entry))] * (judged or bool(table.published))
             lines.append(line)
     caption = (
         f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs; "
         f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
     )
+    if suite.decide is not None:
+        caption = (
+            f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs in the "
+        )
+        caption += "order of the seeds; the interval is a confidence sequence, which holds at each of its looks, one "
+        caption += f"after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one setting, "
+        caption += "not per table."
+        caption += f" No difference: within {suite.decide.margin:g}." * (table.show in OF_METRIC)
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
     own = {number: note for number, note in both.items() if number not in notes}
     return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines, own)
@@ -213,13 +227,20 @@ def signed(value: float | None, comparison: Comparison) -> str:
     return NONE if value is None else f"{value:+.{comparison.decimals}f}"
 
 
-def ordering(entry: TableEntry) -> str:
-    """The verdict in words; it holds at the scale of the run alone."""
+def verdict_text(entry: TableEntry) -> str:
+    """The verdict, and for what is undecided about how many seeds would decide it."""
     if entry.published_difference == 0:
         return "none: equal in the paper"
-    if entry.verdict in ("", NOT_COMPARED):
-        return entry.verdict or NONE
-    return entry.verdict + (AT_THIS_SCALE if entry.scale != 1 else "")
+    text = verdict_at_scale(entry) or NONE
+    if entry.verdict != "undecided" or entry.seeds is None:
+        return text
+    return f"{text}, {f'more than {MOST_SEEDS}' if entry.seeds > MOST_SEEDS else f'about {entry.seeds}'} seeds"
+
+
+def verdict_at_scale(entry: TableEntry) -> str:
+    """The verdict, which holds at the scale of the run alone; empty where there is none."""
+    judged = entry.verdict not in ("", NOT_COMPARED)
+    return entry.verdict + AT_THIS_SCALE * (judged and entry.scale != 1)
 
 
 def column_name(comparison: Comparison, column: Part) -> str:
@@ -257,6 +278,8 @@ def caption_of(comparison: Comparison) -> str:
     table, entries = comparison.table, comparison.entries.values()
     seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
+    if comparison.suite.decide is not None:
+        over = "mean ± standard deviation over the seeds that it took to decide"
     texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
     texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
     texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
@@ -289,7 +312,7 @@ def scales(comparison: Comparison) -> list[float]:
 
 
 def summary_lines(comparison: Comparison) -> Iterator[str]:
-    """By row, in how many columns the paper's ordering holds."""
+    """By row, in how many columns there is each verdict."""
     lines = []
     for row in comparison.rows:
         counts = Counter(entry.verdict for (labels, _), entry in comparison.entries.items() if labels == row)
@@ -297,7 +320,7 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
         scaled = AT_THIS_SCALE if scales(comparison) else ""
-        yield f"The paper's ordering relative to {comparison.baseline}{scaled}, in number of columns:"
+        yield f"Verdicts relative to {comparison.baseline}{scaled}, in number of columns:"
         yield from ("", *lines, "")
 
 
@@ -321,7 +344,8 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
-            **{"verdict": ordering(entry) if entry.verdict else "", "scale": entry.scale, "notes": notes},
+            "verdict": verdict_at_scale(entry),
+            **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},
         }
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 
 from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import read_cells
+from fl_lightning.bench.comparison import unequal_settings
+from fl_lightning.bench.decide import cells_of_pairs, shown_cells, wanted_cells
 from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of
@@ -35,7 +38,7 @@ from fl_lightning.bench.study import (
     open_study,
     results_of,
 )
-from fl_lightning.bench.suite import file_part, selected_cells
+from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, check_metric, last_trials, open_search, retry_failed, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
@@ -86,6 +89,11 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         )
         about = "what becomes of finished cells whose own code has changed since: run them anew, or keep them"
         parser.add_argument("--stale", choices=("run", "keep"), help=about)
+        about = "add seeds to the pairs that are undecided, as the suite's key decide says"
+        parser.add_argument("--until-decided", action="store_true", help=about)
+        about = "most seeds of a pair, not above those of the suite's key decide"
+        parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
+        parser.add_argument("--hours", type=float, metavar="H", help="hours after which no cell is begun any more")
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -104,9 +112,9 @@ def main(args: Sequence[str]) -> None:
     def command() -> int:
         options = bench_parser(args[0]).parse_args(args[1:])
         suite = load_suite(options.suite)
-        for name in ("jobs", "trials", "seeds"):
+        for name in ("jobs", "trials", "seeds", "max_seeds"):
             number = getattr(options, name, None)
-            require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
+            require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
         extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
         output = options.output or Path("runs") / suite.name
         try:
@@ -122,10 +130,13 @@ def bench(
     options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
 ) -> int:
     """Run the cells of a suite, or only say how far they are; returns the exit status."""
+    most = most_seeds(options, suite)
     # the tables that are written are of the whole suite, whatever part of it is asked for
-    whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, max(len(suite.seeds), options.seeds or 0)))
-    seeds = first_seeds(suite.seeds, options.seeds)
-    cells = selected_cells([cell for cell in whole if cell.seed in seeds], options.only)
+    number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
+    whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
+    seeds = first_seeds(suite.seeds, most)
+    within = [cell for cell in whole if cell.seed in seeds]
+    cells = (partial(cells_of_pairs, suite) if options.until_decided else selected_cells)(within, options.only)
     url = options.storage or default_url(output)
     digests, known = {cell.digest for cell in whole}, {}
     for path in options.load:
@@ -138,6 +149,8 @@ def bench(
     only_told = options.status or options.dry_run
     database = open_database(url) if exists(url) else None
     before: CellStudy | None = None if database is None else find_study(suite, database)
+    if not options.status:
+        warn_of_settings(suite, cells)
     if only_told and not known:
         return tell(suite, cells, whole, options, before)
     if not only_told and options.stale is None:
@@ -161,16 +174,20 @@ def bench(
     if options.stale == "run":
         changed = changed_code(results_of(study, cells))
         enqueue(study, [cell for cell in cells if cell.digest in changed], anew=True)
-    driver = Driver(suite, cells, database, output.resolve(), options.jobs, say)
+    how: dict[str, Any] = {"wanted": partial(wanted_cells, suite, cells)} if options.until_decided else {}
+    how |= {} if options.hours is None else {"hours": options.hours}
+    driver = Driver(suite, cells, database, output.resolve(), options.jobs, say, **how)
     driver.run()
     if status := why_ended(driver, args):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
     for key, folder in (("--output", output), *([("--save", options.save)] if options.save else [])):
         with writing_into(key, folder, LATER):
-            write_tables(suite, whole, results_of(study, whole), folder)
+            write_tables(suite, shown_cells(suite, whole, all_ := results_of(study, whole)), all_, folder)
     own = results_of(study, cells)
-    print(render(suite, cells, own))
+    print(render(suite, shown_cells(suite, cells, own), own))
+    if driver.late:
+        say(f"the {options.hours:g} hours are spent; go on: {again(args)}")
     failed = sum(result.state == "failed" for result in own.values())
     if failed:
         some = f"{failed} of {len(own)} cells failed"
@@ -185,11 +202,11 @@ def tell(
     results = results_of(study, cells)
     if options.save is not None:
         with writing_into("--save", make_folder(options.save, "--save"), LATER):
-            write_tables(suite, whole, results_of(study, whole), options.save)
+            write_tables(suite, shown_cells(suite, whole, all_ := results_of(study, whole)), all_, options.save)
     if options.dry_run and options.stale == "run":
         results |= {digest: replace(results[digest], state="waiting") for digest in changed_code(results)}
     if options.status:
-        print(render(suite, cells, results))
+        print(render(suite, shown_cells(suite, cells, results), results))
         return 0
     total, impossible = 0.0, 0
     for estimate in estimates(cells, results, suite.metric):
@@ -200,7 +217,8 @@ def tell(
         print(f"{estimate.kind}: {estimate.left} to run, {how or 'done'}", flush=True)
     states = [result.state for result in results.values()]
     done = f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"
-    left = f"the others take about {as_time(total / options.jobs)} with --jobs {options.jobs}"
+    most = "at most " * options.until_decided
+    left = f"the others take {most}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
     print(f"{done}; {left}" + (f", without {impossible} of these lines, which cannot be run" if impossible else ""))
     return 0
 
@@ -227,17 +245,54 @@ def check_code(cells: Sequence[Cell], results: Sequence[Mapping[str, CellResult]
 
 def why_ended(driver: Driver, args: Sequence[str]) -> int:
     """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
-    again = f"go on: {program()} {shlex.join(arg for arg in args if arg != '--retry')}"
     if driver.error is not None:
         why = f"{type(driver.error).__name__}: {driver.error}"
         if isinstance(driver.error, DATABASE_ERRORS):
             why = f"the database fails: {cause_of(driver.error)}"
-        print(f"error: {clipped(why)}; {again}", file=sys.stderr)
+        print(f"error: {clipped(why)}; go on: {again(args)}", file=sys.stderr)
         return 1
     if driver.caught is not None:
-        print(f"{driver.caught.name} stopped it; {again}", file=sys.stderr)
+        print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
         return 128 + driver.caught
     return 0
+
+
+def again(args: Sequence[str]) -> str:
+    """The command that goes on."""
+    return f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
+
+
+def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
+    """The number of seeds that cells may be asked for.
+
+    Raises:
+        UsageError: arguments do not fit each other, or the suite.
+    """
+    require(options.hours is None or options.hours > 0, "--hours", options.hours, "give a number above 0")
+    if not options.until_decided:
+        hint = "limits the seeds of --until-decided: give that too, or --seeds for a fixed number"
+        require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)
+        told = suite.decide is not None and options.status
+        return options.seeds or (suite.decide.max_seeds if suite.decide and told else len(suite.seeds))
+    hint = f"{suite.path} does not say when: give it the key decide, such as decide: {{margin: 1.6, max_seeds: 20}}"
+    require(suite.decide is not None, "--until-decided", True, hint)
+    assert suite.decide is not None
+    hint = "--until-decided chooses their number: leave it out, or give --max-seeds"
+    require(options.seeds is None, "--seeds", options.seeds, hint)
+    most = suite.decide.max_seeds
+    hint = f"the suite says {most} in decide.max_seeds, before the first run: give {len(suite.seeds)} to {most}"
+    given = most if options.max_seeds is None else options.max_seeds
+    require(len(suite.seeds) <= given <= most, "--max-seeds", options.max_seeds, hint)
+    return given
+
+
+def warn_of_settings(suite: Suite, cells: Sequence[Cell]) -> None:
+    """Say on stderr which methods are run with other settings than the one that they are compared with."""
+    texts = {
+        (labels[list(suite.axes).index("method")], text) for labels, text in unequal_settings(suite, cells).items()
+    }
+    for method, text in sorted(texts):
+        print(f"warning: {method}: {text}", file=sys.stderr)
 
 
 def tune(
@@ -280,12 +335,6 @@ def tune(
         print(f"error: {why}; --retry runs them again", file=sys.stderr)
         status = 1
     return status
-
-
-def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
-    """The first few of some seeds, and the smallest others where there are not enough."""
-    more = (seed for seed in itertools.count() if seed not in seeds)
-    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
 
 
 def make_folder(folder: Path, key: str) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from fl_lightning.bench.fragments import look_up, of_result
+from fl_lightning.bench.fragments import OF_METHOD, is_of_method, look_up, of_result
 from fl_lightning.records.hyperparameters import numbered
 
 Flat = dict[str, str]
@@ -15,8 +15,6 @@ ABSENT = "-"
 BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
 # callbacks that change the result of a run; the others observe
 ACTING = ("EarlyStopping", "CCVR")
-# keys that belong to the method of a run
-OF_METHOD = ("method", "trainer.server_optimizer")
 # arguments that tell data sets of one class apart; of a folder the name
 KEYS_APART = {"NpyImages": ("root",), "ImageFolderImages": ("root",), "Synthetic": ("alpha", "beta")}
 UNKNOWN = "data set not known"
@@ -103,11 +101,6 @@ def differing_between(configs: Sequence[Flat]) -> list[str]:
     """The keys whose values are not the same in all configs, in the order of the first that has them."""
     keys = dict.fromkeys(key for one in configs for key in one)
     return [key for key in keys if len({one.get(key) for one in configs}) > 1]
-
-
-def is_of_method(key: str) -> bool:
-    """Whether a key belongs to the method."""
-    return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
 
 
 def compact(config: Flat) -> Flat:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.fragments import is_of_method
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.errors import require
@@ -19,7 +20,6 @@ from fl_lightning.report.configs import (
     data_set,
     differing_between,
     flat_config,
-    is_of_method,
     method_names,
     short_keys,
 )

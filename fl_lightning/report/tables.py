@@ -12,10 +12,11 @@ import numpy as np
 
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.fragments import is_of_method
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import printable
-from fl_lightning.report.configs import ABSENT, compact, differing_between, is_of_method
+from fl_lightning.report.configs import ABSENT, compact, differing_between
 from fl_lightning.report.curves import BYTES, cumulative
 from fl_lightning.report.gallery import ROUND_PHASES, mean_phases
 from fl_lightning.report.run import ReportedRun

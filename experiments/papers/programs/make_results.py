@@ -10,18 +10,16 @@ we conclude from all of them, in ``results/claims.md``.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
-from fl_lightning.bench.fragments import of_result  # noqa: E402
+from fl_lightning.bench.fragments import leaves, of_result  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.errors import UsageError  # noqa: E402
@@ -93,15 +91,6 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
             if theirs.get(key) != ours.get(key):
                 found[key] = theirs.get(key, "nothing"), ours.get(key, "nothing")
     return found
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The values of nested mappings as JSON, by dotted key."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, json.dumps(value, default=str)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""Seeds until a pair is decided: which cells of a suite are to be run, from what there is of all of them.
+
+A pair is a row of the suite's first table and the baseline in one setting; pairs in one setting share the baseline's
+seeds. It begins with the suite's own seeds. Each look then takes the pairs in the order of the seeds, and asks for one
+seed more where the interval neither excludes 0 nor lies within the margin. The interval is a confidence sequence, so
+that its error holds however often it is looked at, see :func:`fl_lightning.bench.statistics.half_width`. A look depends
+on the results alone: whoever goes on later, in whatever process, asks for the same cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.results import CellResult, waiting
+from fl_lightning.bench.suite import Cell, Suite, selected_cells
+from fl_lightning.errors import require
+
+
+def wanted_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[Cell]:
+    """The cells that have been asked for by now.
+
+    A seed of a pair that failed, went to nan or is not comparable has no number; the pair then asks for no further one.
+
+    Args:
+        suite: the suite, which says when a pair is decided.
+        cells: all cells that may be asked for, seed by seed.
+        results: results by the digest of the cell; a cell without one waits.
+    """
+    number = {tuple(cell.labels.values()): len(suite.seeds) for cell in cells}
+    for entry in Comparison(suite, suite.tables[0], cells, results).entries.values():
+        pairs = entry.difference.n if entry.difference else 0
+        base = {**entry.labels, **suite.baseline}
+        for labels in (entry.labels, base) if base != entry.labels else ():
+            place = tuple(labels.values())
+            number[place] = max(number.get(place, 0), pairs + (not entry.decided))
+    order = {seed: at for at, seed in enumerate(dict.fromkeys(cell.seed for cell in cells))}
+    return [cell for cell in cells if order[cell.seed] < number[tuple(cell.labels.values())]]
+
+
+def shown_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[Cell]:
+    """The cells that a table shows: of a suite that decides, those that have been asked for or begun; else all."""
+    if suite.decide is None:
+        return list(cells)
+    wanted = {cell.digest for cell in wanted_cells(suite, cells, results)}
+    return [
+        cell for cell in cells if cell.digest in wanted or results.get(cell.digest, waiting(cell)).state != "waiting"
+    ]
+
+
+def cells_of_pairs(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells of the pairs that match any of some patterns, with those of the baseline that they are compared with.
+
+    Raises:
+        UsageError: a pattern names a seed, matches no cell, or none but the baseline's.
+    """
+    for pattern in only:
+        seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
+        require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")
+    chosen = {tuple(cell.labels.values()) for cell in selected_cells(cells, only)}
+    bases = {
+        labels: tuple({**dict(zip(suite.axes, labels, strict=True)), **suite.baseline}.values()) for labels in chosen
+    }
+    paired = {base for labels, base in bases.items() if labels != base}
+    hint = "these are cells of the baseline alone, which are half of a pair: give those to compare with it"
+    require(bool(paired), "--only", " ".join(only), hint)
+    return [cell for cell in cells if tuple(cell.labels.values()) in chosen | paired]
