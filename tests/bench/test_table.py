@@ -152,11 +152,15 @@ def test_one_pair_has_no_interval_and_no_verdict(make):
     assert row_of(md_of(suite), "FedProx", "1") == ["+3.00", "-", "1", "+5.00", "undecided"]
 
 
+# 3, 4 and 3 points in three seeds: the interval is 3.33 and 1.43 to each side
 @pytest.mark.parametrize(
     ("published", "verdict"),
-    [((70, 71), "reproduced"), ((71, 70), "reversed"), ((70, 70), ""), ((70, None), ""), ((None, 70), "")],
+    [
+        *[((70, 73), "reproduced"), ((70, 71), "same sign"), ((70, 76), "same sign"), ((71, 70), "reversed")],
+        *[((70, 70), ""), ((70, None), ""), ((None, 70), "")],
+    ],
 )
-def test_a_verdict_compares_the_signs_of_the_differences(make, published, verdict):
+def test_a_verdict_compares_with_the_published_difference(make, published, verdict):
     numbers = dict(zip(("FedAvg", "FedProx"), published, strict=True))
     table = {"published": {method: {0.1: number} for method, number in numbers.items() if number is not None}}
     line = csv_of(make(tables=[table]))["1", "0.1", "FedProx"]
@@ -177,7 +181,8 @@ def test_published_numbers_stand_beside_ours(make):
     assert "Source: Someone et al." in text
     assert "## Table 9 (page 7 of the source)" in text
     assert row_of(text, "FedAvg") == ["62.00 ± 2.00", "60.50 ± 0.25", "70.50 ± 0.71 (2 of 3 seeds, 1 waiting)", "70.00"]
-    assert row_of(text, "MOON", "0.1")[3:] == ["-1.00", "undecided"]
+    # of -5, -2 and 2: Student's interval of 20 such differences is +- 1.64, that of 19 is +- 1.69
+    assert row_of(text, "MOON", "0.1")[3:] == ["-1.00", "undecided, about 20 seeds"]
     line = lines(render(make(tables=[table]), make().cells(), {}, "csv"))["1", "0.1", "FedAvg"]
     assert (line["published"], line["published_deviation"], line["published_difference"]) == ("60.5", "0.25", "")
 
@@ -268,17 +273,17 @@ def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
     text = md_of(make(tables=[table]), scale=0.25)
     assert row_of(text, "FedAvg")[0] == "62.00 ± 2.00†"
     assert "† scaled: a run does about 0.25 of the work of the suite." in text
-    assert row_of(text, "FedProx", "0.1")[-1] == "reproduced at this scale"
+    assert row_of(text, "FedProx", "0.1")[-1] == "same sign at this scale"
     assert row_of(text, "FedProx", "0.1")[0] == "+3.33†"
     assert "relative to FedAvg at this scale" in text
     assert "†" not in md_of(make(tables=[table]))
 
 
-def test_a_row_ends_with_how_often_its_ordering_is_reproduced(make):
+def test_a_row_ends_with_how_often_it_has_each_verdict(make):
     table = {"published": {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 61, 1: 71}, "MOON": {0.1: 50, 1: 60}}}
     text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.82, 0.1]})
-    end = text[text.index("The paper's ordering relative to FedAvg, in number of columns:") :]
-    assert end.splitlines()[2:4] == ["- FedProx: 1 reproduced, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
+    end = text[text.index("Verdicts relative to FedAvg, in number of columns:") :]
+    assert end.splitlines()[2:4] == ["- FedProx: 1 same sign, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
 
 
 def values(*series):
@@ -361,7 +366,7 @@ def test_seconds_are_ratios_to_the_baseline_of_the_column(make):
         "-",
     ]  # the baseline of that column is not published
     assert "A round of FedAvg takes 2 s (alpha=0.1), 8 s (alpha=1)." in text
-    assert row_of(text, "FedProx", "0.1") == ["+0.20", "[-0.05, +0.45]", "3", "+0.25", "undecided"]
+    assert row_of(text, "FedProx", "0.1") == ["+0.20", "[-0.05, +0.45]", "3", "+0.25", "undecided, about 4 seeds"]
 
 
 def test_seconds_of_different_machines_are_not_compared(make):
@@ -423,7 +428,7 @@ def test_a_suite_of_one_axis_has_one_column(make):
     text = render(suite, cells, results, "md")
     assert "| method | Final test/accuracy in % | paper |" in text
     assert row_of(text, "FedProx") == ["150.00 ± 100.00", "-"]
-    assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "+1.00", "reproduced"]
+    assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "+1.00", "same sign"]
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -484,9 +489,9 @@ def test_each_method_may_be_compared_with_itself(make):
     suite = make(axes={**BASE["axes"], "data": {"A": {}}}, baseline={"alpha": 1}, tables=[table])
     text = md_of(suite)
     assert "Difference to alpha=1 on equal seeds" in text
-    assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "-10.00", "reproduced"]
-    assert row_of(text, "MOON", "0.1", "A")[2:] == ["3", "+3.00", "undecided"]
-    assert "- FedAvg, 0.1: 1 reproduced" in text.splitlines()
+    assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "-10.00", "same sign"]
+    assert row_of(text, "MOON", "0.1", "A")[2:4] == ["3", "+3.00"]
+    assert "- FedAvg, 0.1: 1 same sign" in text.splitlines()
 
 
 def test_latex_is_balanced_and_says_the_same(make):
@@ -590,3 +595,51 @@ def test_cells_of_another_suite_are_refused(make, tmp_path):
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):
     with refused(named):
         make(**keys)
+
+
+DECIDED = {"margin": 1.0, "prior_scale": 1, "alpha": 0.05, "max_seeds": 8}
+
+
+def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
+    """Without a published number: within the margin, on one side of 0, or neither."""
+    base = [0.60, 0.61, 0.62, 0.60, 0.61, 0.62, 0.60, 0.61]
+    small, large = [0.001, -0.001] * 4, [0.10, 0.11, 0.12, 0.10, 0.11, 0.12, 0.10, 0.11]
+    wide = [0.2, -0.1, 0.1, -0.2, 0.3, 0.1, None, 0.2]
+    finals = {(alpha, "FedAvg"): base for alpha in ("0.1", "1")}
+    finals |= {("0.1", "FedProx"): [a + b for a, b in zip(base, small, strict=True)]}
+    finals |= {("0.1", "MOON"): [a + b for a, b in zip(base, large, strict=True)]}
+    finals |= {("1", "FedProx"): [None if b is None else a + b for a, b in zip(base, wide, strict=True)]}
+    finals |= {("1", "MOON"): [a - b for a, b in zip(base, large, strict=True)]}
+    suite = make(decide=DECIDED, seeds=5)
+    cells = suite.cells(seeds=range(8))
+    text = render(suite, cells, results_of(cells, finals))
+    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "no difference"]
+    assert row_of(text, "MOON", "0.1")[2:] == ["8", "above"]
+    assert row_of(text, "MOON", "1")[2:] == ["8", "below"]
+    # the seed before the last has no number, so that the last does not count yet
+    assert row_of(text, "FedProx", "1")[2] == "6"
+    assert row_of(text, "FedProx", "1")[3].startswith("undecided, about ")
+    assert row_of(text, "FedProx")[1].endswith("(7 seeds)")
+    assert "error of 5 % is per pair" in text
+    assert "No difference: within 1." in text
+    line = lines(render(suite, cells, results_of(cells, finals), "csv"))["1", "1", "FedProx"]
+    assert (line["verdict"], line["interval"]) == ("undecided", "sequence")
+    assert float(line["confidence"]) == 0.95
+    assert int(line["seeds_to_decide"]) > 6
+
+
+OTHER_RATE = {"method": ["moon"], "model": {"lr": 0.01}, "trainer": {"server_optimizer": {"lr": 1}}}
+
+
+def test_a_row_with_other_settings_than_the_baseline_has_a_footnote(make):
+    """What is the method's own, and what labels of other axes say, is no such setting."""
+    methods = {**BASE["axes"]["method"], "MOON": OTHER_RATE}
+    base = {"model": {"class_path": "X", "lr": 0.05}}
+    text = md_of(make(base=base, axes={**BASE["axes"], "method": methods}))
+    assert "- [1] not the settings of FedAvg: model.lr 0.01 instead of 0.05" in text.splitlines()
+    assert all("[1]" in one for one in row_of(text, "MOON"))
+    assert text.count("instead of") == 1
+    assert "instead of" not in md_of(make())
+    missing = {"method": ["moon"], "trainer": {"clip": 10}}
+    text = md_of(make(axes={**BASE["axes"], "method": {**BASE["axes"]["method"], "MOON": missing}}))
+    assert "trainer.clip 10 instead of not set" in text
