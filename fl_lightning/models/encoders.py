@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
 
+# normalisations of images, by channels
+NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
 # numbers of a layer, 8 GiB in float32; and channels of images
 MOST_NUMBERS, MOST_CHANNELS = 2**31, 4096
 
@@ -95,20 +99,23 @@ class FedUVCNN(Encoder):
     Args:
         width: w, at least 1; 4 is the paper's, 1 the default of the authors' code.
         in_channels: channels of the images.
+        norm: ``batch`` normalisation, as in the paper, or ``group`` normalisation in 2 groups, without running
+            statistics.
     """
 
-    def __init__(self, width: int = 4, in_channels: int = 3) -> None:
+    def __init__(self, width: int = 4, in_channels: int = 3, norm: Literal["batch", "group"] = "batch") -> None:
         super().__init__()
         require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
         check_layer(f"{type(self).__name__}.width", width, 64 * width, 64 * width, 9)
         check_channels(in_channels)
+        require(norm in NORMS, f"{type(self).__name__}.norm", norm, f"choose among {', '.join(NORMS)}")
         self.in_channels, self.smallest = in_channels, 21
         a, b, c = 16 * width, 32 * width, 64 * width
         layers = [(a, 3, 1), (a, 1, 1), (b, 3, 2), (b, 3, 1), (b, 1, 1), (c, 3, 2), (c, 3, 1), (c, 1, 1)]
         self.layers = nn.Sequential()
         for out_channels, kernel, stride in layers:
             convolution = nn.Conv2d(in_channels, out_channels, kernel, stride, bias=False)
-            self.layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU()))
+            self.layers.append(nn.Sequential(convolution, NORMS[norm](out_channels), nn.ReLU()))
             in_channels = out_channels
         self.out_features = c
         self.early = tuple(f"layers.{i}" for i in range(len(layers)))
@@ -127,17 +134,21 @@ class _TwoConvolutions(Encoder):
         image_size: int,
         widths: tuple[int, int],
         head: Sequence[nn.Module] = (),
+        norm: str | None = None,
     ) -> None:
         super().__init__()
+        hint = f"choose among {', '.join(NORMS)}, or null for none"
+        require(norm is None or norm in NORMS, f"{type(self).__name__}.norm", norm, hint)
+        norms = [[NORMS[norm](number)] if norm else [] for number in channels]
         check_channels(in_channels)
         require(image_size >= 16, "image_size", image_size, "give 16 or more")
         side = ((image_size - 4) // 2 - 4) // 2
         first, second = channels
         check_layer("image_size", image_size, second * side * side, widths[0])
         self.layers = nn.Sequential(
-            nn.Sequential(nn.Conv2d(in_channels, first, 5), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(in_channels, first, 5), *norms[0], nn.ReLU()),
             nn.MaxPool2d(2),
-            nn.Sequential(nn.Conv2d(first, second, 5), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(first, second, 5), *norms[1], nn.ReLU()),
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Sequential(nn.Linear(second * side * side, widths[0]), nn.ReLU()),
@@ -178,10 +189,14 @@ class MOONCNN(_TwoConvolutions):
     Args:
         in_channels: channels of the images.
         image_size: S, height and width of the images, at least 16.
+        norm: ``batch`` normalisation or ``group`` normalisation in 2 groups, without running statistics, between each
+            convolution and its ReLU; None for none, as in the paper.
     """
 
-    def __init__(self, in_channels: int = 3, image_size: int = 32) -> None:
-        super().__init__(in_channels, (6, 16), image_size, (120, 84))
+    def __init__(
+        self, in_channels: int = 3, image_size: int = 32, norm: Literal["batch", "group"] | None = None
+    ) -> None:
+        super().__init__(in_channels, (6, 16), image_size, (120, 84), norm=norm)
 
 
 class FedDynCNN(_TwoConvolutions):

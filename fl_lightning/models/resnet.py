@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from fl_lightning.errors import require
-from fl_lightning.models.encoders import Encoder, check_channels
+from fl_lightning.models.encoders import NORMS, Encoder, check_channels
 
 
 class _ResNet(Encoder):
@@ -182,7 +182,6 @@ def _default(part: nn.Module) -> None:
 
 # kernel size and stride
 STEMS: dict[str, tuple[int, int]] = {"small": (3, 1), "large": (7, 2)}
-NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}
 INITS: dict[str, Callable[[nn.Module], None]] = {
     "he": partial(he, mode="fan_out", nonlinearity="relu"),
     "default": _default,

@@ -436,3 +436,59 @@ def test_a_suite_with_a_value_of_another_kind_is_refused(change, tmp_path, capsy
     assert status("toy.yaml") == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ") and next(iter(change)) in line and line.count("\n") == 1
+
+
+DECIDING = TOY.replace("seeds: 1", "seeds: 5") + "decide: {margin: 1, max_seeds: 6}\n"
+
+
+def test_a_suite_is_run_until_decided(fake, tmp_path, capsys):
+    """FedProx is better by 10 points with lr 0.1, and by more or less with 0.2, so that one pair needs more seeds."""
+    suite = str(toy_suite(tmp_path, DECIDING).path)
+
+    def answer(cell, on_round):
+        seed = int(cell["name"].rpartition("=")[2])
+        apart = (0.1 + 0.001 * seed if "lr=0.1" in cell["name"] else 0.2 * (-1) ** seed) * ("FedProx" in cell["name"])
+        return outcome((0.25, 0.5 + apart), plan=str(seed))
+
+    runners = fake(answer)
+    assert status(suite, "--until-decided", "--save", tmp_path / "saved") == 0
+    ran = [name for runner in runners for name in runner.ran]
+    assert len(ran) == 2 * 5 + 2 * 6
+    said = capsys.readouterr().out
+    assert "| FedProx | 0.1 | +10.20 | " in said
+    assert "| 5 | above |" in said
+    assert "| 6 | undecided, about " in said
+    (cells,) = (tmp_path / "saved").glob("*.cells.csv")
+    assert len(cells.read_text().splitlines()) == 1 + len(ran)  # no cell that nobody asked for
+    assert status(suite, "--until-decided") == 0
+    assert sum(len(runner.ran) for runner in runners) == len(ran)
+    assert status(suite, "--status") == 0
+    assert "22 cells: 22 done." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "keys"),
+    [
+        (TOY, ["--until-decided"], ["--until-decided", "decide"]),
+        (DECIDING, ["--until-decided", "--seeds", 6], ["--seeds", "--max-seeds"]),
+        (DECIDING, ["--until-decided", "--max-seeds", 7], ["--max-seeds", "decide.max_seeds"]),
+        (DECIDING, ["--until-decided", "--max-seeds", 4], ["--max-seeds", "decide.max_seeds"]),
+        (DECIDING, ["--max-seeds", 6], ["--max-seeds", "--until-decided"]),
+        (DECIDING, ["--until-decided", "--only", "seed=1"], ["--only", "seed"]),
+        (TOY, ["--hours", 0], ["--hours"]),
+    ],
+)
+def test_seeds_that_do_not_fit_the_suite_are_refused(text, args, keys, tmp_path, capsys):
+    assert status(toy_suite(tmp_path, text).path, *args) == 2
+    assert_names(capsys.readouterr().err, *keys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_settings_than_the_baseline_s_are_told_before_the_run(fake, tmp_path, capsys):
+    fake()
+    text = TOY.replace("FedProx: {method", "FedProx: {trainer: {clip: 1}, method")
+    assert status(toy_suite(tmp_path, text).path) == 0
+    told = capsys.readouterr()
+    assert_names(told.err, "FedProx", "FedAvg", "trainer.clip")
+    assert len(told.err.splitlines()) == 1
+    assert "not the settings of FedAvg: trainer.clip" in told.out

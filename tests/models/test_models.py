@@ -352,11 +352,28 @@ def test_resnets_begin_as_their_papers_say():
     assert he.stem[0].weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
 
 
-def test_group_normalisation_keeps_no_running_statistics():
-    model = ResNet18(norm="group")
+GROUPED = {"ResNet-18": ResNet18, "FedUV's CNN": lambda norm: FedUVCNN(1, norm=norm), "MOON's CNN": MOONCNN}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_group_normalisation_keeps_no_running_statistics_and_sees_one_image_at_a_time(name):
+    """Whatever images are with it, an image has the same output, in training and in evaluation, alone or not."""
+    torch.manual_seed(0)
+    model, images = GROUPED[name](norm="group"), torch.randn(5, 3, 32, 32)
     assert not list(model.buffers())
-    assert model(torch.randn(1, 3, 16, 16)).shape == (1, 512)
-    assert list(ResNet18().buffers())
+    together = model.train()(images)
+    alone = torch.cat([model.train()(image[None]) for image in images])
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.eval()(images), together)
+    batched = GROUPED[name](norm="batch")
+    assert list(batched.buffers())
+    assert not torch.allclose(batched.train()(images)[:2], batched.train()(images[:2]), rtol=1e-2)
+
+
+@pytest.mark.parametrize("build", [FedUVCNN, MOONCNN])
+def test_an_unknown_normalisation_is_refused(build):
+    with refused(f"{build.__name__}.norm", "batch", "group"):
+        build(norm="layer")
 
 
 def test_the_projector_is_twice_linear_batchnorm_relu():
