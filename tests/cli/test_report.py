@@ -261,10 +261,10 @@ def test_a_study_has_the_papers_table_and_its_verdicts(command, study, tmp_path)
     page = page_of(tmp_path)
     assert "Table 7 (page 3 of the source)" in page and "One thing is left open." in page
     assert "8 cells: 8 done." in page and "45.50" in page and "+5.50" in page
-    assert ">same sign<" in page
+    assert 'class=" brief reproduced"' in page or ">reproduced<" in page
     assert ">reversed<" in page  # the paper has -1.00 in the second column
     paper = list(csv.DictReader((tmp_path / "here" / "report.paper.csv").read_text().splitlines()))
-    assert [line["verdict"] for line in paper] == ["", "same sign", "", "reversed"]
+    assert [line["verdict"] for line in paper] == ["", "reproduced", "", "reversed"]
 
 
 def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
