@@ -45,7 +45,11 @@ class FederatedTrainer(RunArguments):
         weighting: a client's weight in the mean: its number of training ``examples``, or the same for all
             (``uniform``).
         buffers: ``average`` them by weight (integer ones: the whole part), let the server ``keep`` its own, or keep
-            them ``local`` to each client.
+            them ``local`` to each client. With ``recalibrate`` the running statistics of BatchNorm are not averaged but
+            recomputed for the global model, once a round, on the training data of the clients that sent an update:
+            layer by layer, each in a pass over these data. ``recalibrate_once`` averages them and then recomputes all
+            in one pass, in which each layer sees what the averaged statistics of the earlier ones give: an
+            approximation. The guide has a page on normalisation.
         eval_every_n_rounds: rounds from one evaluation of the global model to the next; the last round is always
             evaluated.
         taps: names for submodules whose outputs methods and callbacks read, beside those the module declares:

@@ -2,6 +2,7 @@
 
 from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.batch_norm_gap import BatchNormGap
 from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.cost import CostLedger
@@ -15,11 +16,13 @@ from fl_lightning.callbacks.per_class import PerClassAccuracy
 from fl_lightning.callbacks.personal import PersonalAccuracy
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
+from fl_lightning.callbacks.scores import Scores
 from fl_lightning.callbacks.similarity import LayerSimilarity
 from fl_lightning.callbacks.spectrum import SpectrumMonitor
 
 __all__ = [
     "CCVR",
+    "BatchNormGap",
     "BestCheckpoint",
     "Callback",
     "CostLedger",
@@ -35,5 +38,6 @@ __all__ = [
     "PersonalAccuracy",
     "ProgressBar",
     "RunRecord",
+    "Scores",
     "SpectrumMonitor",
 ]

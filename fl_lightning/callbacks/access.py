@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
@@ -233,6 +234,21 @@ class RunAccess:
         # in the batch order of the round to come, not in the one in which the clients have just trained
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
 
+    def recalibrated(
+        self, state: State | None = None, clients: Sequence[int] | None = None, once: bool = False
+    ) -> State:
+        """The running statistics of BatchNorm for a state, recomputed on training data, by name; none without data.
+
+        The clients are dealt out over the workers, which all call this.
+
+        Args:
+            state: as in :meth:`evaluate`.
+            clients: ids of those whose training data are used; None is all.
+            once: one pass for all layers, an approximation, as ``trainer.buffers=recalibrate_once``.
+        """
+        some = range(self.data.num_clients) if clients is None else clients
+        return self.run.recalibration.statistics(self._shared(state, None), some, self.server.round, once)
+
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
 
@@ -256,6 +272,22 @@ class RunAccess:
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
         whole = {**self.methods.evaluated_state(self.server), **self.client.own_entries(client), **(state or {})}
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
+
+    def training_logits(self, client: int, logits: Tensor) -> Tensor:
+        """Logits ``(B, C)`` as the loss of a client's training step would see them, changed by ``transform_logits``.
+
+        A worker does this by itself. Where methods remember something of the client, only the worker that owns it has
+        it.
+
+        Args:
+            client: its id.
+            logits: the raw ones; they are returned where no method of the run changes logits.
+        """
+        self._check(client, None)
+        some = MethodList(self.methods.having("transform_logits"))
+        state = self.methods.evaluated_state(self.server)
+        round_ = self.server.round
+        return self.run.local_training.transformed(client, round_, state, some, logits) if some.methods else logits
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
         """Take the first local step of a client's next visit, of which nothing is left.

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning import foreach
 from fl_lightning.client.batch import targets_of
+from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import tagged
@@ -37,7 +38,9 @@ from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
 
 Weighting = Literal["examples", "uniform"]
-Buffers = Literal["average", "keep", "local"]
+Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
+# the rules by which the server recomputes the running statistics of BatchNorm
+RECALIBRATES: tuple[Buffers, ...] = ("recalibrate", "recalibrate_once")
 # the weights with which an update is added without rounding
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
 # what a training_step may return
@@ -59,7 +62,8 @@ class Client(LightningModule):
         seed: base seed of the run, for what a method draws.
         weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
         buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
-            keeps them with each client.
+            keeps them with each client. ``recalibrate`` sends all but the running statistics of BatchNorm, which the
+            server recomputes; ``recalibrate_once`` sends these as well.
         cache_limit: bytes in which a visit keeps the reference models' taps of each example, so that they run on it
             once, not once an epoch; 0 keeps none.
         info: description of the first client, which methods may look at before any visit.
@@ -76,6 +80,7 @@ class Client(LightningModule):
         others: names of the buffers and frozen parameters.
         frozen: names of the frozen parameters.
         tap_paths: tap name to the path of the submodule that it is bound to.
+        batch_norms: paths of the layers whose running statistics training updates.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Client(LightningModule):
         self.live, self.trainable = resident.live, resident.trainable
         self.others, self.frozen = resident.others, resident.frozen
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
+        self.batch_norms = batch_norms(module)
         self.references = References(taps, resident.takes_index, cache_limit)
         self._memories = memories if memories is not None else Memories()
         # what methods send is added in float64, but sent in the parameters' type
@@ -125,13 +131,20 @@ class Client(LightningModule):
     @cached_property
     def sent_others(self) -> list[str]:
         """Names of the buffers that travel."""
-        buffers = [name for name in self.others if name not in set(self.frozen)] if self._policy == "average" else []
+        silent = {*self.frozen, *self.recomputed}
+        buffers = [name for name in self.others if name not in silent] if self._averages else []
         return [name for name in buffers if self.methods.exchanges(name)]
+
+    @cached_property
+    def recomputed(self) -> list[str]:
+        """Names of the running statistics that the server recomputes, and that therefore travel down only."""
+        layers = self.batch_norms if self._policy == "recalibrate" else []
+        return [name for path in layers for name in statistics_of(path) if name in self.live]
 
     @cached_property
     def sent_frozen(self) -> list[str]:
         """Names of the frozen parameters that travel once a client changes them."""
-        return [name for name in self.frozen if self._policy == "average" and self.methods.exchanges(name)]
+        return [name for name in self.frozen if self._averages and self.methods.exchanges(name)]
 
     @cached_property
     def kept(self) -> list[str]:
@@ -465,6 +478,10 @@ class Client(LightningModule):
         self._memories.close()
 
     # ------------------------------------------------------------------ inside
+    @property
+    def _averages(self) -> bool:
+        return self._policy not in ("keep", "local")
+
     def _weight(self) -> float:
         weight = self.methods.client_weight(self)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:

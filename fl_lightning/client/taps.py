@@ -24,7 +24,7 @@ from fl_lightning.errors import UsageError, require
 LISTED = 20
 
 
-class _Reached(BaseException):
+class Reached(BaseException):
     """Leaves the forward once the last tap is recorded. A BaseException, so that no model's ``except`` catches it."""
 
 
@@ -114,7 +114,7 @@ class Taps:
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name] = value, call
             if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
-                raise _Reached
+                raise Reached
             if self._transform is None or name != "logits":
                 return None
             changed = self._transform(value)
@@ -140,7 +140,7 @@ class Taps:
         self._until = places
         try:
             forward()
-        except _Reached:
+        except Reached:
             pass
         finally:
             self._until = {}

@@ -289,9 +289,14 @@ class Batches:
         how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise}
         return Batches(self.images, self.labels, self.rows[places], batch_size, augment=self.augment, **how)
 
-    def as_stored(self) -> Batches:
-        """The same images in the order of :attr:`rows`, neither augmented nor noisy; they are normalised as these."""
-        return Batches(self.images, self.labels, self.rows, self.batch_size, mean=self.mean, std=self.std)
+    def as_stored(self, noise: bool = False) -> Batches:
+        """The same images in the order of :attr:`rows`, all of them, not augmented, and normalised as these.
+
+        Args:
+            noise: keep the noise that is added to them.
+        """
+        how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise if noise else 0.0}
+        return Batches(self.images, self.labels, self.rows, self.batch_size, **how)
 
     def _batch(self, rows: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)

@@ -22,6 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
+from fl_lightning.client import Client
+from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
 from fl_lightning.engine.compiled import MODES
@@ -84,6 +86,8 @@ REMOVED = {
     "test_epoch_end": "on_test_epoch_end",
 }
 
+# total variation of the clients' labels from those of all, from which averaged statistics are warned of
+STRONG_SKEW = 0.5
 # clients that a warning lists
 CLIENTS_SHOWN = 10
 # parameters that a call need not give
@@ -348,6 +352,49 @@ def check_folder(key: str, folder: Path) -> None:
     require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
     hint = "its disk is full; free some space, or give a folder on another disk"
     require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
+
+
+def check_buffers(trainer: RunArguments, client: Client) -> None:
+    """Refuse to recompute the running statistics of a model that has none, or that is not one model for all.
+
+    Raises:
+        UsageError: no BatchNorm layer updates running statistics, entries of the state stay with the clients, or the
+            server optimizer would move the statistics as well.
+    """
+    rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
+    if rule not in RECALIBRATES:
+        return
+    hint = f"{kind} has no BatchNorm layer that updates running statistics; give average"
+    require(bool(client.batch_norms), "trainer.buffers", rule, hint)
+    keeping = ", ".join(type(m).__name__ for m in client.methods.methods if not all(map(m.exchanges, client.live)))
+    hint = (
+        f"method={keeping} keeps entries of the state with each client, so no model is the same for all; give average"
+    )
+    require(not client.kept, "trainer.buffers", rule, hint)
+    hint = f"trainer.buffers={rule} recomputes the statistics that the server optimizer would move; give parameters"
+    require(scope == "parameters", "trainer.server_optimizer_scope", scope, hint)
+
+
+def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any) -> None:
+    r"""Warn of running statistics that are averaged over clients whose labels differ strongly.
+
+    Measured is the total variation :math:`\tfrac12 \sum_c |\pi_{kc} - \pi_c|` between the label distribution of
+    client k and that of all clients, as a mean over the examples.
+    """
+    number, layers = data.num_clients, len(client.batch_norms)
+    if trainer.buffers != "average" or client.kept or not layers or data.info(0).label_counts is None:
+        return
+    counts = torch.stack([data.info(k).label_counts.double() for k in range(number)])
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1.0)
+    weights = counts.sum(1) / counts.sum()
+    distance = float(weights @ (shares - weights @ shares).abs().sum(1)) / 2
+    if distance > STRONG_SKEW:
+        where = f"clients whose labels differ strongly (total variation from those of all: {distance:.2f})"
+        text = (
+            f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and are not those of the "
+        )
+        text += "global model; give recalibrate, or a network without running statistics, as one with GroupNorm"
+        trainer.warn(f"trainer.buffers=average: {text}")
 
 
 def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -140,6 +140,18 @@ class LocalTraining:
                 self._take_steps(visit, loader, 1)
             return client.references.num_runs - runs
 
+    @torch.no_grad()
+    def transformed(
+        self, k: int, round_: int, received: State, methods: MethodList, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits ``(B, C)`` as these methods change them in a visit of client ``k``, of which nothing is left."""
+        client = self.client
+        with (
+            self._apart("transformed", k, round_, methods),
+            client.visiting(self.loaders.data.info(k), received, client.visit.clock),
+        ):
+            return client.methods.transform_logits(client, logits)
+
     @contextmanager
     def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
         """In this block clients rehearse, timed by nobody, with other random numbers than in visits; gives batches."""

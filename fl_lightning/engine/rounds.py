@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.identity.changes import identity
@@ -38,14 +39,15 @@ class Outcome:
     """What the visits on one worker came to.
 
     Args:
-        counts: how many ``visits`` there were, but for those that failed; how many of them the server gets an update
-            from (``sent``), ``stepped`` at all, or were ``idle`` since they had no batch; and batches that the module
-            ``skipped``.
+        counts: how many ``visits`` there were, but for those that failed; how many of them ``stepped`` at all, or were
+            ``idle`` since they had no batch; and batches that the module ``skipped``.
+        arrived: clients whose updates the server gets.
         rates: last learning rate of each client that took a step and sent its update.
         errors: of the clients that failed.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
+    arrived: list[int] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
@@ -60,11 +62,14 @@ def play_round(run: Run, round_: int) -> bool:
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals = train_cohort(run, round_, fates)
+        totals, arrived = train_cohort(run, round_, fates)
     run.workers.signals.keeps_round = True  # what is left is short beside the training
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
+    if arrived and run.trainer.buffers in RECALIBRATES:
+        with run.metrics.timed("recalibrate"):
+            recalibrate(run, arrived)
     due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
     evaluated = due or any(callback.wants_evaluation(round_) for callback in run.callbacks)
     if evaluated:
@@ -107,8 +112,12 @@ def draw_fates(run: Run, round_: int, chosen: list[int]) -> dict[int, Fate]:
     return fates
 
 
-def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
-    """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
+def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+    """Train the clients that are placed on this worker, and add up what the clients of all workers send.
+
+    Returns:
+        The sums, and the clients whose updates are in them.
+    """
     totals, outcome = Totals(run.fabric.device), Outcome()
     run.stopwatch.reset()
     for k in place_cohort(run, fates):
@@ -124,12 +133,12 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> Totals:
                 break
             if isinstance(error, SharedStateError):
                 raise  # later clients would begin with what it has written
-    share_outcome(run, round_, outcome)
+    arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(dict(run.stopwatch.seconds))
     run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
-    return totals
+    return totals, arrived
 
 
 def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outcome: Outcome) -> None:
@@ -145,9 +154,9 @@ def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outc
                 raise ClientError(f"client {k}, round {round_}: {error}") from error
         else:
             memories.drop(k)
+    outcome.arrived += [k] * (fate.lost is None)
     outcome.counts.update(
         visits=1,
-        sent=fate.lost is None,
         stepped=client.num_steps > 0,
         idle=run.local_training.batches(k) == 0,
         skipped=client.visit.num_skipped,
@@ -186,11 +195,14 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
     return sorted(placed[run.workers.rank])
 
 
-def share_outcome(run: Run, round_: int, outcome: Outcome) -> None:
+def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     """Share with the other workers which clients failed, what was measured and whose memories lie here.
 
     The mean of the clients' last learning rates is logged as ``lr``. A round whose clients have all dropped out, or
     have no batch, leaves the global model as it is.
+
+    Returns:
+        The clients of all workers whose updates the server gets, in ascending order.
 
     Raises:
         ClientError: a client failed and must not be skipped, too few clients are left, or clients had batches, and none
@@ -199,14 +211,15 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> None:
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
     messages = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
-    mine = (messages, run.metrics.current, dict(outcome.counts), outcome.rates, owned)
+    mine = (messages, run.metrics.current, dict(outcome.counts), outcome.arrived, outcome.rates, owned)
     shared = run.workers.gather(mine)
     run.client.memories().note_owners([owned for *_, owned in shared])
     failed: dict[int, tuple[bool, str]] = {}
-    counts, rates = Counter[str](), list[float]()
-    for messages, metrics, theirs, their_rates, _ in shared:
+    counts, arrived, rates = Counter[str](), list[int](), list[float]()
+    for messages, metrics, theirs, their_clients, their_rates, _ in shared:
         failed |= messages
         counts.update(theirs)
+        arrived += their_clients
         rates += their_rates.values()
         run.metrics.fill(metrics)
     skipped = counts["skipped"]
@@ -217,7 +230,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> None:
         run.metrics.update({"batches/skipped": skipped})
     texts = [text for _, (_, text) in sorted(failed.items())]
     if failed:
-        tolerate(run, failed, outcome.errors, counts["sent"])
+        tolerate(run, failed, outcome.errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
     if not (idle or counts["stepped"]):
         model = type(run.client.module).__name__
@@ -228,6 +241,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> None:
         raise ClientError(f"round {round_}: no client took a local step: {[why, *texts][-1]}")
     if not counts["visits"]:
         run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
+    return sorted(arrived)
 
 
 def tolerate(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[int, Exception], left: int) -> None:
@@ -267,7 +281,8 @@ def aggregate(run: Run, totals: Totals) -> None:
     client, server = run.client, run.server
     # a frozen parameter is known to every client until one changes it
     moved = [name for name in client.sent_frozen if name in server.moved]
-    down = num_bytes(select(server.state, client.sent + client.sent_others + moved)) * len(server.cohort)
+    travels = client.sent + client.sent_others + client.recomputed + moved
+    down = num_bytes(select(server.state, travels)) * len(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
@@ -281,6 +296,23 @@ def aggregate(run: Run, totals: Totals) -> None:
         run.methods.on_round_end(server, payload)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
+
+
+def recalibrate(run: Run, clients: list[int]) -> None:
+    """Recompute the running statistics of the model that is evaluated, on the data of the clients that sent an update.
+
+    The next round begins with them. Each client is sent the aggregated model again, and the statistics of each layer;
+    it sends a count and two sums a channel for each layer, in float64.
+    """
+    client, server, current = run.client, run.server, run.metrics.current
+    once = run.trainer.buffers == "recalibrate_once"
+    found = run.recalibration.statistics(run.methods.evaluated_state(server), clients, server.round, once)
+    server.assign(found)
+    server.moved |= found.keys()
+    travels = select(server.state, dict.fromkeys([*client.sent, *client.sent_others, *found]))
+    sums = sum(value.numel() for value in found.values()) + len(found) // 2
+    added = {"bytes/down": num_bytes(travels), "bytes/up": 8 * sums}
+    run.metrics.update({tag: current[tag] + size * len(clients) for tag, size in added.items()})
 
 
 def evaluate(run: Run) -> None:

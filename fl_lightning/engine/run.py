@@ -43,6 +43,7 @@ from fl_lightning.engine.processes.launch import (
     threads,
 )
 from fl_lightning.engine.processes.workers import Workers
+from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.errors import ClientError, Stopped, add_note, located, require
 from fl_lightning.method import MethodList
@@ -72,6 +73,7 @@ class Run:
         local_training: one client's epochs and steps.
         evaluator: metrics of a model.
         representations: taps of a model.
+        recalibration: running statistics of a model.
         metrics: what is measured, a row for each round.
         stopwatch: seconds of the visits in this round, by phase.
         folder: the files of the run.
@@ -89,6 +91,7 @@ class Run:
     local_training: LocalTraining
     evaluator: Evaluator
     representations: Representations
+    recalibration: Recalibration
     metrics: Metrics
     stopwatch: Stopwatch
     folder: RunFolder
@@ -236,6 +239,8 @@ def build(
     cleanup.callback(data.teardown, "fit")  # as it was set up, since every command deals the data out
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerSource(model)
+    if stage == "fit":
+        checks.check_buffers(trainer, client)
     if stage == "fit" or checks.can_train(model):
         check_optimizer(trainer, client, data, optimizers)
     examples = sum(data.info(k).num_examples for k in range(number))
@@ -261,6 +266,7 @@ def build(
         local_training=local_training,
         evaluator=evaluator,
         representations=representations,
+        recalibration=Recalibration(client, loaders, workers),
         metrics=Metrics(),
         stopwatch=stopwatch,
         folder=folder,

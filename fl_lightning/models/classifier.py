@@ -69,7 +69,7 @@ class ImageClassifier(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         # BatchNorm1d cannot normalise a batch of one example: a last one of that size is skipped, and counted
-        if len(batch[0]) < self.min_batch_size:
+        if self.training and len(batch[0]) < self.min_batch_size:
             return None
         return self._step(batch)
 

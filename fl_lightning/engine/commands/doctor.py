@@ -235,7 +235,7 @@ def of_costs(run: Run, done: int, size: int, batches: list[int], trial: Outline)
         return {}
     mean = {key: statistics.fmean(worker[key] for worker in trials) for key in ("batch", "visit")}
     number, client, workers = run.data.num_clients, run.client, run.workers.size
-    down = num_bytes(select(run.server.state, client.sent + client.sent_others))
+    down = num_bytes(select(run.server.state, client.sent + client.sent_others + client.recomputed))
     visits = [mean["visit"] + mean["batch"] * taken for taken in batches]
     training = max(size * statistics.fmean(visits) / workers, max(visits) if size == number else 0.0)
     evaluation = 0.0  # of the global model, or of the own models of all clients

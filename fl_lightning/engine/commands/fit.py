@@ -19,7 +19,7 @@ from fl_lightning.engine.checkpointing import (
     save_run,
     verified_checkpoint,
 )
-from fl_lightning.engine.checks import check_folder
+from fl_lightning.engine.checks import check_folder, warn_of_averaged_statistics
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
@@ -91,6 +91,7 @@ def prepare_fit(
     if source is None and not run.trainer.fast_dev_run:
         meet_first_batch(run)
     client = run.client
+    warn_of_averaged_statistics(run.trainer, client, run.data)
     if client.kept:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"

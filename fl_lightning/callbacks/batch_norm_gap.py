@@ -1,0 +1,66 @@
+r"""How far the running statistics of the global model are from those that it has on the clients' data.
+
+With the mean :math:`\bar\mu_c` and variance :math:`\bar\sigma_c^2` that the global model has for channel c of a layer,
+those recomputed for it, :math:`\mu_c` and :math:`\sigma_c^2`, and the layer's :math:`\epsilon`, over all channels of
+all layers:
+
+.. math::
+    \text{mean: } \frac1C \sum_c \frac{|\bar\mu_c - \mu_c|}{\sqrt{\sigma_c^2 + \epsilon}}, \qquad
+    \text{variance: } \frac1C \sum_c \left| \ln \frac{\bar\sigma_c^2 + \epsilon}{\sigma_c^2 + \epsilon} \right|
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.client.batch_norm import statistics_of
+from fl_lightning.errors import require
+
+
+class BatchNormGap(Periodic):
+    """Logs the distance between the global model's running statistics of BatchNorm and the recomputed ones.
+
+    These are of the same weights, on the training data of the round's cohort, layer by layer; see
+    ``trainer.buffers=recalibrate``, which makes both the same. ``bn_gap/mean`` is in standard deviations of a channel,
+    ``bn_gap/variance`` the logarithm of the variances' ratio; both are 0 where the statistics are those of the data.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too. One costs about
+            half a forward pass over the cohort's data for each layer.
+
+    Raises:
+        UsageError: the model has no BatchNorm layer that updates running statistics, or entries of the state stay with
+            the clients, so that there is no global model.
+    """
+
+    def setup(self, trainer: RunAccess) -> None:
+        kind, kept = type(trainer.client.module).__name__, trainer.client.kept
+        hint = "it has no BatchNorm layer that updates running statistics; take the callback out"
+        require(bool(trainer.client.batch_norms), "BatchNormGap with the model", kind, hint)
+        hint = "the state does not travel as a whole, so there is no global model; take the callback out"
+        require(not kept, "BatchNormGap with entries that stay with the clients", len(kept), hint)
+
+    def on_round_end(self, trainer: RunAccess) -> None:
+        if not self.due(trainer.server.round):
+            return
+        found, state = (
+            trainer.recalibrated(clients=trainer.server.cohort),
+            trainer.methods.evaluated_state(trainer.server),
+        )
+        gaps: dict[str, list[torch.Tensor]] = {"mean": [], "variance": []}
+        for path in trainer.client.batch_norms:
+            if statistics_of(path)[0] in found:
+                (mean, variance), (ours, our_variance) = (
+                    [entries[name].double().cpu() for name in statistics_of(path)] for entries in (found, state)
+                )
+                epsilon = float(trainer.client.module.get_submodule(path).eps)  # type: ignore[arg-type]
+                gaps["mean"].append((ours - mean).abs() / (variance + epsilon).sqrt())
+                gaps["variance"].append(((our_variance + epsilon) / (variance + epsilon)).log().abs())
+        for name, parts in gaps.items():
+            value = float(torch.cat(parts).mean()) if parts else math.nan
+            if math.isfinite(value):
+                trainer.log(f"bn_gap/{name}", value)

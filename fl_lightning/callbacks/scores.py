@@ -1,0 +1,193 @@
+r"""One model, scored in every way in which papers report accuracy.
+
+FedLC (Zhang et al., ICML 2022, https://arxiv.org/abs/2209.00189) and FedRS (Li and Zhan, KDD 2021,
+https://doi.org/10.1145/3447548.3467254) change a client's logits by its label counts in training. Whether a score lets
+them do so at test time, too, can decide which method is ahead. The prior on the logits is the correction of Saerens et
+al. (Neural Computation 14(1), 2002, Eq. 2.4, https://doi.org/10.1162/089976602753284446).
+"""
+
+from __future__ import annotations
+
+import math
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.by_client import finite_mean, in_order, log_finite, need_label_counts
+from fl_lightning.callbacks.measurement import require_test_data
+from fl_lightning.callbacks.per_class import accuracy, confusion
+from fl_lightning.callbacks.personal import spread_over_clients
+from fl_lightning.errors import UsageError, require
+from fl_lightning.state import State
+
+ACCURACY = "test/accuracy"
+
+
+class Scores(Callback):
+    r"""Logs the accuracy of the global model under every score, as ``scores/<name>``.
+
+    Of the test data of all:
+
+    - ``pooled``: the module's own ``test/accuracy``, the same number; the share of hits where it logs none.
+    - ``class_balanced``: the mean over the classes of the accuracy on each.
+    - ``recalibrated``: ``pooled`` with the running statistics of BatchNorm recomputed, layer by layer, on the training
+      data of all clients; for models that have such statistics.
+    - ``best`` and ``mean_of_last``, at the end of the run: the largest ``test/accuracy`` of all rounds that were
+      evaluated, which is chosen on the test data, and the mean of the last ``last_k`` of them.
+
+    Of each client's own test data, as the mean over the clients, each of which counts the same:
+
+    - ``clients``: by the raw logits, and ``worst_tenth``, the mean over the worst tenth of the clients.
+    - ``training_logits``: by the logits that the loss of the client's training step would see: those of each method's
+      ``transform_logits`` with the client's counts. Without such a method it is ``clients``.
+    - ``label_mask``: only classes of which the client has training examples can be predicted.
+    - ``label_prior``: :math:`o_c + \log(\pi_{kc} / \pi_c)` in place of the logit :math:`o_c`, with the share of class c
+      in the training examples of client k and of all clients.
+    - ``local_steps``: after so many local steps by the module's own loss on the client's training data.
+
+    A client's own test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in
+    the proportions of its training labels; clients of whose classes there is no test example are left out, with a
+    warning. Where ``test_dataloader`` takes no client, they are the test data of all, in which the examples of a class
+    together have the weight of the class in the client's training data.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; None measures after the last round alone.
+            A round that is measured is evaluated, too.
+        local_steps: steps before ``local_steps``, at least 0; 0 leaves this score out.
+        last_k: evaluated rounds in ``mean_of_last``, at least 1.
+
+    Raises:
+        UsageError: an argument out of its range, no test data, clients without label counts, or entries of the state
+            that stay with the clients, so that there is no global model.
+    """
+
+    requires = ("logits",)
+
+    def __init__(self, every_n_rounds: int | None = None, local_steps: int = 0, last_k: int = 5) -> None:
+        often = every_n_rounds is None or every_n_rounds >= 1
+        require(often, "Scores.every_n_rounds", every_n_rounds, "give 1 or more, or null")
+        require(local_steps >= 0, "Scores.local_steps", local_steps, "give 0 or more")
+        require(last_k >= 1, "Scores.last_k", last_k, "give 1 or more")
+        self.every_n_rounds, self.local_steps, self.last_k = every_n_rounds, local_steps, last_k
+
+    def wants_evaluation(self, round_: int) -> bool:
+        return self.every_n_rounds is not None and round_ % self.every_n_rounds == 0
+
+    def setup(self, trainer: RunAccess) -> None:
+        require_test_data(trainer, self)
+        need_label_counts("Scores", trainer)
+        hint = (
+            "the state does not travel as a whole, so there is no global model; PersonalAccuracy measures the clients'"
+        )
+        require(
+            not trainer.client.kept, "Scores with entries that stay with the clients", len(trainer.client.kept), hint
+        )
+        clients = range(trainer.data.num_clients)
+        self._own = bool(signature(trainer.data.test_dataloader).parameters)
+        self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
+        lacking = trainer.data.num_clients - len(self._clients)
+        if lacking:
+            trainer.warn(f"Scores: {lacking} clients have no test data of their own and are left out of their means")
+
+    def on_round_end(self, trainer: RunAccess) -> None:
+        round_ = trainer.server.round
+        if self.wants_evaluation(round_) and round_ + 1 < trainer.max_rounds:
+            self._measure(trainer)
+
+    def on_last_round_end(self, trainer: RunAccess) -> None:
+        self._measure(trainer)
+        evaluated = [row[ACCURACY] for row in (*trainer.history, trainer.metrics) if ACCURACY in row]
+        if evaluated:
+            last = evaluated[-self.last_k :]
+            log_finite(trainer, {"scores/best": max(evaluated), "scores/mean_of_last": math.fsum(last) / len(last)})
+
+    def _measure(self, trainer: RunAccess) -> None:
+        scores = self._pooled(trainer, None)
+        scores["pooled"] = trainer.metrics.get(ACCURACY, scores["pooled"])
+        if trainer.client.batch_norms:
+            statistics = trainer.recalibrated()
+            own = trainer.evaluate("test", statistics).get(ACCURACY)
+            scores["recalibrated"] = self._pooled(trainer, statistics)["pooled"] if own is None else own
+        by_client = self._of_clients(trainer)
+        for name in next(iter(by_client.values()), {}):
+            values = np.array([of_client[name] for of_client in by_client.values()])
+            scores[name] = finite_mean(values)
+            if name == "clients":
+                scores["worst_tenth"] = spread_over_clients(values, name)["clients/worst_tenth"]
+        log_finite(trainer, {f"scores/{name}": value for name, value in scores.items()})
+
+    def _pooled(self, trainer: RunAccess, state: State | None) -> dict[str, float]:
+        """The scores of the test data of all, from their confusion matrix; all workers call this."""
+        classes = len(trainer.data.info(0).label_counts)
+        parts = trainer.gather(confusion(trainer.representations(state, ("logits",)), classes))
+        matrix = sum(parts, start=np.zeros_like(parts[0]))
+        balanced = finite_mean(accuracy(matrix))
+        return {"pooled": float(np.trace(matrix) / matrix.sum()), "class_balanced": balanced}
+
+    def _of_clients(self, trainer: RunAccess) -> dict[int, dict[str, float]]:
+        """The scores of each client's own test data, by client; all workers call this, and deal the clients out."""
+        owners, size = trainer.client.memories().owners, trainer.world_size
+        mine = [k for place, k in enumerate(self._clients) if owners.get(k, place % size) == trainer.global_rank]
+        counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
+        with trainer.alone():
+            shared = None if self._own or not mine else logits_and_targets(trainer, None, None)
+            values = {k: self._client(trainer, k, counts, shared) for k in mine}
+        return in_order(trainer.gather(values))
+
+    def _client(
+        self, trainer: RunAccess, k: int, counts: Tensor, shared: tuple[Tensor, Tensor] | None
+    ) -> dict[str, float]:
+        asked = None if shared is not None else k
+        logits, targets = shared if shared is not None else logits_and_targets(trainer, None, k)
+        weights = like(counts[k], targets) if shared is not None else torch.ones(len(targets), dtype=torch.float64)
+
+        def score(changed: Tensor, labels: Tensor = targets) -> float:
+            return float(weights @ (changed.argmax(1) == labels).double() / weights.sum())
+
+        scores = {
+            "clients": score(logits),
+            "training_logits": score(trainer.training_logits(k, logits.to(trainer.client.device)).cpu()),
+            "label_mask": score(masked(logits, counts[k])),
+            "label_prior": score(with_prior(logits, counts[k], counts.sum(0))),
+        }
+        if self.local_steps:
+            tuned = trainer.fine_tune(k, None, self.local_steps)
+            scores["local_steps"] = score(*logits_and_targets(trainer, tuned, asked))
+        return scores
+
+
+def logits_and_targets(trainer: RunAccess, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
+    """The logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU.
+
+    Raises:
+        UsageError: the test data have no labels.
+    """
+    parts: list[tuple[Any, Any]] = []
+    for _, _, targets, taps in trainer.representations(state, ("logits",), client=client):
+        if targets is None:
+            raise UsageError("Scores: the test data='no labels': give integer labels (B,)")
+        parts.append((taps["logits"].cpu(), targets.cpu()))
+    logits, labels = zip(*parts, strict=True)
+    return torch.cat(logits), torch.cat(labels)
+
+
+def masked(logits: Tensor, counts: Tensor) -> Tensor:
+    """The logits ``(B, C)`` with those of classes without training examples, by ``counts (C,)``, at minus infinity."""
+    return logits.masked_fill(counts.to(logits.device) == 0, -math.inf)
+
+
+def with_prior(logits: Tensor, counts: Tensor, of_all: Tensor) -> Tensor:
+    r"""The logits ``(B, C)`` plus :math:`\log(\pi_{kc} / \pi_c)`, in float64, from the counts ``(C,)`` of both."""
+    shares, pooled = (part.double() / part.sum() for part in (counts, of_all))
+    return masked(logits.double() + (shares / pooled.where(pooled > 0, 1.0)).log(), counts)
+
+
+def like(counts: Tensor, targets: Tensor) -> Tensor:
+    """Weights ``(N,)`` of examples, such that those of a class together have its share in ``counts (C,)``."""
+    present = torch.bincount(targets, minlength=len(counts)).double()
+    return (counts.double() / counts.sum() / present.clamp_min(1.0))[targets]

@@ -1,0 +1,156 @@
+r"""Running statistics of BatchNorm, computed anew for a given state on the clients' training data.
+
+With the inputs :math:`x_{ic}` of channel c of a layer, over all examples and places of the clients asked,
+
+.. math:: \mu_c = \frac1n \sum_i x_{ic}, \qquad \sigma_c^2 = \frac1n \sum_i x_{ic}^2 - \mu_c^2
+
+Layer by layer, each with the statistics of the earlier ones recomputed already, these are the statistics with which
+the model gives in eval mode what it gives in training mode on the pooled data as one batch. The variance is therefore
+that of the population, not torch's unbiased estimate, from which it differs by the factor (n - 1) / n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial, reduce
+from itertools import islice
+from operator import add
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
+
+from fl_lightning.client import Client
+from fl_lightning.client.batch_norm import mean_and_variance, statistics_of, sums_of
+from fl_lightning.client.taps import Reached
+from fl_lightning.data.loaders import Batches, ClientLoader
+from fl_lightning.engine.evaluation.evaluator import bound_step
+from fl_lightning.engine.loaders import Loaders
+from fl_lightning.engine.processes.workers import Workers
+from fl_lightning.seeding import address, ambient
+from fl_lightning.state import State, copy_into, tensors
+from fl_lightning.sums import Sums, Weighted
+
+
+class Recalibration:
+    """Recomputes running statistics in a frozen copy of the module.
+
+    It runs ``training_step`` in eval mode: without dropout, and without the methods. This package's data sets give
+    their training images without augmentation, but with the noise that is a client's own; another loader gives what it
+    gives in training.
+
+    Args:
+        client: the resident module, which is copied.
+        loaders: the clients' training data.
+        workers: the clients are dealt out over them.
+    """
+
+    def __init__(self, client: Client, loaders: Loaders, workers: Workers) -> None:
+        self.client, self.loaders, self.workers = client, loaders, workers
+        device = loaders.fabric.device
+        self._device = torch.device("cpu") if device.type == "mps" else device  # Apple's GPUs have no float64
+        self._warned = False
+
+    @cached_property
+    def _copy(self) -> LightningModule:
+        return self.client.frozen_copy()
+
+    @torch.no_grad()
+    def statistics(self, state: State, clients: Sequence[int], round_: int, once: bool = False) -> State:
+        """Running means and variances of a state, by name; none where the clients have no batch.
+
+        All workers call this, with the same arguments. Each example counts once, whatever a client's weight.
+
+        Args:
+            state: the state.
+            clients: ids of those whose training data are used.
+            round_: part of the address of random numbers.
+            once: one pass for all layers, in which the earlier ones still have the statistics of ``state``.
+        """
+        calls = self._calls(state, clients, round_)
+        stages = [calls] if once else [{path: number} for path, number in calls.items()]
+        found: State = {}
+        for stage in stages if calls else ():
+            sums = Sums(self._device)
+            for k in clients[self.workers.rank :: self.workers.size]:
+                self._add_client(sums, k, round_, stage, leaves=not once)
+            sums.all_reduce(self.workers)
+            for path, total in sums.totals.items():
+                found |= dict(zip(statistics_of(path), mean_and_variance(total), strict=True))
+            # in the types of the state, with which the later layers will be used
+            copy_into(tensors(self._copy), found)
+        live = tensors(self._copy)
+        return {name: live[name].clone() for name in found}
+
+    def _calls(self, state: State, clients: Sequence[int], round_: int) -> dict[str, int]:
+        """How often a forward calls each layer, in the order of the first calls; all workers find it by themselves."""
+        copy_into(tensors(self._copy), state)
+        calls: dict[str, int] = {}
+
+        def note(path: str, module: Any, args: tuple) -> None:
+            calls[path] = calls.get(path, 0) + 1
+
+        with self._hooked({path: partial(note, path) for path in self.client.batch_norms}):
+            for k in clients:
+                with self._batches(k, round_) as batches:
+                    if any(True for _ in islice(batches, 1)):
+                        break
+        unused = [path for path in self.client.batch_norms if path not in calls]
+        if calls and unused and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"the forward of a batch does not call {', '.join(unused)}, whose statistics stay as they are"
+            )
+        return calls
+
+    def _add_client(self, sums: Sums, k: int, round_: int, calls: dict[str, int], leaves: bool) -> None:
+        """Add what the training data of a client give for the layers in ``calls``.
+
+        Args:
+            sums: what is added to, by path.
+            k: id of the client.
+            round_: part of the address of random numbers.
+            calls: how often a forward calls each of these layers.
+            leaves: whether to leave a forward after the last of these calls.
+        """
+        seen: dict[str, list[Weighted]] = {}
+
+        def note(path: str, module: Any, args: tuple) -> None:
+            seen.setdefault(path, []).append(sums_of(args[0], self._device))
+            if leaves and len(seen[path]) == calls[path]:
+                raise Reached
+
+        with self._hooked({path: partial(note, path) for path in calls}), self._batches(k, round_) as batches:
+            for _ in batches:
+                sums.add({path: reduce(add, parts) for path, parts in seen.items()})
+                seen.clear()
+
+    @contextmanager
+    def _hooked(self, hooks: dict[str, Any]) -> Iterator[None]:
+        """In this block hooks see the inputs of layers."""
+        handles = [self._copy.get_submodule(path).register_forward_pre_hook(hook) for path, hook in hooks.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _batches(self, k: int, round_: int) -> Iterator[Iterator[None]]:
+        """An iterator that runs the step on the next batch of client ``k``, the same batches each time."""
+        loaders, purpose = self.loaders, "recalibrate"
+        with loaders.train(k, round_, purpose) as loader:
+            if isinstance(loader, Batches):
+                loader = loader.as_stored(noise=True)
+                loader.seed(address(loaders.seed, purpose, round_, k))
+            yield self._run(loader, (purpose, round_, k))
+
+    def _run(self, loader: ClientLoader, place: tuple[Any, ...]) -> Iterator[None]:
+        step, loaders = bound_step(self._copy, "training_step"), self.loaders
+        for index, (_, batch) in enumerate(islice(loader.batches(loaders.channels_last), loaders.limit)):
+            self.workers.check()
+            with ambient(loaders.seed, *place, index), loaders.fabric.autocast(), suppress(Reached):
+                step(loaders.to_device(batch), index)
+            yield
