@@ -239,10 +239,10 @@ def build(
     cleanup.callback(data.teardown, "fit")  # as it was set up, since every command deals the data out
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerSource(model)
-    if stage == "fit":
-        checks.check_buffers(trainer, client)
     if stage == "fit" or checks.can_train(model):
         check_optimizer(trainer, client, data, optimizers)
+    if stage == "fit":
+        checks.check_buffers(trainer, client)  # once the methods know what they keep with the clients
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
     checks.check_server_optimizer(trainer, select(client.live, client.trainable))

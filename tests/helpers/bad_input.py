@@ -232,7 +232,10 @@ BAD: dict[str, tuple[str, str]] = {
     "model 3": ("model: 3", "model='3': give"),
     "data []": ("data: []", "data='[]': give"),
     "local_steps 1.5": (trainer(local_steps="1.5"), "trainer.local_steps='1.5': give a value of type int or null"),
-    "buffers lost": (trainer(buffers="lost"), "trainer.buffers='lost': give average or keep or local"),
+    "buffers lost": (
+        trainer(buffers="lost"),
+        "trainer.buffers='lost': give average or keep or local or recalibrate or recalibrate_once",
+    ),
     "no file of configs": ("--config=nowhere.yaml", "config="),
     # YAML that is damaged, or of which something would be lost
     "a tab": ("trainer:\n\tmax_rounds: 2", "given.yaml, line 2, column 1: there is a tab"),

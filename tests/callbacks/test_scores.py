@@ -1,0 +1,178 @@
+"""One model in many scores: what they have in common, and what sets them apart."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.errors import refused
+from helpers.runs import history, small_data, small_model, small_trainer
+from torch.optim import SGD
+
+from fl_lightning.callbacks import Callback, Scores
+from fl_lightning.callbacks.scores import like, masked, with_prior
+from fl_lightning.data import Dirichlet
+from fl_lightning.methods import MOON, FedBN, FedLC, FedProx, FedRS
+from fl_lightning.models import MLP, ImageClassifier
+
+OF_CLIENTS = ("clients", "training_logits", "label_mask", "label_prior")
+
+
+def skewed(**kwargs):
+    return small_data(**{"partitioner": Dirichlet(0.1), **kwargs})
+
+
+def fit(tmp_path, scores, methods=(), *others, model=None, data=None, **kwargs):
+    trainer = small_trainer(tmp_path, callbacks=[scores, *others], enable_progress_bar=False, **kwargs)
+    trainer.fit(model or small_model(), data or skewed(), list(methods))
+    return trainer
+
+
+def of(trainer):
+    return {tag.removeprefix("scores/"): value for tag, value in trainer.metrics.items() if tag.startswith("scores/")}
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedProx(0.1)], lambda: [MOON(1.0)]])
+def test_a_method_that_leaves_the_logits_scores_the_same_by_those_of_training(tmp_path, methods):
+    scores = of(fit(tmp_path, Scores(), methods()))
+    assert scores["training_logits"] == scores["clients"]
+    assert scores.keys() == {
+        *("pooled", "class_balanced", "recalibrated", "best", "mean_of_last", "worst_tenth"),
+        *OF_CLIENTS,
+    }
+
+
+@pytest.mark.parametrize("method", [FedLC(1.0), FedRS(0.1), FedRS(0.5, use_bias=False)])
+def test_the_logits_of_training_are_those_of_the_method_with_the_clients_counts(tmp_path, method):
+    class Plainly(Callback):
+        def on_last_round_end(self, trainer):
+            self.means = []
+            for k in range(trainer.data.num_clients):
+                parts = [(taps["logits"], y) for _, _, y, taps in trainer.representations(None, ("logits",), client=k)]
+                z, y = (torch.cat(list(part)) for part in zip(*parts, strict=True))
+                bias = trainer.server.state["classifier.bias"]
+                counts = trainer.data.info(k).label_counts
+                changed = expected(method, z, counts, bias)
+                self.means.append(float((changed.argmax(1) == y).double().mean()))
+
+    def expected(method, z, counts, bias):
+        if isinstance(method, FedLC):
+            return z - counts.clamp_min(1e-8) ** -0.25
+        z = z if method.use_bias else z - bias
+        return torch.where(counts > 0, z, method.alpha * z)
+
+    plainly = Plainly()
+    trainer = fit(tmp_path, Scores(), [method], plainly, local_epochs=3)
+    assert of(trainer)["training_logits"] == pytest.approx(np.mean(plainly.means), abs=1e-12)
+    assert of(trainer)["training_logits"] != of(trainer)["clients"]
+
+
+def test_a_mask_never_lowers_the_accuracy_on_labels_that_are_all_in_it():
+    torch.manual_seed(0)
+    for _ in range(50):
+        logits, counts = torch.randn(40, 6), torch.randint(0, 3, (6,))
+        counts[0] = 1
+        targets = counts.nonzero()[:, 0][torch.randint(0, int((counts > 0).sum()), (40,))]
+        plain, hidden = logits.argmax(1) == targets, masked(logits, counts).argmax(1) == targets
+        assert not bool((plain & ~hidden).any())
+
+
+def test_a_prior_like_that_of_all_changes_nothing_and_one_of_a_single_class_is_a_mask():
+    torch.manual_seed(0)
+    logits, of_all = torch.randn(30, 4), torch.tensor([6, 2, 4, 8])
+    torch.testing.assert_close(with_prior(logits, of_all // 2, of_all), logits.double())
+    single = torch.tensor([0, 5, 0, 0])
+    assert (with_prior(logits, single, of_all).argmax(1) == 1).all()
+    # Bayes' rule: the posterior of all, reweighted by the ratio of the priors, and normalised
+    counts = torch.tensor([1, 3, 0, 4])
+    ratio = (counts / counts.sum()) / (of_all / of_all.sum())
+    posterior = logits.double().softmax(1) * ratio
+    ours = with_prior(logits, counts, of_all).softmax(1)
+    torch.testing.assert_close(ours, posterior / posterior.sum(1, keepdim=True))
+
+
+def test_a_run_under_skew_has_the_order_that_the_scores_imply(tmp_path):
+    class Plainly(Callback):
+        def on_last_round_end(self, trainer):
+            self.own = [trainer.evaluate("test", client=k)["test/accuracy"] for k in range(4)]
+
+    plainly = Plainly()
+    trainer = fit(tmp_path, Scores(local_steps=10), (), plainly, local_epochs=2)
+    scores = of(trainer)
+    assert scores["pooled"] == trainer.metrics["test/accuracy"] == scores["best"]
+    assert scores["clients"] == pytest.approx(np.mean(plainly.own), abs=1e-6)
+    assert scores["worst_tenth"] == pytest.approx(min(plainly.own), abs=1e-6)
+    assert scores["label_mask"] >= scores["clients"]
+    assert scores["local_steps"] > scores["clients"]
+    assert scores["mean_of_last"] == pytest.approx(np.mean([row["test/accuracy"] for row in trainer.history]))
+
+
+def test_the_balanced_score_counts_each_class_the_same(tmp_path):
+    class ByClass(Callback):
+        requires = ("logits",)
+
+        def on_last_round_end(self, trainer):
+            hits = [(taps["logits"].argmax(1), y) for _, _, y, taps in trainer.representations(None, ("logits",))]
+            predicted, y = (torch.cat(part) for part in zip(*hits, strict=True))
+            self.mean = np.mean([float((predicted[y == c] == c).double().mean()) for c in y.unique()])
+
+    by_class = ByClass()
+    trainer = fit(tmp_path, Scores(), (), by_class)
+    assert of(trainer)["class_balanced"] == pytest.approx(by_class.mean)
+
+
+def test_recalibrated_is_the_score_of_the_recomputed_statistics(tmp_path):
+    trainer = fit(tmp_path / "a", Scores(), max_rounds=1)
+    exact = fit(tmp_path / "b", Scores(), max_rounds=1, buffers="recalibrate")
+    assert of(trainer)["recalibrated"] == of(exact)["pooled"] == of(exact)["recalibrated"]
+    without = fit(tmp_path / "c", Scores(), model=ImageClassifier(MLP(64, [8]), optimizer=partial(SGD, lr=0.1)))
+    assert "recalibrated" not in of(without)
+
+
+def test_it_changes_nothing_and_has_the_same_bits_with_two_workers(tmp_path, run):
+    def scored(folder, **kwargs):
+        return fit(folder, Scores(every_n_rounds=2, local_steps=2), [FedLC(1.0)], max_rounds=3, **kwargs)
+
+    one, two = scored(tmp_path / "one"), scored(tmp_path / "two", devices=2)
+    assert history(one) == history(two)
+    assert [("scores/pooled" in row) for row in one.history] == [True, False, True]
+    assert [("scores/best" in row) for row in one.history] == [False, False, True]
+    plain = small_trainer(tmp_path / "plain", max_rounds=3)
+    plain.fit(small_model(), skewed(), [FedLC(1.0)])
+    rows = [{tag: v for tag, v in row.items() if not tag.startswith("scores/")} for row in history(one)]
+    assert rows == history(plain)
+
+
+def test_examples_of_all_are_weighted_like_the_labels_of_a_client():
+    targets = torch.tensor([0, 0, 0, 1, 2, 2])
+    weights = like(torch.tensor([2, 6, 0]), targets)
+    assert weights.tolist() == pytest.approx([0.25 / 3, 0.25 / 3, 0.25 / 3, 0.75, 0.0, 0.0])
+
+
+def test_without_test_data_of_clients_those_of_all_are_weighted(tmp_path):
+    data = skewed()
+    data.test_dataloader = lambda: type(data).test_dataloader(data)
+    trainer = fit(tmp_path, Scores(local_steps=1), data=data)
+    accuracy, counts = {}, [data.info(k).label_counts for k in range(4)]
+    parts = [(z["logits"].argmax(1), y) for _, _, y, z in Once.of(trainer)]
+    predicted, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    accuracy = torch.stack([(predicted[y == c] == c).double().mean() for c in range(10)])
+    expected = np.mean([float((n / n.sum()).double() @ accuracy) for n in counts])
+    assert of(trainer)["clients"] == pytest.approx(expected)
+
+
+class Once:
+    """The outputs of the final model on the test data, after the run."""
+
+    @staticmethod
+    def of(trainer):
+        return list(trainer.representations(None, ("logits",)))
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    for argument, value in (("every_n_rounds", 0), ("local_steps", -1), ("last_k", 0)):
+        with refused(f"Scores.{argument}={value}"):
+            Scores(**{argument: value})
+    with refused("Scores with entries that stay with the clients=", "PersonalAccuracy"):
+        fit(tmp_path, Scores(), [FedBN()])
+    assert not list(tmp_path.iterdir())
