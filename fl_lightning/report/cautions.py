@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from fl_lightning.report.measured import not_drawn
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
-from fl_lightning.report.sections import Section
+from fl_lightning.report.sections import Group, Section
 
 SKIPPED = {"clients/failed": "clients failed and were skipped", "batches/skipped": "batches were skipped"}
 
@@ -24,6 +26,7 @@ def cautions(section: Section) -> Iterator[str]:
             names = ", ".join(run.name for run in group.repeats)
             yield f"{names}: left out, since another run has the same config and seed and has come as far or further."
     yield from of_seeds(section)
+    yield from of_scores(section)
     yield from of_versions(section.runs)
 
 
@@ -75,6 +78,35 @@ def of_seeds(section: Section) -> Iterator[str]:
             told = "; ".join(f"{line}: {', '.join(map(str, one))}" for line, one in seeds.items())
             where = f" ({setting})" if setting else ""
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
+
+
+def of_scores(section: Section) -> Iterator[str]:
+    """That the order of two configurations depends on how one model is scored."""
+    for setting in section.settings:
+        for one, other in combinations(section.at(setting), 2):
+            gaps = {score: gap_between(one, other, score) for score in scores_of(one)}
+            ahead = [score for score, gap in gaps.items() if gap > 0]
+            behind = [score for score, gap in gaps.items() if gap < 0]
+            if ahead and behind:
+                where = f" ({setting})" if setting else ""
+                sides = f"{one.line} is ahead by {', '.join(ahead)}; {other.line} is ahead by {', '.join(behind)}"
+                yield f"The order depends on the score{where}: {sides}."
+
+
+def scores_of(group: Group) -> list[str]:
+    """The scores of the runs of a configuration, as the callback ``Scores`` names them."""
+    tags = {tag for run in group.runs.values() for row in run.rows for tag in row}
+    return sorted(tag.removeprefix("scores/") for tag in tags if tag.startswith("scores/"))
+
+
+def gap_between(one: Group, other: Group, score: str) -> float:
+    """The mean difference of the last values of a score over the seeds that both have; 0 without any."""
+    gaps = []
+    for seed in one.runs.keys() & other.runs.keys():
+        values = [list(group.runs[seed].values(f"scores/{score}").values()) for group in (one, other)]
+        if all(values):
+            gaps.append(values[0][-1] - values[1][-1])
+    return math.fsum(gaps) / len(gaps) if gaps else 0.0
 
 
 def of_versions(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -254,3 +254,20 @@ def test_the_metric_is_the_usual_one_or_the_one_that_is_asked_for(table):
 def test_the_file_of_runs_has_a_line_for_each(table):
     lines = runs_csv(sections(table)).splitlines()
     assert len(lines) == 13 and "config data.partitioner.alpha" in lines[0]
+
+
+def test_an_order_that_depends_on_the_score_is_warned_of(table):
+    def write(method, pooled, masked):
+        for alpha in (0.1, 1.0):
+            for seed in range(3):
+                folder = table / f"{method}-{alpha}-{seed}" / "version_0"
+                # only under strong skew does the mask turn the order
+                rows = ["round,test/accuracy,scores/pooled,scores/label_mask", "0,0.1,0.9,0.9", "1,0.1,,"]
+                rows.append(f"2,{pooled},{pooled},{masked if alpha == 0.1 else pooled}")
+                (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+
+    write("FedAvg", 0.5, 0.8)
+    write("FedUV", 0.6, 0.7)
+    (section,) = sections(table)
+    (line,) = [one for one in cautions(section) if "score" in one]
+    assert "(alpha=0.1)" in line and "FedAvg is ahead by label_mask" in line and "FedUV is ahead by pooled" in line
