@@ -75,7 +75,8 @@ def test_a_cell_reports_its_rounds_and_then_its_outcome(runner, tmp_path):
     answer = runner.run(cell("good", tmp_path), lambda *told: rounds.append(told))
     assert rounds == [(0, 0.0), (1, 0.5)]
     assert answer["done"]["values"] == {"1": 0.5}
-    assert (tmp_path / "logs" / "good").read_text() == "in good False\nfrom another program\n"
+    # what the program says before it has read the cell may come here, too
+    assert (tmp_path / "logs" / "good").read_text().endswith("in good False\nfrom another program\n")
 
 
 @pytest.mark.parametrize(

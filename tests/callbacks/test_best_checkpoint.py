@@ -9,7 +9,7 @@ from fl_lightning.callbacks import BestCheckpoint, Callback
 from fl_lightning.methods import MOON
 
 
-class Scores(Callback):
+class Rises(Callback):
     """Logs a score of each round, and keeps the states."""
 
     values = (1.0, 3.0, float("nan"), 2.0, 0.5)
@@ -34,17 +34,17 @@ def best(tmp_path, version=0):
 
 @pytest.mark.parametrize(("mode", "round_", "devices"), [("max", 1, 1), ("min", 4, 2)])
 def test_the_best_round_is_kept_whatever_the_interval(tmp_path, mode, round_, devices):
-    scores = Scores()
+    rises = Rises()
     how = {"devices": devices, "threads_per_worker": 1, "checkpoint_every_n_rounds": 100}
-    fit(tmp_path, BestCheckpoint("score", mode), scores, **how)
-    assert_same_bits(torch.load(best(tmp_path), weights_only=True)["state_dict"], scores.states[round_])
+    fit(tmp_path, BestCheckpoint("score", mode), rises, **how)
+    assert_same_bits(torch.load(best(tmp_path), weights_only=True)["state_dict"], rises.states[round_])
 
 
 def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_path):
-    fit(tmp_path, BestCheckpoint("score", "max"), Scores(), max_rounds=3)
-    whole = fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path="last")
+    fit(tmp_path, BestCheckpoint("score", "max"), Rises(), max_rounds=3)
+    whole = fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path="last")
     assert torch.load(best(tmp_path), weights_only=True)["round"] == 2
-    again = fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path=best(tmp_path))
+    again = fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path=best(tmp_path))
     assert_same_bits(whole.server.state, again.server.state)
     assert again.run_dir.name == "version_1"
     assert not best(tmp_path, 1).exists()  # no round after it was better
@@ -61,7 +61,7 @@ def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_pat
 
 @pytest.mark.parametrize("damage", ["deleted", "cut"])
 def test_a_best_checkpoint_that_is_damaged_is_named_where_the_run_resumes(tmp_path, damage):
-    fit(tmp_path, BestCheckpoint("score", "max"), Scores(), max_rounds=3)
+    fit(tmp_path, BestCheckpoint("score", "max"), Rises(), max_rounds=3)
     best(tmp_path).unlink() if damage == "deleted" else best(tmp_path).write_bytes(b"PK")
     with warned("best.ckpt"):
-        fit(tmp_path, BestCheckpoint("score", "max"), Scores(), ckpt_path="last", max_rounds=4)
+        fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path="last", max_rounds=4)

@@ -58,15 +58,15 @@ def test_what_is_not_known_stays_on_one_line():
         ),
         (
             "Problem with given class_path 'mine.Nope': No module named 'mine' - Expected a",
-            "callbacks='mine.Nope': No module named 'mine'; give one of BestCheckpoint, CCVR",
+            "callbacks='mine.Nope': No module named 'mine'; give one of BatchNormGap, BestCheckpoint",
         ),
         (
             "Problem with given class_path 'mine.Nope': module 'mine' has no attribute 'Nope' - Expected a",
-            "callbacks='mine.Nope': module 'mine' has no attribute 'Nope'; give one of BestCheckpoint, CCVR",
+            "callbacks='mine.Nope': module 'mine' has no attribute 'Nope'; give one of BatchNormGap, BestCheckpoint",
         ),
         (
             "Import path does not correspond to a subclass of Callback - Expected a Given value: collections.Counter",
-            "callbacks='collections.Counter': it is no subclass of Callback; give one of BestCheckpoint, CCVR",
+            "callbacks='collections.Counter': it is no subclass of Callback; give one of BatchNormGap, BestCheckpoint",
         ),
     ],
 )
