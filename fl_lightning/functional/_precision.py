@@ -22,8 +22,11 @@ def in_full_precision(function: Function) -> Function:
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Tensor:
         device = next(arg.device.type for arg in chain(args, kwargs.values()) if isinstance(arg, Tensor))
+        args, kwargs = tuple(map(_widen, args)), {name: _widen(value) for name, value in kwargs.items()}
+        if not torch.is_autocast_enabled(device):
+            return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return function(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
+            return function(*args, **kwargs)
 
     return cast(Function, wrapped)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
+from fl_lightning.functional._mapped import needs_gradient
 from fl_lightning.functional._precision import (
     centered,
     in_full_precision,
@@ -98,8 +99,8 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     for y in ys:
         _require_same_rows(x, y)
     wide = min(map(_width, (x, *ys))) >= max(WIDE, len(x)) and len(x) >= 2
-    if wide and not debiased and takes_half_products(x, *ys) and not any(y.requires_grad for y in ys):
-        return _HalfCKAs.apply(*map(_rows, (x, *ys)))
+    if wide and not debiased and takes_half_products(x, *ys) and not any(map(needs_gradient, ys)):
+        return _half_ckas(x, *ys)
     return _linear_ckas(x, *ys, debiased=debiased)
 
 
@@ -282,18 +283,21 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    """Inner products ``(n, n)`` of centered rows ``(n, p)``, for p far above n.
+    """Inner products ``(n, n)`` of rows ``(n, p)`` after centering, for p far above n.
 
     It reads the wide matrix as rarely as possible: the small matrix of products is centered instead of the rows, and
     the backward pass multiplies the wide matrix once, where autograd would do so twice.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        # subtracting the first row makes equal rows exactly 0, and rows far from the origin keep their digits
-        rows = rows - rows[0]
-        ctx.save_for_backward(rows)
+    def forward(rows: Tensor) -> Tensor:
         return _twice_centered(rows @ rows.T)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @once_differentiable
@@ -302,32 +306,41 @@ class _Gram(torch.autograd.Function):
         return _twice_centered(gradient + gradient.T) @ rows
 
 
-class _HalfCKAs(torch.autograd.Function):
-    """CKA of bfloat16 rows ``(n, p)`` with each of several others, which are constants; only products are bfloat16.
+def _half_ckas(x: Tensor, *ys: Tensor) -> Tensor:
+    """CKA of bfloat16 activations with each of several others, which are constants; only products are bfloat16."""
+    with torch.autocast(x.device.type, enabled=False):
+        rows = _around_mean(_rows(x))
+        products = _half_products(rows.detach())
+        others = (_half_products(_around_mean(_rows(y))) for y in ys)
+        return _HalfCKAs.apply(rows, products, *map(_unit_norm, (products, *others)))
 
-    For Gram matrices K and L of norm 1, the value is their inner product v, and its gradient by the rows X is
-    2 (L - v K) X, divided by the norm that K had before.
+
+class _HalfCKAs(torch.autograd.Function):
+    """The inner products v of the Gram matrix K of some rows with those of others, L, all of norm 1.
+
+    The others are constants. The gradient by the rows X is 2 (L - v K) X, divided by the norm that K had before, as
+    ``products``.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *ys: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            rows = _around_mean(x)
-            products = _half_products(rows)
-            k, *ls = map(_unit_norm, (products, *(_half_products(_around_mean(y)) for y in ys)))
-            values = torch.stack([(k * l).sum() for l in ls])  # noqa: E741
-        ctx.save_for_backward(rows, products, k, values, *ls)
-        return values
+    def forward(rows: Tensor, products: Tensor, k: Tensor, *ls: Tensor) -> Tensor:
+        return torch.stack([(k * l).sum() for l in ls])  # noqa: E741
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output, *inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, products, k, values, *ls = ctx.saved_tensors
+        values, rows, products, k, *ls = ctx.saved_tensors
         slope = (gradient.view(-1, 1, 1) * torch.stack(ls)).sum(0) - (gradient * values).sum() * k
         # the products' norm is their inner product with k, and 0 where the slope has no meaning
         norm = (products * k).sum()
         slope = slope * torch.where(norm > 0, 2 / norm, 0)
-        return (slope.to(rows.dtype) @ rows, *(None for _ in ls))
+        return (slope.to(rows.dtype) @ rows, None, None, *(None for _ in ls))
 
 
 def _around_mean(rows: Tensor) -> Tensor:
@@ -335,7 +348,7 @@ def _around_mean(rows: Tensor) -> Tensor:
 
     The small matrix of products is centered precisely. Before that, it loses the less to rounding the smaller it is.
     """
-    return rows - rows[:FEW].mean(0, dtype=torch.float32).to(rows.dtype)
+    return rows - rows[:FEW].detach().mean(0, dtype=torch.float32).to(rows.dtype)
 
 
 def _half_products(rows: Tensor) -> Tensor:
@@ -376,7 +389,10 @@ def _centered_gram(x: Tensor) -> Tensor:
 
     CKA does not depend on the scale, and the norms of larger matrices could overflow.
     """
-    return _unit_largest(_Gram.apply(_rows(x)))
+    rows = _rows(x)
+    # subtracting the first row makes equal rows exactly 0, and rows far from the origin keep their digits
+    rows = rows - rows[0].detach()
+    return _unit_largest(_Gram.apply(rows) if needs_gradient(rows) else _Gram.forward(rows))
 
 
 def _unit_largest(gram: Tensor) -> Tensor:
@@ -387,7 +403,7 @@ def _unit_largest(gram: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     """Activations ``(n, ...)`` as rows ``(n, p)``; the order of columns does not matter, and this one costs no copy."""
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    last = x.ndim == 4 and x.stride(1) == 1
     return (x.permute(0, 2, 3, 1) if last else x).flatten(1)
 
 

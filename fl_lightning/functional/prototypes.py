@@ -65,4 +65,6 @@ def class_sums(z: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Te
     """
     rows = as_rows(z.detach()).double()
     sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, targets, rows)
-    return sums, torch.bincount(targets, minlength=num_classes)[:, None].double()
+    # compared with each class, as torch.vmap has no rule for bincount
+    belongs = targets == torch.arange(num_classes, device=targets.device)[:, None]
+    return sums, belongs.sum(1, keepdim=True).double()
