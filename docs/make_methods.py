@@ -30,8 +30,8 @@ TEMPLATE = """\
 
 This page is made by `python docs/make_methods.py` from the docstrings and `docs/ledger.yaml`; a test fails if it is out
 of date or if a method has no entry. In the tables, names in brackets say whose code is meant where it is not the
-authors' own. A dash means that the source says nothing or that there is no such thing. The last column names the
-argument or key that changes the behaviour.
+authors' own, to which the link above a table leads. A dash means that the source says nothing or that there is no such
+thing. The last column names the argument or key that changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
@@ -53,7 +53,7 @@ Kept for each client, in `client.memory(method)` (callbacks: `trainer.client.mem
 - `{{ key }}`: {{ meaning }}
 {%- endfor %}
 {% endif %}
-| what | paper | authors' code | here | changed by |
+| what | paper | code compared with | here | changed by |
 |---|---|---|---|---|
 {% for row in part.rows -%}
 | {{ row | join(" | ") }} |

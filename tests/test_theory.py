@@ -1,4 +1,4 @@
-"""The theorem holds in the simulation as far as docs/theory.md says."""
+"""The theorems hold in the simulations as far as docs/theory.md says."""
 
 import re
 import sys
@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments" / "theory"))
 
-import singular_values as theory  # noqa: E402, found through the path above
+import label_margins  # noqa: E402, found through the path above
+import singular_values as theory  # noqa: E402
 
 SKEWED = theory.client(theory.SKEWS["skewed labels"])
 
@@ -52,8 +53,34 @@ def test_the_program_draws_its_figure_and_its_numbers_are_those_of_the_document(
     figure = Figure(figsize=(13, 4))
     numbers = theory.draw(figure)
     assert [axes.get_title() for axes in figure.axes] == ["balanced labels", "skewed labels", "skewed labels: rates"]
-    text = (ROOT / "docs" / "theory.md").read_text()
+    assert_stated(numbers, part=0)
+
+
+def assert_stated(numbers, part):
+    """The numbers are those of the table in a part of the document, by the number of the part."""
+    text = (ROOT / "docs" / "theory.md").read_text().split("## FedLC's Theorem 2")[part]
     stated = dict(re.findall(r"^\| (.+) \| ([\d.]+) \|$", text, re.MULTILINE))
     assert stated.keys() == numbers.keys()
     for name, value in numbers.items():
         assert float(stated[name]) == pytest.approx(value, rel=0.05), name
+
+
+@pytest.mark.parametrize("counts", [(20, 320), (5, 5000), (10, 30, 100, 300, 1000)])
+def test_the_bound_is_least_with_margins_by_the_fourth_root(counts):
+    counts = np.array(counts)
+    best = label_margins.best_margins(counts)
+    expected = counts**-0.25 / (counts**-0.25).sum()
+    np.testing.assert_allclose(best, expected, rtol=1e-4)
+    for other in (0.0, 0.2, 0.3, 0.5):
+        margins = counts**-other / (counts**-other).sum()
+        assert label_margins.bound(margins, counts) > label_margins.bound(best, counts)
+
+
+@pytest.mark.parametrize("counts", [(20, 320), (20, 40)])
+def test_tau_follows_from_the_sum_of_the_margins(counts):
+    few, many = (n**-0.25 for n in counts)
+    assert label_margins.best_tau(counts) == pytest.approx(1 / (few + many), rel=1e-4)
+
+
+def test_the_numbers_of_the_margins_are_those_of_the_document():
+    assert_stated(label_margins.numbers(50), part=1)

@@ -21,7 +21,7 @@ from fl_lightning.bench.statistics import (
     summarize,
     verdict,
 )
-from fl_lightning.bench.suite import OF_METRIC, Cell, Labels, Suite, Table, first_seeds
+from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Labels, Suite, Table, first_seeds
 from fl_lightning.errors import clipped, printable
 
 NOT_COMPARED = "not compared"
@@ -117,6 +117,8 @@ class Comparison:
     """
 
     def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
+        if table.show == "scores":
+            suite, table, cells = by_score(suite, table, cells, results)
         self.suite, self.table = suite, table
         self.settings = unequal_settings(suite, cells)
         seeds = first_seeds(suite.seeds, suite.decide.max_seeds if suite.decide else None)
@@ -192,6 +194,11 @@ class Comparison:
             if not result.seconds:
                 number.notes.append("too few rounds to tell the seconds of one")
             return result.seconds or None
+        if show == "scores":
+            value = result.metrics.get(f"scores/{number.cell.labels[SCORE]}")
+            if value is None:
+                number.notes.append("logs no such score: give it the callback Scores")
+            return None if value is None else (100.0 if self.suite.percent else 1.0) * value
         unit, best = 100.0 if self.suite.percent else 1.0, min if self.suite.minimize else max
         if show == "rounds_to":
             target = self.table.target
@@ -325,9 +332,29 @@ class Comparison:
             return set()
         counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
-        lower_is_better = self.suite.minimize or self.table.show in ("rounds_to", "seconds", "rank")
+        of_metric = self.suite.minimize and self.table.show != "scores"
+        lower_is_better = of_metric or self.table.show in ("rounds_to", "seconds", "rank")
         best = (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
+
+
+def by_score(
+    suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> tuple[Suite, Table, list[Cell]]:
+    """A table of scores as one of a suite with an axis more, whose labels are the scores; published numbers go to each.
+
+    Args:
+        suite: the suite.
+        table: one of its tables that shows ``scores``.
+        cells: cells to show; each becomes one for each score.
+        results: results by the digest of the cell, which tell what scores there are.
+    """
+    logged = {tag for cell in cells if cell.digest in results for tag in results[cell.digest].metrics}
+    scores = table.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
+    published = {(*labels, score): number for labels, number in table.published.items() for score in scores}
+    wider = replace(table, columns=(*table.columns, SCORE), published=published)
+    made = [replace(cell, labels={**cell.labels, SCORE: score}) for cell in cells for score in scores]
+    return replace(suite, axes={**suite.axes, SCORE: dict.fromkeys(scores, ())}), wider, made
 
 
 def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
@@ -344,7 +371,8 @@ def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
         base = configs.get(tuple({**cell.labels, "method": reference}.values()))
         if base is None or base is cell:
             continue
-        ours, theirs = (dict(leaves(of_result({**one.config, "seed_everything": None}))) for one in (cell, base))
+        without_seed = [{**config, "seed_everything": None} for config in (cell.config, base.config)]
+        ours, theirs = (dict(leaves(of_result(config))) for config in without_seed)
         keys = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key) and not is_of_method(key)]
         both = [(key, *(clipped(config.get(key, "not set")) for config in (ours, theirs))) for key in keys]
         texts = [f"{key} {own} instead of {other}" for key, own, other in both]

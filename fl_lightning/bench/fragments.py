@@ -97,7 +97,7 @@ def look_up(config: Fragment, key: str, default: Any = None) -> Any:
 
 def is_of_method(key: str) -> bool:
     """Whether a key belongs to the method."""
-    return any(key == one or key.startswith(f"{one}.") for one in OF_METHOD)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in OF_METHOD)
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

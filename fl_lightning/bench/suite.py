@@ -22,10 +22,17 @@ from fl_lightning.errors import require
 
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
-Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank"]
+Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores"]
 SHOWS: tuple[str, ...] = get_args(Show)
 # those whose numbers are of the metric and in its unit
 OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
+# what the callback ``Scores`` logs, in the order of its description
+SCORES = (
+    *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
+    *("label_prior", "local_steps", "best", "mean_of_last"),
+)
+# the axis of a table of scores beside those of the suite
+SCORE = "score"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
@@ -93,13 +100,34 @@ class Decide:
 
 
 @dataclass(frozen=True)
+class Open:
+    """What the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
+
+    Args:
+        readings: by name, the fragments that fill in what is not stated; they come after those of the suite.
+        margin: largest distance to a published number, in the unit of the tables, at which a reading is consistent
+            with it, above 0.
+        scores: ways of scoring that are open as well; none leaves each table its own number.
+        config: fragments for all readings, such as those that make their cells cheap.
+        seeds: seeds of each cell.
+    """
+
+    readings: Mapping[str, tuple[Fragment, ...]]
+    margin: float
+    scores: tuple[str, ...] = ()
+    config: tuple[Fragment, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
 class Table:
     """A table to make of the cells.
 
     Args:
         show: what a number is, over the rounds of a run: the ``final`` or the ``best`` value of the metric, the mean of
             its ``last`` k, the number of ``rounds_to`` reach a target, ``seconds`` a round as a ratio to the baseline,
-            or the mean ``rank`` among the rows of a column, where 1 is best.
+            the mean ``rank`` among the rows of a column, where 1 is best, or each of the ``scores`` that the callback
+            ``Scores`` logs, a column each.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
         k: how many of the last rounds count, for ``last``.
@@ -107,6 +135,7 @@ class Table:
         page: page or section of the paper that has the published numbers.
         caption: which table of the paper it is.
         published: published mean and, where given, deviation, by the labels of rows and columns in this order.
+        scores: those that ``scores`` shows; none is all that are there.
     """
 
     show: Show
@@ -117,6 +146,7 @@ class Table:
     page: int | str | None = None
     caption: str = ""
     published: Mapping[tuple[str, ...], tuple[float, float | None]] = field(default_factory=dict)
+    scores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +173,7 @@ class Suite:
         tables: the tables.
         tune: what to tune, see :mod:`fl_lightning.bench.tune`.
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
+        open: what the source leaves open, for ``--readings``; None where the suite does not say.
     """
 
     path: Path
@@ -163,6 +194,7 @@ class Suite:
     confidence: float = 0.95
     tune: Mapping[str, Any] = field(default_factory=dict)
     decide: Decide | None = None
+    open: Open | None = None
 
     @property
     def name(self) -> str:

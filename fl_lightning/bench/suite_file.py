@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.fragments import Fragment, fragments_of, nested_config
-from fl_lightning.bench.suite import OF_METRIC, SHOWS, Choice, Decide, Labels, Suite, Table, file_part
+from fl_lightning.bench.suite import (
+    OF_METRIC,
+    SCORE,
+    SCORES,
+    SHOWS,
+    Choice,
+    Decide,
+    Labels,
+    Open,
+    Suite,
+    Table,
+    file_part,
+)
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.yaml_files import read_yaml
 
@@ -21,6 +33,9 @@ KINDS_OF_KEYS: dict[str, tuple[type, str]] = {
     "percent": (bool, "give true or false"),
     **dict.fromkeys(("notes", "overrides", "exclude", "tables"), (list, "give a list")),
 }
+
+
+ONE_LINE = "give names and labels of one line, without control characters"
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -52,6 +67,7 @@ def load_suite(path: str | Path) -> Suite:
     sequence: dict[str, Any] = {"interval": "sequence", "confidence": 1 - decide.alpha} if decide else {}
     suite = Suite(
         **sequence,
+        open=None if raw.get("open") is None else read_open(raw["open"], path),
         decide=decide,
         **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
         path=path,
@@ -76,24 +92,29 @@ def suite_axis(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, .
     if isinstance(value, str):
         inner = path.parent / value
         return suite_axis(axis, read_yaml(inner), inner)
+    require(axis.isprintable(), f"{path}: axes.{printable(axis)}", axis, ONE_LINE)
+    return labelled_fragments(value, path, f"{path}: axes.{axis}")
+
+
+def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fragment, ...]]:
+    """Fragments by label: from a mapping, or a key with its values."""
     hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
-    require(isinstance(value, Mapping) and len(value) > 0, f"{path}: axes.{axis}", value, hint)
+    require(isinstance(value, Mapping) and len(value) > 0, where, value, hint)
     parts: list[tuple[str, tuple[Fragment, ...]]]
     if "key" in value:
-        check_keys(value, ["key", "values"], f"{path}: axes.{axis}")
+        check_keys(value, ["key", "values"], where)
         key, values = value["key"], value.get("values")
-        require(isinstance(key, str), f"{path}: axes.{axis}.key", key, "give the key of the config that has the values")
+        require(isinstance(key, str), f"{where}.key", key, "give the key of the config that has the values")
         hint = "give a list of one or more values"
-        require(isinstance(values, list) and len(values) > 0, f"{path}: axes.{axis}.values", values, hint)
+        require(isinstance(values, list) and len(values) > 0, f"{where}.values", values, hint)
         parts = [(str(value), (nested_config(key, value),)) for value in values]
     else:
         parts = [(str(label), tuple(fragments_of(config, path))) for label, config in value.items()]
     labels = [label for label, _ in parts]
-    for text in (axis, *labels):
-        hint = "give names and labels of one line, without control characters"
-        require(text.isprintable(), f"{path}: axes.{printable(axis)}", text, hint)
+    for label in labels:
+        require(label.isprintable(), where, label, ONE_LINE)
     distinct = len({file_part(label) for label in labels}) == len(labels)
-    require(distinct, f"{path}: axes.{axis}", labels, "give labels whose letters and digits differ")
+    require(distinct, where, labels, "give labels whose letters and digits differ")
     return dict(parts)
 
 
@@ -128,6 +149,32 @@ def read_decide(raw: Mapping[str, Any], path: Path) -> Decide:
     return decide
 
 
+def read_open(raw: Any, path: Path) -> Open:
+    """What a suite says under its key ``open``."""
+    where = f"{path}: open"
+    check_keys(raw, [field.name for field in fields(Open)], where)
+    for key in ("readings", "margin"):
+        require(key in raw, f"{where}.{key}", None, "give it: {readings: {NAME: config}, margin: 2}")
+    margin = raw["margin"]
+    hint = "give the largest distance to a published number, above 0, in the unit of the tables, such as 2"
+    require(type(margin) in (int, float) and 0 < margin < 1e150, f"{where}.margin", margin, hint)
+    return Open(
+        readings=labelled_fragments(raw["readings"], path, f"{where}.readings"),
+        margin=float(margin),
+        scores=read_scores(raw.get("scores", []), f"{where}.scores"),
+        config=tuple(fragments_of(raw.get("config"), path)),
+        seeds=read_seeds(raw.get("seeds", 1), f"{where}.seeds"),
+    )
+
+
+def read_scores(raw: Any, where: str) -> tuple[str, ...]:
+    """Names of scores, each once."""
+    require(isinstance(raw, list), where, raw, "give a list of scores")
+    for score in raw:
+        require(score in SCORES and raw.count(score) == 1, where, score, f"choose among {', '.join(SCORES)}, each once")
+    return tuple(raw)
+
+
 def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Table:
     """A table; by default the methods are its rows and the other axes its columns."""
     check_keys(raw, [field.name for field in fields(Table)], f"{path}: tables")
@@ -141,11 +188,15 @@ def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> 
         if axis not in axes or (*rows, *columns).count(axis) != 1:
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
             raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
+    scores = read_scores(raw.get("scores", []), f"{path}: tables.scores")
+    clash = show == "scores" and SCORE in axes
+    require(not clash, f"{path}: axes", SCORE, "is an axis of a table of scores: give this one another name")
     published = dict(read_published(raw.get("published") or {}, len(rows) + len(columns), path))
     for labels, (mean, _) in published.items():
         where = f"{path}: {'.'.join(('published', *labels))}"
         require(mean > 0 or show != "seconds", where, mean, "give seconds above 0")
-    return Table(**{**raw, "show": show, "rows": rows, "columns": columns, "published": published})
+    read = {"show": show, "rows": rows, "columns": columns, "published": published, "scores": scores}
+    return Table(**{**raw, **read})
 
 
 def read_published(

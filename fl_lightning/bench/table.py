@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
 from fl_lightning.bench.fragments import write_text
 from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, in_markdown, latex, markdown, prose
+from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
@@ -41,10 +43,15 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
         entries = [line for at, comparison in enumerate(comparisons, 1) for line in csv_lines(at, comparison)]
-        return in_columns(list(entries[0]) if entries else [], entries)
+        # a table of scores has a column more
+        columns = max((list(entry) for entry in entries), key=len, default=[])
+        return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
     if form == "tex":
         lines = ["% \\usepackage{booktabs}", *(f"% {printable(line)}" for line in lines if line)]
+    if isinstance(suite, ReadingsSuite) and comparisons:
+        lines += (markdown if form == "md" else latex)(readings_sheet(suite, comparisons))
+        lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")] * (form == "md")
     for comparison in comparisons:
         if form == "md":
             table = comparison.table
@@ -136,7 +143,10 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if comparison.suite.decide is not None:
-        inner = [f"{entry.ours.n} seed{'s' * (entry.ours.n != 1)}", *(one for one in pending if "waiting" not in one)]
+        inner = [
+            f"{entry.ours.n} seed{'s' * (entry.ours.n != 1)}",
+            *(states for states in pending if "waiting" not in states),
+        ]
         text += f" ({', '.join(inner)})"
     elif entry.ours.n < entry.cells:
         inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
@@ -192,21 +202,18 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
             line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
             line += [Text(verdict_text(entry))] * (judged or bool(table.published))
             lines.append(line)
-    caption = (
-        f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs; "
-        f"the interval is by {INTERVALS[suite.interval]}, and needs two pairs."
-    )
+    about = f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs"
+    texts = [f"{about}; the interval is by {INTERVALS[suite.interval]}, and needs two pairs."]
     if suite.decide is not None:
-        caption = (
-            f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs in the "
-        )
-        caption += "order of the seeds; the interval is a confidence sequence, which holds at each of its looks, one "
-        caption += f"after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one setting, "
-        caption += "not per table."
-        caption += f" No difference: within {suite.decide.margin:g}." * (table.show in OF_METRIC)
+        texts = [
+            f"{about} in the order of the seeds; the interval is a confidence sequence, which holds at each of its "
+            f"looks, one after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one "
+            "setting, not per table."
+        ]
+        texts += [f"No difference: within {suite.decide.margin:g}."] * (table.show in OF_METRIC)
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
     own = {number: note for number, note in both.items() if number not in notes}
-    return Sheet(caption, (*table.rows, *axes), [(head, []) for head in heads], lines, own)
+    return Sheet(" ".join(texts), (*table.rows, *axes), [(head, []) for head in heads], lines, own)
 
 
 def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[Text]:
@@ -269,6 +276,7 @@ def what_is_shown(comparison: Comparison) -> str:
         "best": f"best {unit} of all rounds",
         "last": f"mean {unit} of the last {table.k} rounds",
         "seconds": f"seconds a round{f', divided by those of {comparison.baseline}' * bool(suite.baseline)}",
+        "scores": "final accuracy by score" + " in %" * suite.percent,
         "rank": f"rank by final {suite.metric} among the rows of a column",
     }[table.show]
 
@@ -302,8 +310,31 @@ def caption_of(comparison: Comparison) -> str:
                 seconds.setdefault(column_name(comparison, column), []).append(number.result.seconds)
         means = [f"{sum(all_) / len(all_):.3g} s{f' ({name})' * (len(seconds) > 1)}" for name, all_ in seconds.items()]
         texts += [f"A round of {comparison.baseline} takes {', '.join(means)}."] if means else []
+    if table.show == "scores":
+        texts += ["One and the same model in every score.", *order_by_score(comparison)]
     texts += ["1 is best; a run without a number has no rank."] * (table.show == "rank")
     return " ".join(texts)
+
+
+def order_by_score(comparison: Comparison) -> Iterator[str]:
+    """Of which methods the order depends on the score, by our means; nothing where one order holds in all."""
+    means = {place: entry.ours.mean for place, entry in comparison.entries.items() if entry.ours}
+    pairs = []
+    by_method = [axis != "method" for axis in comparison.table.rows]
+    for first, second in itertools.combinations(comparison.rows, 2):
+        # rows of one setting: they differ in their method alone, or there are no methods
+        if not all(by_method) and any(a != b for a, b, same in zip(first, second, by_method, strict=True) if same):
+            continue
+        for column in dict.fromkeys(column[:-1] for column in comparison.columns):
+            both = [
+                means[first, other] - means[second, other]
+                for other in comparison.columns
+                if other[:-1] == column and {(first, other), (second, other)} <= means.keys()
+            ]
+            if any(gap > 0 for gap in both) and any(gap < 0 for gap in both):
+                pairs.append(f"{', '.join(first)} and {', '.join(second)}")
+    if pairs:
+        yield f"The order depends on the score of: {'; '.join(dict.fromkeys(pairs))}."
 
 
 def scales(comparison: Comparison) -> list[float]:

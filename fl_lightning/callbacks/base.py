@@ -72,6 +72,12 @@ class Callback:
         ``client``. There a worker is on its own, as in :meth:`on_client_end`.
         """
 
+    def on_evaluation_command_end(self, trainer: RunAccess) -> None:
+        """``validate`` or ``test`` has evaluated a model, which is now the global one of ``trainer``.
+
+        No round was run. What ``trainer.log`` gets is added to the metrics that the command returns.
+        """
+
     def on_round_end(self, trainer: RunAccess) -> None:
         """The server has stepped, and the model was evaluated if that was due; ``trainer.log`` still counts."""
 

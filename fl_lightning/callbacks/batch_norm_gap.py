@@ -16,6 +16,7 @@ import math
 import torch
 
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.by_client import need_global_model
 from fl_lightning.callbacks.measurement import Periodic
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.errors import require
@@ -38,11 +39,10 @@ class BatchNormGap(Periodic):
     """
 
     def setup(self, trainer: RunAccess) -> None:
-        kind, kept = type(trainer.client.module).__name__, trainer.client.kept
+        kind = type(trainer.client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; take the callback out"
         require(bool(trainer.client.batch_norms), "BatchNormGap with the model", kind, hint)
-        hint = "the state does not travel as a whole, so there is no global model; take the callback out"
-        require(not kept, "BatchNormGap with entries that stay with the clients", len(kept), hint)
+        need_global_model("BatchNormGap", trainer)
 
     def on_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):

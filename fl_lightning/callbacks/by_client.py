@@ -83,6 +83,12 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
+def clients_of_worker(trainer: RunAccess, clients: Sequence[int]) -> list[int]:
+    """Those of ``clients`` that this worker measures: the clients it owns, and its share of those nobody owns."""
+    owners, size = trainer.client.memories().owners, trainer.world_size
+    return [k for place, k in enumerate(clients) if owners.get(k, place % size) == trainer.global_rank]
+
+
 def in_order(parts: Iterable[Mapping[By, Noted]]) -> dict[By, Noted]:
     """What several workers have noted, in ascending order of the clients, or of the batches."""
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
@@ -116,6 +122,19 @@ def need_label_counts(who: str, trainer: RunAccess, remedy: str = "take the call
     """
     known, hint = trainer.data.info(0).label_counts is not None, f"its clients have no label counts; {remedy}"
     require(known, f"{who} with the data", type(trainer.data).__name__, hint)
+
+
+def need_global_model(who: str, trainer: RunAccess, remedy: str = "take the callback out") -> None:
+    """Refuse entries of the state that stay with the clients.
+
+    Raises:
+        UsageError: there are such entries.
+    """
+    kept, hint = (
+        len(trainer.client.kept),
+        f"the state does not travel as a whole, so there is no global model; {remedy}",
+    )
+    require(not kept, f"{who} with entries that stay with the clients", kept, hint)
 
 
 def classifier_of(who: str, trainer: RunAccess, remedy: str = "bind it to the last linear layer") -> nn.Module:

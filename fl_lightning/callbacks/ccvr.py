@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.by_client import need_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
 from fl_lightning.records.files import save
@@ -101,11 +102,10 @@ class CCVR(Callback):
         self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
 
     def setup(self, trainer: RunAccess) -> None:
-        self._path, kept = trainer.client.tap_paths["logits"], trainer.client.kept
+        self._path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
         require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
-        hint = "the state does not travel as a whole, so there is no global model; take CCVR out"
-        require(not kept, "CCVR with entries that stay with the clients", len(kept), hint)
+        need_global_model("CCVR", trainer, "take CCVR out")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         began = time.perf_counter()

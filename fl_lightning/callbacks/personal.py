@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import drawn_clients, finite_mean, in_order, log_finite
+from fl_lightning.callbacks.by_client import (
+    clients_of_worker,
+    drawn_clients,
+    finite_mean,
+    in_order,
+    log_finite,
+)
 from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
@@ -111,11 +117,8 @@ class PersonalAccuracy(Measurement):
         return {**arrays, **ordered, "means": np.array([f"mean: {', '.join(means)}"])}
 
     def _measure(self, trainer: RunAccess, tune: bool) -> None:
-        # a worker measures the clients that it owns, and its share of those that nobody owns
-        owners, size = trainer.client.memories().owners, trainer.world_size
-        mine = [k for place, k in enumerate(self.clients) if owners.get(k, place % size) == trainer.global_rank]
         with trainer.alone():
-            values = {k: self._client(trainer, k, tune) for k in mine}
+            values = {k: self._client(trainer, k, tune) for k in clients_of_worker(trainer, self.clients)}
         values = in_order(trainer.gather(values))
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
         for what in next(iter(values.values())):

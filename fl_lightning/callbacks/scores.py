@@ -18,7 +18,14 @@ from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.by_client import finite_mean, in_order, log_finite, need_label_counts
+from fl_lightning.callbacks.by_client import (
+    clients_of_worker,
+    finite_mean,
+    in_order,
+    log_finite,
+    need_global_model,
+    need_label_counts,
+)
 from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personal import spread_over_clients
@@ -49,6 +56,9 @@ class Scores(Callback):
     - ``label_prior``: :math:`o_c + \log(\pi_{kc} / \pi_c)` in place of the logit :math:`o_c`, with the share of class c
       in the training examples of client k and of all clients.
     - ``local_steps``: after so many local steps by the module's own loss on the client's training data.
+
+    ``test`` and ``validate`` with a checkpoint of a finished run log them of its global model, without those over the
+    rounds.
 
     A client's own test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in
     the proportions of its training labels; clients of whose classes there is no test example are left out, with a
@@ -81,12 +91,7 @@ class Scores(Callback):
     def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
         need_label_counts("Scores", trainer)
-        hint = (
-            "the state does not travel as a whole, so there is no global model; PersonalAccuracy measures the clients'"
-        )
-        require(
-            not trainer.client.kept, "Scores with entries that stay with the clients", len(trainer.client.kept), hint
-        )
+        need_global_model("Scores", trainer, "PersonalAccuracy measures the clients'")
         clients = range(trainer.data.num_clients)
         self._own = bool(signature(trainer.data.test_dataloader).parameters)
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
@@ -105,6 +110,9 @@ class Scores(Callback):
         if evaluated:
             last = evaluated[-self.last_k :]
             log_finite(trainer, {"scores/best": max(evaluated), "scores/mean_of_last": math.fsum(last) / len(last)})
+
+    def on_evaluation_command_end(self, trainer: RunAccess) -> None:
+        self._measure(trainer)
 
     def _measure(self, trainer: RunAccess) -> None:
         scores = self._pooled(trainer, None)
@@ -131,8 +139,7 @@ class Scores(Callback):
 
     def _of_clients(self, trainer: RunAccess) -> dict[int, dict[str, float]]:
         """The scores of each client's own test data, by client; all workers call this, and deal the clients out."""
-        owners, size = trainer.client.memories().owners, trainer.world_size
-        mine = [k for place, k in enumerate(self._clients) if owners.get(k, place % size) == trainer.global_rank]
+        mine = clients_of_worker(trainer, self._clients)
         counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
         with trainer.alone():
             shared = None if self._own or not mine else logits_and_targets(trainer, None, None)

@@ -22,6 +22,7 @@ from fl_lightning.bench.driver import Driver
 from fl_lightning.bench.estimate import as_time, estimates
 from fl_lightning.bench.fragments import Fragment, fragments_of
 from fl_lightning.bench.process import Runner
+from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
@@ -94,6 +95,8 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         about = "most seeds of a pair, not above those of the suite's key decide"
         parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
         parser.add_argument("--hours", type=float, metavar="H", help="hours after which no cell is begun any more")
+        about = "run the readings of the suite's key open, and say which are consistent with what was published"
+        parser.add_argument("--readings", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -112,6 +115,10 @@ def main(args: Sequence[str]) -> None:
     def command() -> int:
         options = bench_parser(args[0]).parse_args(args[1:])
         suite = load_suite(options.suite)
+        if getattr(options, "readings", False):
+            hint = "the readings have the seeds of open.seeds: leave it out"
+            require(not options.until_decided, "--until-decided", True, hint)
+            suite = with_readings(suite)
         for name in ("jobs", "trials", "seeds", "max_seeds"):
             number = getattr(options, name, None)
             require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
@@ -182,8 +189,7 @@ def bench(
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
     for key, folder in (("--output", output), *([("--save", options.save)] if options.save else [])):
-        with writing_into(key, folder, LATER):
-            write_tables(suite, shown_cells(suite, whole, all_ := results_of(study, whole)), all_, folder)
+        write_shown(suite, whole, study, key, folder)
     own = results_of(study, cells)
     print(render(suite, shown_cells(suite, cells, own), own))
     if driver.late:
@@ -201,8 +207,7 @@ def tell(
     """Say how far the cells are, or what is left to run, and measure a round of each kind; returns the exit status."""
     results = results_of(study, cells)
     if options.save is not None:
-        with writing_into("--save", make_folder(options.save, "--save"), LATER):
-            write_tables(suite, shown_cells(suite, whole, all_ := results_of(study, whole)), all_, options.save)
+        write_shown(suite, whole, study, "--save", make_folder(options.save, "--save"))
     if options.dry_run and options.stale == "run":
         results |= {digest: replace(results[digest], state="waiting") for digest in changed_code(results)}
     if options.status:
@@ -221,6 +226,13 @@ def tell(
     left = f"the others take {most}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
     print(f"{done}; {left}" + (f", without {impossible} of these lines, which cannot be run" if impossible else ""))
     return 0
+
+
+def write_shown(suite: Suite, whole: Sequence[Cell], study: CellStudy | None, key: str, folder: Path) -> None:
+    """Write the tables of the whole suite into the folder that ``key`` names."""
+    results = results_of(study, whole)
+    with writing_into(key, folder, LATER):
+        write_tables(suite, shown_cells(suite, whole, results), results, folder)
 
 
 def check_code(cells: Sequence[Cell], results: Sequence[Mapping[str, CellResult]]) -> None:

@@ -22,7 +22,7 @@ from fl_lightning.data.partitioners import (
     Shards,
 )
 from fl_lightning.data.plan import Plan
-from fl_lightning.data.synthetic import Synthetic
+from fl_lightning.data.synthetic import Synthetic, SyntheticPerClass
 from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 
 __all__ = [
@@ -66,5 +66,6 @@ __all__ = [
     "Rows",
     "Shards",
     "Synthetic",
+    "SyntheticPerClass",
     "TinyImageNet",
 ]

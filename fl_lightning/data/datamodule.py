@@ -93,9 +93,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *more)
         arrays = [np.asarray(part) for part in parts] if isinstance(parts, (list, tuple)) else []
         dealt = all(part.ndim == 1 and (part.dtype.kind in "iu" or not part.size) for part in arrays)
-        what = (
-            f"{len(arrays)} parts of {sorted({str(part.dtype) for part in arrays})}" if arrays else type(parts).__name__
-        )
+        dtypes = sorted({str(part.dtype) for part in arrays})
+        what = f"{len(arrays)} parts of {dtypes}" if arrays else type(parts).__name__
         hint = f"let it return a list of {self.num_clients} arrays (n,) of the samples' indices"
         require(dealt and len(arrays) == self.num_clients, f"data.partitioner: {kind} returns", what, hint)
         return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, tuple(domain_names))

@@ -41,12 +41,14 @@ class Plan:
         held, times = np.unique(np.concatenate(self.parts), return_counts=True)
         number = times.sum() if self.labels is None else len(self.labels)
         hint = f"it must assign each of the {number} samples to exactly one client"
-        for sample in held[times > 1][:1]:
-            require(False, "data.partitioner", f"sample {sample} at several clients", hint)
-        for sample in np.setdiff1d(held, np.arange(number))[:1]:
-            require(False, "data.partitioner", f"sample {sample}, which is not there", hint)
-        for sample in np.setdiff1d(np.arange(number), held)[:1]:
-            require(False, "data.partitioner", f"sample {sample} at no client", hint)
+        everything = np.arange(number)
+        wrong = {
+            " at several clients": held[times > 1],
+            ", which is not there": np.setdiff1d(held, everything),
+            " at no client": np.setdiff1d(everything, held),
+        }
+        for fault, samples in wrong.items():
+            require(not len(samples), "data.partitioner", f"sample {next(iter(samples), None)}{fault}", hint)
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:

@@ -152,19 +152,16 @@ class DividedLoader:
         self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {hint}")
         changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
         data, batches = loader.dataset, loader.batch_sampler
-        fits = {
-            f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return a "
-            "DataLoader, and put the change into collate_fn or the data set": not changed,
-            f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length and "
-            "indices": hasattr(data, "__len__") and not isinstance(data, IterableDataset),
-            "in_order=False gives batches in an order that depends on time; remove it": getattr(
-                loader, "in_order", True
-            ),
-            f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
-            + USUAL.removeprefix("give "): batches is None or type(batches) is BatchSampler,
-        }
-        for hint, condition in fits.items():
-            self._require(condition, hint)
+        hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
+        self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
+        hint = f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length "
+        indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+        self._require(indexed, hint + "and indices")
+        hint = "in_order=False gives batches in an order that depends on time; remove it"
+        self._require(getattr(loader, "in_order", True), hint)
+        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
+        known = batches is None or type(batches) is BatchSampler
+        self._require(known, hint + USUAL.removeprefix("give "))
 
     def _check_sampler(self, sampler: Sampler) -> None:
         kind, number = type(sampler), len(self.dataset)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.loaders import ArrayBatches
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, numpy_rng
@@ -27,10 +28,12 @@ class Synthetic(FederatedDataModule):
         x \sim N(v_k, \Sigma), \quad v_k \sim N(B_k, 1), \quad B_k \sim N(0, \beta), \quad \Sigma_{jj} = j^{-1.2}
 
     with 60 features, 10 classes, and :math:`50 + e^{N(4, 2)}` samples for each client. Nine tenths of them are for
-    training. As in the authors' generator, :math:`\alpha` and :math:`\beta` are standard deviations.
+    training. As in the authors' generator, :math:`\alpha` and :math:`\beta` are standard deviations, and :math:`u_k` is
+    one number for all classes. It adds the same to all logits of an input, so :math:`\alpha` changes no label: the data
+    are the same for any value. In :class:`SyntheticPerClass` it has an effect.
 
     Args:
-        alpha: how far the clients' models differ, at least 0.
+        alpha: standard deviation of :math:`u_k`, at least 0.
         beta: how far their inputs differ, at least 0.
         num_clients: K, at least 1; 30 in FedProx, 100 in FedLC.
         batch_size: examples of a training batch, at least 1.
@@ -69,15 +72,16 @@ class Synthetic(FederatedDataModule):
             return
         clients = self._draw(numpy_rng(base_seed(), "synthetic"))
         cuts = [int(0.9 * len(y)) for _, y in clients]
-        self._train = [(x[:cut], y[:cut]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        # all training samples in two arrays, from which a batch is gathered at once
+        parts_of_training = [(x[:cut], y[:cut]) for (x, y), cut in zip(clients, cuts, strict=True)]
+        self._train = [torch.cat(column) for column in zip(*parts_of_training, strict=True)]
         self._test = [(x[cut:], y[cut:]) for (x, y), cut in zip(clients, cuts, strict=True)]
-        labels = np.concatenate([y.numpy() for _, y in self._train])
+        labels = self._train[1].numpy()
         parts = np.split(np.arange(len(labels)), np.cumsum(cuts)[:-1])
         self.plan, self._ready_for = Plan(parts, labels, CLASSES), base_seed()
 
-    def train_dataloader(self, k: int = 0) -> DataLoader:
-        loader = {"batch_size": self.batch_size, "shuffle": True, "generator": torch.Generator()}
-        return DataLoader(Samples(*self._train[k]), collate_fn=list, **loader)  # type: ignore[arg-type]
+    def train_dataloader(self, k: int = 0) -> ArrayBatches:
+        return ArrayBatches(self._train, torch.from_numpy(self.plan.parts[k]), self.batch_size, shuffle=True)
 
     def test_dataloader(self, k: int | None = None) -> Any:
         """The test samples of all clients, or of client ``k``."""
@@ -88,7 +92,7 @@ class Synthetic(FederatedDataModule):
     def _draw(self, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
         sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
         sizes = sizes if self.largest is None else sizes.clip(max=self.largest)
-        models, inputs = rng.normal(0, self.alpha, self.num_clients), rng.normal(0, self.beta, self.num_clients)
+        models, inputs = self._means(rng), rng.normal(0, self.beta, self.num_clients)
         spread = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
         shared = rng.normal(0, 1, (FEATURES, CLASSES)), rng.normal(0, 1, CLASSES)
         clients = []
@@ -99,6 +103,23 @@ class Synthetic(FederatedDataModule):
             x = rng.normal(0 if self.iid else center, spread, (size, FEATURES))
             clients.append((torch.from_numpy(x).float(), torch.from_numpy((x @ weight + bias).argmax(1))))
         return clients
+
+    def _means(self, rng: np.random.Generator) -> np.ndarray:
+        """The mean of each client's model ``(K,)``."""
+        return rng.normal(0, self.alpha, self.num_clients)
+
+
+class SyntheticPerClass(Synthetic):
+    r""":class:`Synthetic` with a mean for each class in place of one for all: :math:`u_k \in \mathbb{R}^C`.
+
+    Weights and bias of class c of client k are from :math:`N(u_{kc}, 1)`, so that :math:`\alpha` changes labels. 0
+    gives the distribution of :class:`Synthetic`. No paper has this generator: it is a reading of those that take
+    :math:`\alpha` for how far the clients' models differ.
+    """
+
+    def _means(self, rng: np.random.Generator) -> np.ndarray:
+        """The mean of each client's model by class ``(K, C)``."""
+        return rng.normal(0, self.alpha, (self.num_clients, CLASSES))
 
 
 class Samples(TensorDataset):

@@ -16,7 +16,12 @@ BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
 # callbacks that change the result of a run; the others observe
 ACTING = ("EarlyStopping", "CCVR")
 # arguments that tell data sets of one class apart; of a folder the name
-KEYS_APART = {"NpyImages": ("root",), "ImageFolderImages": ("root",), "Synthetic": ("alpha", "beta")}
+KEYS_APART = {
+    "NpyImages": ("root",),
+    "ImageFolderImages": ("root",),
+    "Synthetic": ("alpha", "beta"),
+    "SyntheticPerClass": ("alpha", "beta"),
+}
 UNKNOWN = "data set not known"
 
 

@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex, markdown, prose
+from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import printable, require
 from fl_lightning.pictures.drawing import in_style
@@ -38,6 +39,7 @@ from fl_lightning.report.tables import (
     runs_sheet,
 )
 
+READINGS = "Which readings are consistent with the source"
 MARKER_SHAPES = {
     "o": '<circle cx="17" cy="5" r="3"/>',
     "s": '<path d="M14 2h6v6h-6z"/>',
@@ -157,6 +159,7 @@ class Report:
     def sheets(self) -> Iterator[tuple[str, Sheet]]:
         """All tables, each with its heading."""
         for study in self.studies:
+            yield from ((f"{study.suite.title}: {READINGS}", sheet) for sheet in readings_sheets(study))
             for one in comparisons(study):
                 yield from ((f"{study.suite.title}: {table_heading(one)}", sheet) for sheet in sheets(one))
         for section in self.sections:
@@ -209,6 +212,12 @@ def comparisons(study: Study) -> list[Comparison]:
     return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
 
 
+def readings_sheets(study: Study) -> list[Sheet]:
+    """Which readings are consistent with the published numbers, for a study of readings."""
+    is_of_readings = isinstance(study.suite, ReadingsSuite)
+    return [readings_sheet(study.suite, comparisons(study))] if is_of_readings else []
+
+
 def table_heading(comparison: Comparison) -> str:
     """What a table of a paper is called."""
     table = comparison.table
@@ -224,6 +233,9 @@ def view_of(at: int, study: Study) -> dict[str, Any]:
     told = ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
     scale = study.cells[0].scale if study.cells else 1.0
     tables = []
+    for sheet in readings_sheets(study):
+        said = list(conclusions(study.suite, comparisons(study)))
+        tables.append({"heading": READINGS, "sheets": [sheet], "verdicts": said})
     for one in comparisons(study):
         verdicts = [line.removeprefix("- ") for line in summary_lines(one) if line]
         tables.append({"heading": table_heading(one), "sheets": list(sheets(one)), "verdicts": verdicts})

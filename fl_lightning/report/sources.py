@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fl_lightning.bench.readings import suites_in
 from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, clipped, printable, require
@@ -39,7 +40,7 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
     Raises:
         UsageError: one names nothing that a report can be made of.
     """
-    found, known = Found(), [load_suite(path) for path in suites]
+    found, known = Found(), [suite for path in suites for suite in suites_in(path)]
     folders: dict[Path, Path] = {}
     for one in given:
         if "://" in one:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.cells_csv import FIRST, LAST, mapping_of, parsed_cells, result_in, seed_of
+from fl_lightning.bench.readings import suites_in
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite, Table
-from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.report.reading import why
 from fl_lightning.report.run import METRICS, ReportedRun, RunState, natural, read_run
@@ -140,9 +140,9 @@ def snapshot(url: str) -> Iterator[str]:
 
 
 def suite_at(path: Any) -> list[Suite]:
-    """The suite that a study names, if it is still where it was."""
+    """The suite that a study names, if it is still where it was, and that of its readings."""
     try:
-        return [load_suite(path)] if isinstance(path, str) and Path(path).is_file() else []
+        return suites_in(path) if isinstance(path, str) and Path(path).is_file() else []
     except UsageError:
         return []
 

@@ -9,6 +9,7 @@ import yaml
 from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
+from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import write_tables
 
@@ -63,3 +64,18 @@ def test_cells_without_a_suite_are_refused(papers):
     (papers / "paper" / "table3.yaml").unlink()
     with refused("paper-table3"):
         make(papers)
+
+
+def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
+    path = papers / "paper" / "table3.yaml"
+    path.write_text(
+        yaml.safe_dump({**SUITE, "open": {"margin": 2, "readings": {"E=1": {}, "E=5": {"trainer": {"e": 5}}}}})
+    )
+    suite = with_readings(load_suite(path))
+    done = CellResult("", "", "done", values={0: 0.6}, plan="p", machine="a CPU")
+    results = {cell.digest: replace(done, cell=cell.name, digest=cell.digest) for cell in suite.cells()}
+    (papers / "results" / "paper-table3_scale0.125.cells.csv").unlink()
+    write_tables(suite, suite.cells(), results, papers / "results")
+    text = make(papers)
+    assert "readings of what the source leaves open" in text
+    assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in text

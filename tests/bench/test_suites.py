@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
 
+from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.cli.config import check_resolved
 from fl_lightning.cli.program import FederatedCLI
-from fl_lightning.data import ImageDataModule
+from fl_lightning.data import FederatedDataModule, ImageDataModule
 from fl_lightning.errors import UsageError
 from fl_lightning.trainer import FederatedTrainer
 
@@ -172,6 +174,18 @@ def class_of(section):
 
 
 # ---------------------------------------------------------------- what is built of it
+@pytest.mark.parametrize("path", [path for path in SUITES if suite_of(path).open], ids=lambda path: path.stem)
+def test_every_reading_is_a_valid_config_whose_model_and_data_can_be_built(path):
+    suite = with_readings(suite_of(path))
+    of_reading = {labels["reading"]: labels for labels in suite.combinations()}
+    assert set(of_reading) == set(suite.open.readings)
+    for labels in of_reading.values():
+        config = parsed(suite.cell(labels, 0).fragments)
+        sections = built(model=config.model, data=config.data)
+        assert isinstance(sections.data, FederatedDataModule) and isinstance(sections.model, LightningModule)
+        assert config.trainer.callbacks or not suite.open.scores
+
+
 @each_suite
 def test_every_method_trainer_and_data_module_can_be_built(path):
     for _, config in configs_of(path):

@@ -643,3 +643,48 @@ def test_a_row_with_other_settings_than_the_baseline_has_a_footnote(make):
     missing = {"method": ["moon"], "trainer": {"clip": 10}}
     text = md_of(make(axes={**BASE["axes"], "method": {**BASE["axes"]["method"], "MOON": missing}}))
     assert "trainer.clip 10 instead of not set" in text
+
+
+def scored(pooled, mask):
+    return {"metrics": {"scores/pooled": pooled, "scores/label_mask": mask, "test/accuracy": pooled}}
+
+
+def scores_of(suite):
+    cells = suite.cells(seeds=[0])
+    of = {("0.1", "FedAvg", 0): scored(0.6, 0.8), ("0.1", "FedProx", 0): scored(0.7, 0.75)}
+    of[("0.1", "MOON", 0)] = scored(0.5, 0.7)
+    some = [cell for cell in cells if cell.labels["alpha"] == "0.1"]
+    return some, results_of(some, FINALS, of=of)
+
+
+def test_a_table_of_scores_has_a_column_for_each_and_says_where_the_order_depends_on_them(make):
+    suite = make(tables=[{"show": "scores"}])
+    text = render(suite, *scores_of(suite))
+    assert row_of(text, "FedAvg") == ["60.00", "**80.00**"]
+    assert row_of(text, "FedProx") == ["**70.00**", "75.00"]
+    # MOON is behind in both
+    assert text.count("FedAvg and FedProx") == 1 and "and MOON" not in text
+    assert row_of(text, "FedProx", "label_mask")[0] == "-5.00"
+
+
+def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
+    published = {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 62, 1: 71}}
+    suite = make(tables=[{}, {"show": "scores", "scores": ["label_mask"], "published": published}])
+    cells, results = scores_of(suite)
+    entries = list(csv.DictReader(io.StringIO(render(suite, cells, results, "csv"))))
+    (entry,) = (one for one in entries if one["table"] == "2" and one["method"] == "FedProx")
+    assert (entry["score"], entry["published"], entry["published_difference"]) == ("label_mask", "62.0", "2.0")
+    assert float(entry["mean"]) == 75.0
+    assert {one["score"] for one in entries if one["table"] == "1"} == {""}
+
+
+def test_a_cell_without_a_score_says_so(make):
+    suite = make(tables=[{"show": "scores", "scores": ["clients"]}])
+    text = render(suite, *scores_of(suite))
+    assert row_of(text, "FedAvg")[0].startswith("- [1]") and "callback Scores" in text
+
+
+@pytest.mark.parametrize("scores", ["pooled", ["pooled", "pooled"], ["unheard"]])
+def test_scores_that_there_are_not_are_refused(make, scores):
+    with refused("tables.scores", "choose among" if isinstance(scores, list) else "give a list"):
+        make(tables=[{"show": "scores", "scores": scores}])

@@ -9,10 +9,11 @@ from helpers.errors import refused
 from helpers.runs import history, small_data, small_model, small_trainer
 from torch.optim import SGD
 
+from fl_lightning.bench.suite import SCORES
 from fl_lightning.callbacks import Callback, Scores
 from fl_lightning.callbacks.scores import like, masked, with_prior
 from fl_lightning.data import Dirichlet
-from fl_lightning.methods import MOON, FedBN, FedLC, FedProx, FedRS
+from fl_lightning.methods import MOON, FedBN, FedDyn, FedLC, FedProx, FedRS
 from fl_lightning.models import MLP, ImageClassifier
 
 OF_CLIENTS = ("clients", "training_logits", "label_mask", "label_prior")
@@ -167,6 +168,22 @@ class Once:
     @staticmethod
     def of(trainer):
         return list(trainer.representations(None, ("logits",)))
+
+
+@pytest.mark.parametrize("method", [FedLC(1.0), FedDyn(0.1)])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_finished_run_has_the_scores_that_it_would_have_logged(tmp_path, method, devices):
+    scored = of(fit(tmp_path, Scores(), [method], max_rounds=2))
+    later = small_trainer(tmp_path, callbacks=[Scores()], devices=devices)
+    metrics = later.test(small_model(), skewed(), ckpt_path="last", method=[method])
+    over_rounds = ("best", "mean_of_last")
+    expected = {f"scores/{name}": value for name, value in scored.items() if name not in over_rounds}
+    assert {tag: value for tag, value in metrics.items() if tag.startswith("scores/")} == expected
+    assert metrics["test/accuracy"] == scored["pooled"]
+
+
+def test_the_names_of_the_scores_are_those_of_a_suite(tmp_path):
+    assert set(of(fit(tmp_path, Scores(local_steps=1), max_rounds=1))) == set(SCORES)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

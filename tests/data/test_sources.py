@@ -38,6 +38,7 @@ from fl_lightning.data import (
     NpyImages,
     OfficeHome,
     Synthetic,
+    SyntheticPerClass,
     TinyImageNet,
     datamodule,
     femnist,
@@ -713,6 +714,25 @@ def test_synthetic_clients_differ_as_alpha_and_beta_say():
     assert data.plan.sizes.min() >= 45 and data.plan.sizes.max() == 360
 
 
+def rows_and_labels(data):
+    return ready(data)._train
+
+
+def test_alpha_changes_no_label_of_synthetic_and_those_of_synthetic_per_class():
+    def drawn(kind, alpha):
+        return rows_and_labels(kind(alpha, 0.0, num_clients=20, largest=400))
+
+    x, labels = drawn(Synthetic, 0.0)
+    same_x, same_labels = drawn(Synthetic, 3.0)
+    assert torch.equal(x, same_x)
+    # but where two logits are equal up to rounding
+    assert (labels != same_labels).sum() <= 1
+    plain_x, plain = drawn(SyntheticPerClass, 0.0)
+    other_x, other = drawn(SyntheticPerClass, 3.0)
+    assert torch.equal(plain_x, other_x)
+    assert (plain != other).float().mean() > 0.3
+
+
 def test_synthetic_iid_shares_one_model_and_the_others_do_not():
     skews = {iid: ready(Synthetic(1.0, 1.0, num_clients=20, largest=500, iid=iid)).plan.skew() for iid in (True, False)}
     assert skews[True] < 0.4 < skews[False]
@@ -729,7 +749,8 @@ def test_synthetic_trains_and_one_seed_gives_one_data_set(tmp_path, monkeypatch)
 
 def test_synthetic_batches_are_those_that_torch_collates():
     data = ready(Synthetic(num_clients=2, largest=99, batch_size=16))
-    loader, plain = data.train_dataloader(1), TensorDataset(*data._train[1])
+    rows = torch.from_numpy(data.plan.parts[1])
+    loader, plain = data.train_dataloader(1), TensorDataset(*(column[rows] for column in data._train))
     reference = DataLoader(plain, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3))
     loader.generator.manual_seed(3)
     for batch, expected in zip(loader, reference, strict=True):

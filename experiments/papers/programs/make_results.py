@@ -17,9 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
+from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
 from fl_lightning.bench.fragments import leaves, of_result  # noqa: E402
+from fl_lightning.bench.readings import OF_READINGS, suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.errors import UsageError  # noqa: E402
@@ -63,8 +64,10 @@ def suite_of(file: Path, papers: Path) -> Suite:
     """
     name = file.name.removesuffix(ENDING).split("_scale")[0]
     for path in sorted(papers.glob("*/*.yaml")):
-        if name == f"{path.parent.name}-{path.stem}":
-            return load_suite(path)
+        if name.removesuffix(OF_READINGS) == f"{path.parent.name}-{path.stem}":
+            for suite in suites_in(path):
+                if suite.name == name:
+                    return suite
     raise UsageError(f"{file}: there is no suite {name} below {papers}: give the file its suite's name")
 
 

@@ -1,0 +1,173 @@
+"""Which readings of an unclear protocol are consistent with the numbers that were published.
+
+A paper seldom states all that its numbers depend on. A suite names under ``open`` some readings of what is missing, and
+ways of scoring. ``bench --readings`` runs all rows of its tables under each reading, and counts how many published
+numbers, and published differences to the baseline, are reached within a margin. A reading is consistent with the tables
+if all are: one that fits the baseline alone says nothing of the methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from fl_lightning.bench.comparison import Comparison, TableEntry
+from fl_lightning.bench.layout import NONE, Sheet, Text
+from fl_lightning.bench.statistics import Difference, SeedSummary
+from fl_lightning.bench.suite import OF_METRIC, Suite, Table
+from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.errors import require
+
+READING = "reading"
+# ends the name of such a suite
+OF_READINGS = "-readings"
+
+
+@dataclass(frozen=True)
+class ReadingsSuite(Suite):
+    """A suite whose cells are run under each reading of its key ``open``, with a study and tables of their own."""
+
+    @property
+    def name(self) -> str:
+        """Name of its study: that of the suite, and what it is."""
+        return super().name + OF_READINGS
+
+
+def with_readings(suite: Suite) -> ReadingsSuite:
+    """The suite of all cells of ``suite`` under each reading.
+
+    Raises:
+        UsageError: it has no key ``open``, an axis of that name, or no table with published numbers of the metric.
+    """
+    where, hint = str(suite.path), "give it the key open, with the readings of what its source leaves open"
+    require(suite.open is not None, f"{where}: open", None, hint)
+    assert suite.open is not None
+    require(READING not in suite.axes, f"{where}: axes", READING, "is the axis of the readings: give this another name")
+    of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
+    hint = f"readings are compared with published numbers: give them to a table that shows {', '.join(OF_METRIC)}"
+    require(bool(of_metric), f"{where}: tables.published", None, hint)
+    scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if suite.open.scores else ()
+    axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
+    changes = {
+        "title": f"{suite.title}: readings of what the source leaves open",
+        "axes": {**suite.axes, READING: axis},
+        "tables": tuple(under_each(table, suite) for table in of_metric),
+        "seeds": suite.open.seeds,
+        **({"interval": "t", "decide": None} if suite.decide else {}),
+    }
+    return ReadingsSuite(**{field.name: getattr(suite, field.name) for field in fields(Suite)} | changes)
+
+
+def suites_in(path: str | Path) -> list[Suite]:
+    """The suite of a file, and where it has the key ``open``, that of its readings.
+
+    Raises:
+        UsageError: the file is no suite, or one whose readings can be compared with nothing.
+    """
+    suite = load_suite(path)
+    return [suite, *([with_readings(suite)] if suite.open else [])]
+
+
+def under_each(table: Table, suite: Suite) -> Table:
+    """A table whose rows are under each reading, all with the same published numbers."""
+    assert suite.open is not None
+    scores, readings = suite.open.scores, suite.open.readings
+    published = {(reading, *labels): number for reading in readings for labels, number in table.published.items()}
+    rows = (READING, *table.rows)
+    return replace(table, rows=rows, published=published, scores=scores, show="scores" if scores else table.show)
+
+
+@dataclass
+class Fit:
+    """How far a reading, under one score, is from the published numbers, or from the published differences.
+
+    Args:
+        published: how many there are.
+        distances: of those that we have a number for.
+    """
+
+    published: int
+    distances: list[float]
+
+    def within(self, margin: float) -> int:
+        """How many are within the margin."""
+        return sum(distance <= margin for distance in self.distances)
+
+
+def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, Fit]]:
+    """By reading and score, the fit of the numbers and that of the differences, over all rows of all tables."""
+    made: dict[tuple[str, str], tuple[Fit, Fit]] = {}
+    for comparison in comparisons:
+        for (row, column), entry in comparison.entries.items():
+            score = column[-1] if comparison.table.show == "scores" else comparison.table.show
+            numbers, differences = made.setdefault((row[0], score), (Fit(0, []), Fit(0, [])))
+            if entry.published is not None:
+                numbers.published += 1
+                numbers.distances += distance(entry, entry.ours, entry.published[0])
+            if entry.published_difference is not None:
+                differences.published += 1
+                differences.distances += distance(entry, entry.difference, entry.published_difference)
+    return made
+
+
+def distance(entry: TableEntry, ours: SeedSummary | Difference | None, published: float) -> list[float]:
+    """How far our mean is from a published number, if there is one; infinite where all runs have diverged."""
+    if ours is not None:
+        return [abs(ours.mean - published)]
+    return [math.inf] * (entry.states["nan"] == entry.cells)
+
+
+def consistency(parts: Sequence[Fit], margin: float) -> str:
+    """With how many of the published numbers a reading is consistent: ``all``, ``some``, ``none``, or not known yet.
+
+    One that is too far off is enough to say that it is not all.
+    """
+    published, known = sum(fit.published for fit in parts), sum(len(fit.distances) for fit in parts)
+    within = sum(fit.within(margin) for fit in parts)
+    if within == published:
+        return "all"
+    if known == published:
+        return "some" if within else "none"
+    return "some" if 0 < within < known else "not known yet"
+
+
+def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
+    """The table of the readings and scores, with how many published numbers and differences each reaches."""
+    assert suite.open is not None
+    margin, lines = suite.open.margin, []
+    for (reading, score), parts in fits(comparisons).items():
+        texts = [text for fit in parts for text in fit_texts(fit, margin)]
+        lines.append([Text(text) for text in (reading, score, *texts, consistency(parts, margin))])
+    caption = (
+        f"With how many of the published numbers, and of the published differences to {comparisons[0].baseline}, each "
+        f"reading is consistent: ours is within {margin:g} of them."
+    )
+    groups: list[tuple[str, list[str]]] = [(head, []) for head in ("numbers", "farthest", "differences", "farthest")]
+    return Sheet(caption, (READING, "score"), [*groups, ("consistent with", [])], lines)
+
+
+def fit_texts(fit: Fit, margin: float) -> tuple[str, str]:
+    """How many are within the margin of those that are there, and how far off the farthest is."""
+    if not fit.distances:
+        return NONE, NONE
+    missing = fit.published - len(fit.distances)
+    some = f"{fit.within(margin)} of {len(fit.distances)}{f', {missing} without' * bool(missing)}"
+    return some, f"{max(fit.distances):.2f}"
+
+
+def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """In sentences, which readings are consistent with all that is published, and which with none of it."""
+    assert suite.open is not None
+    words: Mapping[str, list[str]] = {"all": [], "none": []}
+    states = [
+        (f"{reading} by {score}", consistency(parts, suite.open.margin))
+        for (reading, score), parts in fits(comparisons).items()
+    ]
+    for name, state in states:
+        words.get(state, []).append(name)
+    for state, names in words.items():
+        waiting = sum(other == "not known yet" for _, other in states)
+        rest = f"no reading{f' so far; {waiting} are not known yet' * bool(waiting)}"
+        yield f"Consistent with {state} of the published numbers and differences: {'; '.join(names) or rest}."
