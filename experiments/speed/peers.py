@@ -2,12 +2,26 @@
 
 python experiments/speed/peers.py [--peers flower pfl-2] [--turns 7] [--model FedCKACNN] [--devices 2]
                                   [--python other/bin/python]
+python experiments/speed/peers.py --case synthetic [--sides vmap-1 fedjax-1] [--turns 7]
+                                  [--option checkpoint_every_n_rounds=100] [--output results.json]
+python experiments/speed/peers.py --show results.json
 
-FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch of SGD with momentum, and in each round the
-evaluation of the global model on 2,000 images. All sides begin with the same weights and read the same batches in the
-same order, from our data module; all but one of ours compute in float32. Each has two threads in all, but for the bare
-loop on one. A side is a process of its own that runs a round when it is told to. A peer, our trainer and our trainer in
-bfloat16 are run in turn, A B C A B C, once to warm up; the accuracies they have in the end must agree.
+FedAvg in each case. A side is a process of its own that runs a round when it is told to; sides are run in turn,
+A B C A B C, once to warm up. All begin with the same weights and read the same batches in the same order, from our data
+module.
+
+Case ``images``: 10 clients of 1,000 images of 32 px, batch 64, one local epoch of SGD with momentum, and in each round
+the evaluation of the global model on 2,000 images. All sides but one of ours compute in float32. Each has two threads
+in all, but for the bare loop on one. A peer, our trainer and our trainer in bfloat16 are run in turn; the accuracies
+they have in the end must agree.
+
+The other cases are of small models: one local epoch of SGD without momentum, no evaluation, float32. ``synthetic`` is a
+logistic regression on FedProx's Synthetic(1, 1), 100 clients of at most 1,000 examples, all in each round, batch 10;
+``femnist`` is fedjax's CNN for EMNIST on noise in its shape, 1,000 clients of 20 to 350 examples, 50 in a round, batch
+20. The rates are 0.01 and 0.1. First each side runs one round without dropout, and its weights must agree with ours to
+1e-4. Then all are run in turn, the CNN with its dropout. The other sides have their batches ready before a round; ours
+gathers them, logs and writes checkpoints as it always does. A side is bound to one core or two, and has as many threads
+or workers.
 
 The peers are in the extra ``speed``: ``pip install -e .[speed]``.
 """
@@ -23,14 +37,16 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import torch
 from overhead import CLIENTS, generate, machine  # lies beside this file
+from sides import small
 from sides.work import Gate
 
 
@@ -67,6 +83,20 @@ PEERS = {
     "fluke": Kind("fluke", "fluke"),
 }
 
+# the sides of the small models; the first is what the others are compared with
+SMALL = {
+    "ours-1": Kind("ours", "fl_lightning, 1 worker", 1, options=("--devices=1",)),
+    "loop-1": Kind("loop", "bare loop", 1),
+    "vmap-1": Kind("vmap", "torch.vmap over clients", 1),
+    "fedjax-1": Kind("fedjax", "fedjax, jit", 1, options=("--backend=jit",)),
+    "ours-2": Kind("ours", "fl_lightning, 2 workers", 2, options=("--devices=2",)),
+    "loop-2": Kind("loop", "bare loop", 2),
+    "vmap-2": Kind("vmap", "torch.vmap over clients", 2),
+    "fedjax-2": Kind("fedjax", "fedjax, jit", 2, options=("--backend=jit",)),
+    "fedjax-pmap": Kind("fedjax", "fedjax, pmap", 2, options=("--backend=pmap",)),
+}
+LARGEST = 1e-4  # difference of a side's weights from ours
+
 
 class NotInstalled(Exception):
     """A side's framework cannot be imported."""
@@ -79,9 +109,10 @@ class Side:
         self.kind, self.accuracy = kind, 0.0
         self.seconds: list[float] = []
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={kind.ranks}"] if kind.ranks else []
-        work = {name: getattr(args, name) for name in ("model", "images", "test", "devices")}
+        names = ("case", "model", "images", "test", "devices", "clients", "cohort")
+        work = {name: getattr(args, name) for name in names}
         work |= {"rounds": args.turns + 1, "folder": folder, "threads": kind.threads, "side": kind.module}
-        given = [f"--{name}={value}" for name, value in work.items()]
+        given = [f"--{name}={value}" for name, value in work.items() if value is not None]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the block
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log, "text": True}
         self._process = subprocess.Popen([args.python, *start, __file__, *given, *kind.options], **pipes)
@@ -121,6 +152,8 @@ class Side:
 def run_side(args: argparse.Namespace) -> None:
     """What the process of a side does."""
     gate = Gate(args.rounds)
+    if args.case in small.CASES:
+        small.bind(args.threads)
     try:
         module = importlib.import_module(f"sides.{args.side}")
     except ModuleNotFoundError as error:
@@ -131,12 +164,12 @@ def run_side(args: argparse.Namespace) -> None:
     module.run(args, gate)
 
 
-def measure(args: argparse.Namespace, folder: Path, peer: Kind) -> tuple[list[Side], dict[str, str]]:
-    """Run a peer and our sides in turn; returns them with what they took, and the versions of what they use."""
+def measure(args: argparse.Namespace, folder: Path, kinds: list[Kind]) -> tuple[list[Side], dict[str, str]]:
+    """Run some sides in turn; returns them with what they took, and the versions of what they use."""
     versions: dict[str, str] = {}
     with ExitStack() as stack:
         sides = []
-        for kind in (peer, *(kind for kind in OURS if kind.title in args.ours)):
+        for kind in kinds:
             sides.append(stack.enter_context(Side(args, folder, kind)))
             versions |= sides[-1].wait()
         for _ in range(args.turns + 1):
@@ -167,7 +200,8 @@ def compare(args: argparse.Namespace, folder: Path) -> tuple[dict[str, str], lis
     differing = []
     for name in args.peers:
         try:
-            (peer, *ours), found = measure(args, folder, PEERS[name])
+            kinds = [PEERS[name], *(kind for kind in OURS if kind.title in args.ours)]
+            (peer, *ours), found = measure(args, folder, kinds)
         except NotInstalled as missing:
             print(f"{PEERS[name].title:24}not installed ({missing})", flush=True)
             continue
@@ -179,8 +213,87 @@ def compare(args: argparse.Namespace, folder: Path) -> tuple[dict[str, str], lis
     return versions, differing
 
 
+def differences(args: argparse.Namespace, folder: Path) -> tuple[dict[Kind, float], float]:
+    """Have each side run a round without dropout.
+
+    Returns:
+        The largest difference of the weights from ours, of each side that is installed; and the largest difference of
+        ours from those before the round, without which the others would say nothing.
+    """
+    kinds = {name: SMALL[name] for name in SMALL if name in ("ours-1", *args.sides)}
+    ours = [kind for name, kind in kinds.items() if name.startswith("ours")]
+    changed = [
+        replace(kind, title=f"{kind.title}, {option}", options=(*kind.options, f"--option={option}"))
+        for option in args.option
+        for kind in ours
+    ]
+    found: dict[Kind, float] = {}
+    ours_after: dict[str, torch.Tensor] = {}
+    file, one_round = folder / "weights.pt", argparse.Namespace(**vars(args) | {"turns": 0})
+    for kind in [*kinds.values(), *changed]:
+        try:
+            measure(one_round, folder, [replace(kind, options=(*kind.options, f"--save={file}"))])
+        except NotInstalled as missing:
+            print(f"{kind.title}: not installed ({missing})", flush=True)
+            continue
+        weights = torch.load(file)
+        ours_after = ours_after or weights
+        found[kind] = gap(weights, ours_after)
+    return found, gap(small.first_model(argparse.Namespace(case=args.case, dropout=False)).state_dict(), ours_after)
+
+
+def gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two states' entries; NaN where one of them has it."""
+    return float(torch.stack([(a[name] - value).abs().max() for name, value in b.items()]).max())
+
+
+def compare_small(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The results of a case of small models: of each side, microseconds a step of each turn, without the first."""
+    if args.case == "femnist":
+        small.generate(folder, args.clients)
+    gaps, moved = differences(args, folder)
+    sides, versions = measure(args, folder, [replace(kind, options=(*kind.options, "--dropout")) for kind in gaps])
+    steps = small.steps(argparse.Namespace(**vars(args) | {"rounds": args.turns + 1, "folder": folder}))
+    rows = []
+    for side, difference in zip(sides, gaps.values(), strict=True):
+        took = [1e6 * seconds / number for seconds, number in zip(side.seconds, steps, strict=True)]
+        row = {"side": side.kind.title, "threads": side.kind.threads, "difference": difference}
+        rows.append({**row, "microseconds": took[1:]})
+    work = {"clients": args.clients, "cohort": args.cohort, "steps": steps[1:], "moved": moved}
+    return {"machine": machine(), "versions": versions, **work, "sides": rows}
+
+
+def table(case: str, results: dict[str, Any]) -> str:
+    """The results of a case as a table in Markdown."""
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    lines = [f"{case}: {results['machine']}; {versions}; ours moves a weight by up to {results['moved']:.0e}", ""]
+    lines += ["| side | threads | microseconds a step, fastest | median | weights differ by |", "|---|---|---|---|---|"]
+    for row in results["sides"]:
+        took = row["microseconds"]
+        numbers = f"{min(took):.1f} | {statistics.median(took):.1f} | {row['difference']:.0e}"
+        lines.append(f"| {row['side']} | {row['threads']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def run_small(args: argparse.Namespace) -> None:
+    case = small.CASES[args.case]
+    args.clients = args.clients or case.clients
+    args.cohort = args.cohort or min(case.cohort, args.clients)
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare_small(args, Path(folder))
+    print(table(args.case, results))
+    if args.output:
+        stored = json.loads(args.output.read_text()) if args.output.exists() else {}
+        args.output.write_text(json.dumps(stored | {args.case: results}, indent=1) + "\n")
+    differing = [row["side"] for row in results["sides"] if not row["difference"] <= LARGEST]
+    if differing:
+        sys.exit(f"not the same work, weights differ from ours by more than {LARGEST}: {'; '.join(differing)}")
+    print(f"the weights of all sides agree with ours to {LARGEST}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=["images", *small.CASES], default="images")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     titles = [kind.title for kind in OURS]
     parser.add_argument("--ours", nargs="+", choices=titles, default=titles, help="settings of our trainer")
@@ -191,15 +304,31 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2, help="processes of our trainer")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of the accuracies in the end")
     parser.add_argument("--python", default=sys.executable, help="interpreter of all sides")
-    for name in ("side", "folder", "precision"):
+    parser.add_argument("--sides", nargs="+", choices=SMALL, default=list(SMALL), help="of a small model")
+    told = "NAME=VALUE of our trainer, which then runs a small model with it as well; may be repeated"
+    parser.add_argument("--option", action="append", default=[], help=told)
+    parser.add_argument("--clients", type=int, help="of a small model, if not as many as its case has")
+    parser.add_argument("--cohort", type=int, help="clients in a round of a small model")
+    parser.add_argument("--output", type=Path, help="JSON file that gets the results of a small model")
+    parser.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
+    for name in ("side", "folder", "precision", "save", "backend"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     for name in ("rounds", "threads"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--channels_last", action="store_true", help=argparse.SUPPRESS)
+    for name in ("channels_last", "dropout"):
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
         run_side(args)
-        return
+    elif args.show:
+        print("\n\n".join(table(case, results) for case, results in json.loads(args.show.read_text()).items()))
+    elif args.case in small.CASES:
+        run_small(args)
+    else:
+        run_images(args)
+
+
+def run_images(args: argparse.Namespace) -> None:
     head(args)
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), CLIENTS * args.images, args.test)

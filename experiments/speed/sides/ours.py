@@ -5,41 +5,46 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import Callback
-from sides.work import Gate, first_model, load_data
+from sides import small, work
+from sides.work import Gate
 
 PACKAGES = ("torch", "lightning")
 
 
 class Boundary(Callback):
-    """The gate stands before each round and after the last."""
+    """The gate stands before each round and after the last; the last weights are saved where that is asked for."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, gate: Gate, save: str | None) -> None:
+        self.gate, self.save = gate, save
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._turn(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        if self.save and trainer.global_rank == 0:
+            torch.save(dict(trainer.server.state), self.save)
         self._turn(trainer)
 
     def _turn(self, trainer: FederatedTrainer) -> None:
         if trainer.global_rank == 0:
-            self.gate.turn(trainer.history[-1]["test/accuracy"] if trainer.history else None)
+            self.gate.turn(trainer.history[-1].get("test/accuracy") if trainer.history else None)
 
 
 def run(args: argparse.Namespace, gate: Gate) -> None:
-    model = first_model(args)
+    case = small if args.case in small.CASES else work
+    model = case.first_model(args)
     trainer = FederatedTrainer(
         max_rounds=args.rounds,
         devices=args.devices,
         threads_per_worker=args.threads // args.devices,
-        precision=args.precision,
-        channels_last=args.channels_last,
-        callbacks=[Boundary(gate)],
+        callbacks=[Boundary(gate, args.save)],
         default_root_dir=Path(args.folder, "runs"),
         enable_progress_bar=False,
         accelerator="cpu",
+        **case.settings(args),
     )
-    trainer.fit(model, load_data(args))
+    trainer.fit(model, case.load_data(args))

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 from lightning.fabric import Fabric
 from lightning.pytorch import seed_everything
@@ -63,6 +64,11 @@ def first_model(args: argparse.Namespace) -> ImageClassifier:
     """The model with the weights that every side begins with."""
     seed_everything(SEED, verbose=False)
     return build(args.model)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of our trainer that a side is told."""
+    return {"precision": args.precision, "channels_last": args.channels_last}
 
 
 def without_trainer(args: argparse.Namespace) -> SimpleNamespace:
