@@ -6,15 +6,35 @@ No other module names them. An empty list is allowed everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
 Tensors = list[Tensor]
+_apart = False
 
 
-def add_(tensors: Tensors, addends: Tensors, scale: float = 1.0) -> None:
-    """Add ``scale`` times the addends, in place."""
-    if tensors:
+@contextmanager
+def tensor_by_tensor() -> Iterator[None]:
+    """In this block tensors are treated one by one: a mapped function knows no operation on a list of them."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
+def add_(tensors: Tensors, addends: Tensors, scale: Any = 1.0) -> None:
+    """Add ``scale`` times the addends, in place; a scale that is a tensor only where tensors are treated one by one."""
+    if _apart:
+        differs = isinstance(scale, Tensor)
+        for tensor, addend in zip(tensors, addends, strict=True):
+            tensor.add_(addend * scale if differs else addend, alpha=1 if differs else scale)
+    elif tensors:
         torch._foreach_add_(tensors, addends, alpha=scale)
 
 
@@ -26,6 +46,8 @@ def copy_(tensors: Tensors, values: Tensors) -> None:
 
 def subtract(tensors: Tensors, subtrahends: Tensors) -> list[Tensor]:
     """The differences."""
+    if _apart:
+        return [tensor - subtrahend for tensor, subtrahend in zip(tensors, subtrahends, strict=True)]
     return list(torch._foreach_sub(tensors, subtrahends)) if tensors else []
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import SharedStateError, UsageError, clipped, require
+from fl_lightning.functional._mapped import needs_gradient
 from fl_lightning.state import State, Weighted
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ class MethodList:
                 continue
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             check_returned(number, method, "penalty", term, "return a scalar tensor of real numbers, or None")
-            if not term.requires_grad and method.name not in self._warned:
+            if not needs_gradient(term) and method.name not in self._warned:
                 self._warned.add(method.name)
                 rank_zero_warn(
                     f"method={type(method).__name__}: penalty returned a tensor without gradient, which is added to "

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from fl_lightning.errors import require
 
@@ -45,16 +46,15 @@ def torch_rng(seed: int, purpose: str, *where: int) -> torch.Generator:
 def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """Seed the global generators for code that can draw from nothing else (dropout, a user's transform).
 
-    They are set to the address on entry and put back on exit: Python's, NumPy's and torch's, on CPU and GPU.
+    They are set to the address on entry and put back on exit: Python's, NumPy's and torch's, on CPU and GPU. Of these,
+    NumPy's loses the second of a pair of normal numbers, if the first was drawn before.
     """
-    # other people's code draws from NumPy's legacy generator
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
     drawn = address(seed, purpose, *where)
     # torch.manual_seed would queue a call for every kind of device that is not in use, with its traceback
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), numpy_seeded(drawn % 2**32):
         random.seed(drawn)
-        np.random.seed(drawn % 2**32)  # noqa: NPY002
         torch.default_generator.manual_seed(drawn)
         for _ in devices:
             torch.cuda.manual_seed(drawn)
@@ -62,4 +62,29 @@ def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
             yield
         finally:
             random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+# generators that take the place of NumPy's global one, by the number of blocks within each other
+_numpy_streams: list[np.random.MT19937] = []
+_level = 0
+
+
+@contextmanager
+def numpy_seeded(seed: int) -> Iterator[None]:
+    """In this block NumPy's global functions draw from a stream of this seed, as after ``numpy.random.seed``.
+
+    Another generator takes the place of the global one, whose state would take a third of a millisecond to read and
+    write back.
+    """
+    global _level
+    if len(_numpy_streams) == _level:
+        _numpy_streams.append(np.random.MT19937())
+    before = mtrand.get_bit_generator()
+    mtrand.set_bit_generator(_numpy_streams[_level])
+    np.random.seed(seed)  # noqa: NPY002 - other people's code draws from the legacy functions
+    _level += 1
+    try:
+        yield
+    finally:
+        _level -= 1
+        mtrand.set_bit_generator(before)

@@ -12,6 +12,7 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.engine import checks
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
@@ -64,6 +65,11 @@ class FederatedTrainer(RunArguments):
         gradient_clip_val: largest norm, or value, of a local gradient; None does not clip.
         gradient_clip_algorithm: clip the gradients' common ``norm``, or each ``value``; None is ``norm``.
         accumulate_grad_batches: batches of a local step, at least 1; the last step of an epoch may have fewer.
+        clients_per_step: how many clients of a cohort train side by side, at most: each of their steps is then one
+            program over stacked tensors, which saves most of the time of small models. 1 trains one client after the
+            other; a number refuses what cannot be mapped over clients. ``auto`` is a rule on model, batch and device:
+            small steps are mapped where a trial before round 0 gives what each client gives alone. Rounding differs
+            between the two ways, and by who shares a group. The guide has a page on clients side by side.
         accelerator: as in Fabric: auto, cpu, gpu, ...
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
@@ -171,19 +177,18 @@ class FederatedTrainer(RunArguments):
         method: Methods = None,
         weights: str | Path | None = None,
     ) -> dict[str, float]:
-        """Evaluate a model on the validation data of a data module, and return its metrics.
+        """Evaluate a model on the validation data of a data module, and return its metrics and those of callbacks.
 
         Args:
             model: the model.
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
                 for that of the newest version of this run.
-            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``.
+            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``, and whose logits a
+                callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(
-            commands.evaluate_once, model, datamodule, method, "validate", weights, phase="val", ckpt_path=ckpt_path
-        )
+        return self._launch(evaluate, model, datamodule, method, "validate", weights, phase="val", ckpt_path=ckpt_path)
 
     def test(
         self,
@@ -193,19 +198,18 @@ class FederatedTrainer(RunArguments):
         method: Methods = None,
         weights: str | Path | None = None,
     ) -> dict[str, float]:
-        """Evaluate a model on the test data of a data module, and return its metrics.
+        """Evaluate a model on the test data of a data module, and return its metrics and those of callbacks.
 
         Args:
             model: the model.
             datamodule: the data.
             ckpt_path: checkpoint of a run or of Lightning, whose (global) model is loaded first: a path, or ``last``
                 for that of the newest version of this run.
-            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``.
+            method: the methods of the run, which name its folder where ``ckpt_path`` is ``last``, and whose logits a
+                callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(
-            commands.evaluate_once, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path
-        )
+        return self._launch(evaluate, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path)
 
     def predict(
         self,
@@ -342,3 +346,14 @@ class FederatedTrainer(RunArguments):
             return command(run, weights=self.weights, **how)
 
         return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
+
+
+def evaluate(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
+    """The metrics of a model, and what callbacks measure of it, to whom it is the global one."""
+    run.metrics.update(commands.evaluate_once(run, phase, ckpt_path, weights))
+    hook = "on_evaluation_command_end"
+    if any(getattr(type(callback), hook, None) not in (None, getattr(Callback, hook)) for callback in run.callbacks):
+        run.server.assign(run.client.state())
+        run.methods.on_fit_start(run.server)  # the values that methods keep on the server have their initial ones
+        run.call(hook)
+    return run.metrics.current

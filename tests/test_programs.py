@@ -11,8 +11,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# parts of the programs, the method of a guide, and the settings of the site
-NO_PROGRAMS = ("experiments/speed/sides/", "experiments/own_method/", "docs/conf.py")
+# parts of the programs, the method of a guide, a module of a suite, and the settings of the site
+NO_PROGRAMS = ("experiments/speed/sides/", "experiments/own_method/", "experiments/papers/fedlc/", "docs/conf.py")
 FILES = [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
 PROGRAMS = [name for path in sorted(FILES) if not (name := str(path.relative_to(ROOT))).startswith(NO_PROGRAMS)]
 SMALL = "--images 64 --test 64"
@@ -36,19 +36,26 @@ TINY = {
     "experiments/speed/calls.py": ["--list"],
     "experiments/speed/data.py": ["--batches 2 --rounds 1"],
     "experiments/speed/gpu.py": ["--turns 1 --models FedUVCNN --workers 1"],
+    "experiments/speed/groups.py": ["--models Logistic --sizes 1 8 --turns 1 --rounds 2 --output FOLDER/groups.csv"],
     "experiments/speed/limit.py": [f"--pairs 1 {SMALL}"],
     "experiments/speed/methods.py": [
         "--methods MOON --cycles 1 --model FedCKACNN --images 64",
         "--methods MOON --model FedCKACNN --images 64 --child",
     ],
     "experiments/speed/overhead.py": [f"--pairs 1 {SMALL}"],
-    "experiments/speed/peers.py": [f"--turns 1 --peers {PEERS} --ours 'float32, channels_last' {SMALL}"],
+    "experiments/speed/peers.py": [
+        f"--turns 1 --peers {PEERS} --ours 'float32, channels_last' {SMALL}",
+        "--case synthetic --clients 3 --turns 1 --sides loop-1 fedjax-pmap --output FOLDER/results.json",
+        "--case femnist --clients 4 --cohort 2 --turns 1 --sides vmap-1 fedjax-1",
+        "--show FOLDER/results.json",
+    ],
     "experiments/speed/report.py": ["--runs 2 --rounds 3 --clients 2 --turns 1"],
     "experiments/speed/scaling.py": [
         f"workers --pairs 1 --counts 1 2 {SMALL}",
         "clients --numbers 3 --rounds 1",
         "memory --rounds 4 --cohorts 2",
     ],
+    "experiments/theory/label_margins.py": ["--draws 1"],
     "experiments/theory/singular_values.py": ["--steps 60 --output FOLDER/figure.png"],
 }
 # what a run makes, and the file that it is to be

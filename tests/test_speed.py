@@ -1,11 +1,13 @@
 """What the programs that measure speed say of themselves, and what a comparison with other frameworks finds."""
 
+import math
 import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
 PROGRAMS = sorted(path.name for path in SPEED.glob("*.py"))
@@ -30,7 +32,72 @@ def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, capsys):
     accuracies = (0.5, 0.51, 0.515, 0.9)
     sides = [SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, accuracies, strict=True)]
     monkeypatch.setattr(peers, "measure", lambda *_: (sides, {"torch": "2"}))
-    versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], tolerance=0.02), tmp_path)
+    versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], ours=[], tolerance=0.02), tmp_path)
     assert versions == {"torch": "2"}
     assert differing == ["fluke 0.500, bf16, channels_last 0.900"]
     assert capsys.readouterr().out.split()[2:10] == ["1.00", "2.00", "1.00", "2.00", "1.00", "1.00", "1.00", "1.00"]
+
+
+@pytest.mark.parametrize("difference", [2e-4, float("nan")])
+def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, capsys, difference):
+    monkeypatch.syspath_prepend(SPEED)
+    import peers
+
+    found = {"threads": 1, "microseconds": [4.0, 1, 9]}
+    rows = [{"side": f"side {d}", **found, "difference": d} for d in (0, 9e-5, difference)]
+    results = {"machine": "a machine", "versions": {"torch": "2"}, "moved": 0.01, "sides": rows}
+    monkeypatch.setattr(peers, "compare_small", lambda *_: results)
+    with pytest.raises(SystemExit, match=f"differ from ours by more than 0.0001: side {difference}$"):
+        peers.run_small(SimpleNamespace(case="femnist", clients=None, cohort=None, output=None))
+    assert "| side 9e-05 | 1 | 1.0 | 4.0 | 9e-05 |" in capsys.readouterr().out
+
+
+def test_a_weight_that_is_not_a_number_differs(monkeypatch):
+    monkeypatch.syspath_prepend(SPEED)
+    import peers
+
+    a = {"first": torch.tensor([1.0, 2.0]), "second": torch.tensor([3.0])}
+    assert peers.gap({**a, "first": torch.tensor([1.0, 1.5])}, a) == 0.5
+    assert math.isnan(peers.gap({**a, "first": torch.tensor([1.0, math.nan])}, a))
+
+
+@pytest.mark.parametrize("sizes", [[7, 3, 8, 8, 1], [4], [2, 6, 5]])
+def test_clients_that_are_stacked_train_as_one_after_another(monkeypatch, sizes):
+    monkeypatch.syspath_prepend(SPEED)
+    from sides import loop, small, vmap
+
+    generator = torch.Generator().manual_seed(0)
+    visits = [(torch.randn(n, 60, generator=generator), torch.arange(n) % 10) for n in sizes]
+    monkeypatch.setitem(small.CASES, "synthetic", small.Case(len(sizes), len(sizes), 3, 0.5))
+    states = []
+
+    def played(args, gate, train, prepare, start, weights):
+        states.append(weights(train(start, prepare(visits))))
+
+    for side in (loop, vmap):
+        monkeypatch.setattr(side, "play", played)
+        side.run(SimpleNamespace(case="synthetic"), None)
+    one_by_one, together = states
+    assert together.keys() == one_by_one.keys()
+    for name, value in one_by_one.items():
+        torch.testing.assert_close(together[name], value)
+
+
+def test_options_of_our_trainer_are_read_as_yaml(monkeypatch):
+    monkeypatch.syspath_prepend(SPEED)
+    from sides import small
+
+    given = SimpleNamespace(cohort=5, rounds=3, option=["checkpoint_every_n_rounds=7", "precision=64-true"])
+    read = {"checkpoint_every_n_rounds": 7, "precision": "64-true"}
+    assert small.settings(given) == {"cohort_size": 5, "eval_every_n_rounds": 3, **read}
+
+
+def test_the_page_on_clients_side_by_side_has_the_stored_figures(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(SPEED)
+    page = (SPEED.parents[1] / "docs" / "side_by_side.md").read_text()
+    for program, stored in (("groups.py", "groups.csv"), ("peers.py", "peers_small.json")):
+        monkeypatch.setattr(sys, "argv", [program, "--show", str(SPEED / stored)])
+        runpy.run_path(str(SPEED / program), run_name="__main__")
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        assert len(rows) > 3
+        assert "\n".join(rows) in page

@@ -152,6 +152,11 @@ class Client(LightningModule):
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
 
+    @property
+    def num_numbers(self) -> int:
+        """The numbers of its state."""
+        return sum(value.numel() for value in self.live.values())
+
     # ------------------------------------------------------------------ what methods use
     @property
     def info(self) -> ClientInfo:
@@ -325,25 +330,79 @@ class Client(LightningModule):
         At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
         for callbacks, until the next one begins or the round ends.
         """
-        resident, methods = self.resident, self.methods
+        with self.attributes_restored():
+            visit, _ = self._begin(info, received, clock)
+            self.references.start(repeats=len(clock.passes_now) > 1)
+            self.resident.load_afresh(visit.received)
+            self.methods.call("on_client_start", self)
+            yield visit
+
+    @contextmanager
+    def attributes_restored(self) -> Iterator[None]:
+        """At the end of this block what methods keep on themselves is as the server has left it."""
+        methods = self.methods
         if methods.attributes is None:
             known = {*map(id, self.modules()), *map(id, self.parameters()), *map(id, self.buffers())}
             methods.attributes = Attributes(methods.methods, known)
         attributes = methods.attributes
         try:
-            resident.stand_in.clock = clock
-            logged = resident.begin_logging(info.num_examples)
-            if self.kept:
-                # what methods ask for while they give the initial state is of this client
-                self.visit = Visit(info, dict(received), clock, logged, attributes.server)
-                received = {**received, **(self.own_entries(info.id) or methods.initial_state(self))}
-            self.visit = visit = Visit(info, dict(received), clock, logged, attributes.server)
-            self.references.start(repeats=len(clock.passes_now) > 1)
-            resident.load_afresh(visit.received)
-            methods.call("on_client_start", self)
-            yield visit
+            yield
         finally:
             attributes.restore()
+
+    def _begin(self, info: ClientInfo, received: State, clock: Clock) -> tuple[Visit, State]:
+        """The visit that begins, and the entries of its received state that stay with the client."""
+        resident, methods = self.resident, self.methods
+        server, own = methods.attributes.server, dict[str, Tensor]()
+        resident.stand_in.clock = clock
+        logged = resident.begin_logging(info.num_examples)
+        if self.kept:
+            # what methods ask for while they give the initial state is of this client
+            self.visit = Visit(info, dict(received), clock, logged, server)
+            own = self.own_entries(info.id) or methods.initial_state(self)
+        self.visit = visit = Visit(info, {**received, **own}, clock, logged, server)
+        return visit, own
+
+    def starting(
+        self, info: ClientInfo, received: State, clock: Clock
+    ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
+        """Begin the visit of a client that trains beside others, in a module that has received the global state.
+
+        Returns:
+            The visit, the entries of its received state that stay with the client, and the states of its reference
+            models with their taps.
+        """
+        visit, own = self._begin(info, received, clock)
+        if own:
+            self.resident.load(visit.received)
+        with self.references.collected() as references:
+            self.methods.call("on_client_start", self)
+        if own:
+            self.resident.load(received)
+        return visit, own, references
+
+    @contextmanager
+    def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
+        """In this block, of a function that is mapped over clients, what belongs to a client is that of one of them.
+
+        Args:
+            live: the tensors of its state.
+            visit: its :class:`~fl_lightning.client.mapped.MappedVisit`.
+            references: the states of its reference models, with their taps.
+        """
+        attributes, stand_in, logged = vars(self), self.resident.stand_in, self.resident.logged
+        before = {name: attributes[name] for name in ("live", "visit")}, stand_in.clock
+        try:
+            attributes.update(live=live, visit=visit)
+            stand_in.clock = visit.clock
+            self.resident.log_into(visit.logged)
+            models = self.references.holding(references) if references else nullcontext()
+            with models, foreach.tensor_by_tensor():
+                yield
+        finally:
+            attributes.update(before[0])
+            stand_in.clock = before[1]
+            self.resident.log_into(logged)
 
     @contextmanager
     def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:

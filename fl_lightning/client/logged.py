@@ -189,6 +189,15 @@ class Logged:
         return {name: as_tensor(value) for name, value in metrics.items()}
 
     # ------------------------------------------------------------------ of an evaluation
+    def take_over(self, key: tuple[Any, ...], entry: Entry) -> None:
+        """Take what was logged elsewhere: under a hook, a name and its arguments, or as the term of this name."""
+        if len(key) == 1:
+            self._terms[key[0]] = entry
+        else:
+            hook, name, arguments = key
+            entry.arguments, entry.resolved = arguments, arguments.resolved(hook, name)
+            self._entries[hook, name, None] = entry
+
     def take(self) -> dict[LogKey, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
         values = {key: entry.take() for key, entry in self._entries.items() if entry.form.metric is None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,11 @@ class Memories(Mapping[int, Memory]):
     def drop(self, k: int) -> None:
         """Take back what the visit of client ``k`` has changed since it began."""
         self._visited.pop(k, None)
+
+    def drop_all(self, clients: Iterable[int]) -> None:
+        """Take back what the visits of these clients have changed, of those that have not been settled."""
+        for k in clients:
+            self.drop(k)
 
     def settle(self, k: int) -> None:
         """Keep what the visit of client ``k`` has changed, count what its memory holds now, and keep to the limit."""

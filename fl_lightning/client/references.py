@@ -7,7 +7,8 @@ methods ask.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from fl_lightning.client.places import Places
 from fl_lightning.client.taps import Taps
 from fl_lightning.client.transient import Transient
 from fl_lightning.data.loaders import Rows
@@ -47,6 +49,8 @@ class References:
         self._batch: tuple[Any, int] = (None, 0)
         self._versions: list[tuple[int, int]] = []
         self._rows: Rows | None = None
+        # of clients that train side by side, what is loaded for one of them, to be stacked
+        self._given: dict[str, dict[str, Any]] | None = None
 
     def start(self, repeats: bool = True) -> None:
         """Begin a visit: forget which taps were wanted, and what was cached.
@@ -80,8 +84,36 @@ class References:
         """Register a frozen copy of the module under ``name``."""
         self._models[name] = (model, Taps(model, self.tap_paths), Transient(model))
 
+    @contextmanager
+    def collected(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """In this block nothing is loaded; gives the states that would be, and the taps that are wanted, by model."""
+        before, self._given = self._given, {}
+        try:
+            yield self._given
+        finally:
+            self._given = before
+
+    @contextmanager
+    def holding(self, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+        """In this block the models have these states, and no value is cached."""
+        self.start(repeats=False)
+        self._wanted = {name: set(part["taps"]) for name, part in given.items()}
+        with ExitStack() as stack:
+            for name, part in given.items():
+                model, _, transient = self._models[name]
+                transient.restore()
+                live = tensors(model)
+                stack.enter_context(Places(model, live).holding({**live, **part["state"]}))
+            yield
+        self.start(repeats=False)
+
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
+        if self._given is not None:
+            part = self._given.setdefault(name, {"taps": []})
+            wanted = {*part["taps"], *(self.tap_paths if taps is None else taps)}
+            part.update(state=dict(state), taps=sorted(wanted))
+            return
         model, _, transient = self._models[name]
         transient.restore()
         copy_into(tensors(model), state)

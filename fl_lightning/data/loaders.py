@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
@@ -219,6 +219,87 @@ class PlainLoader:
             yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
 
 
+@runtime_checkable
+class Gathering(ClientLoader, Protocol):
+    """A loader whose batches are rows of arrays that it shares with the loaders of other clients.
+
+    The batches of several clients are then gathered at once.
+
+    Attributes:
+        batch_size: examples of a full batch.
+    """
+
+    batch_size: int
+
+    def order(self) -> Tensor:
+        """The rows ``(n,)`` of the arrays in the order of one pass, which it begins."""
+
+    def gather(self, rows: Tensor, channels_last: bool = False) -> Any:
+        """A batch of any rows ``(m,)`` of the arrays."""
+
+    def is_like(self, other: Any) -> bool:
+        """Whether another loader gives the same batches for the same rows."""
+
+
+class ArrayBatches:
+    """Batches of some rows of arrays, a list of one tensor for each: a :class:`Gathering`.
+
+    The order of a pass is that of a ``DataLoader`` with the same generator.
+
+    Args:
+        arrays: tensors ``(N, ...)``.
+        rows: indices ``(n,)`` into them.
+        batch_size: examples of a batch.
+        shuffle: whether each pass has an order of its own.
+    """
+
+    deterministic = True
+
+    def __init__(self, arrays: Sequence[Tensor], rows: Tensor, batch_size: int, shuffle: bool = False) -> None:
+        self.arrays, self.rows, self.batch_size, self.shuffle = arrays, rows, batch_size, shuffle
+        self.generator = torch.Generator()
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        """One pass without the rows."""
+        return (batch for _, batch in self.batches())
+
+    def seed(self, seed: int) -> None:
+        """Seed :attr:`generator`."""
+        self.generator.manual_seed(seed)
+
+    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, list[Tensor]]]:
+        """One pass: each batch together with its rows."""
+        places = self._places()
+        for chosen in places.split(self.batch_size):
+            yield Rows(chosen, len(places), self.batch_size), self.gather(self.rows[chosen])
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, list[Tensor]]]:
+        """The batches of one worker, in the order of :attr:`rows`."""
+        parts = itertools.islice(enumerate(self.rows.split(self.batch_size)), rank, limit, size)
+        return ((index, self.gather(rows)) for index, rows in parts)
+
+    def order(self) -> Tensor:
+        return self.rows[self._places()]
+
+    def gather(self, rows: Tensor, channels_last: bool = False) -> list[Tensor]:
+        return [array.index_select(0, rows) for array in self.arrays]
+
+    def is_like(self, other: Any) -> bool:
+        return type(other) is type(self) and other.arrays is self.arrays and other.batch_size == self.batch_size
+
+    def _places(self) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(len(self.rows))
+        # a DataLoader first draws the seed of its worker processes
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return torch.randperm(len(self.rows), generator=self.generator)
+
+
 class Batches:
     """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array, a :class:`ClientLoader`.
 
@@ -276,6 +357,25 @@ class Batches:
         order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
         for places in order.split(self.batch_size)[: len(self)]:
             yield Rows(places, number, self.batch_size), self._batch(self.rows[places], channels_last)
+
+    def order(self) -> Tensor:
+        """The rows of the arrays in the order of one pass."""
+        return self.rows[torch.randperm(len(self.rows), generator=self.generator)] if self.shuffle else self.rows
+
+    def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+        """A batch of any rows of the arrays; augmentation and noise draw from :attr:`generator`."""
+        return self._batch(rows, channels_last)
+
+    def is_like(self, other: Any) -> bool:
+        """Whether another loader gives the same batches for the same rows: none that draws numbers of its own does."""
+        same = isinstance(other, Batches) and other.images is self.images and other.labels is self.labels
+        how = ("batch_size", "mean", "std")
+        return (
+            same
+            and self.deterministic
+            and other.deterministic
+            and all(getattr(self, n) == getattr(other, n) for n in how)
+        )
 
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False

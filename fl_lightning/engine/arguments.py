@@ -46,6 +46,7 @@ class RunArguments(RunAccess):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
+        clients_per_step: int | Literal["auto"] = "auto",
         accelerator: str = "auto",
         devices: int | str | list[int] = 1,
         workers_per_device: int = 1,
@@ -81,7 +82,7 @@ class RunArguments(RunAccess):
         self.server_optimizer, self.server_optimizer_scope = server_optimizer, server_optimizer_scope
         self.client_lr_scheduler, self.client_schedulers = client_lr_scheduler, client_schedulers
         self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
-        self.accumulate_grad_batches = accumulate_grad_batches
+        self.accumulate_grad_batches, self.clients_per_step = accumulate_grad_batches, clients_per_step
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision

@@ -65,6 +65,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
+    "clients_per_step": (
+        lambda n: n == "auto" or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096),
+        "give auto, or a number from 1 to 4096",
+    ),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
     "threads_per_worker": (
         lambda n: n is None or 1 <= n <= max(64, 8 * cores()),

@@ -10,11 +10,8 @@ from __future__ import annotations
 import copy
 import itertools
 import linecache
-import multiprocessing
-import os
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,7 +25,7 @@ from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
-from fl_lightning.engine.processes.launch import begin_forked_process, can_fork, without_collections
+from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, clipped, located
 from fl_lightning.method import Method, MethodList
@@ -36,8 +33,8 @@ from fl_lightning.seeding import ambient
 
 # hooks on whose work the first training step may rely; they are not called here
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
-# of patience with the forked process, and examples of an evaluation
-SECONDS, FEW = 60, 8
+# examples of an evaluation
+FEW = 8
 # what moves a batch to the device
 OF_TRANSFER = "the batch's transfer"
 # what torch raises for inputs, targets and shapes that do not fit
@@ -57,54 +54,11 @@ def meet_first_batch(run: Run) -> None:
     """
     own_methods = any(not is_ours(method) for method in run.methods.methods)
     own = own_methods or not (is_ours(run.client.module) and is_ours(own_module_of(run.data)))
-    if not (own and can_fork() and run.fabric.device.type == "cpu"):
+    if not (own and can_try_apart(run.fabric.device)):
         return try_batches(run)
     text = said_by_fork(partial(try_batches, run, forked=True, methods=own_methods))
     if text:
         raise UsageError(text)
-
-
-def is_ours(part: object) -> bool:
-    """Whether an object is of a class of this package, which changes nothing that is not put back."""
-    return type(part).__module__.startswith("fl_lightning.")
-
-
-def said_by_fork(work: Callable[[], None]) -> str:
-    """The text of the UsageError that ``work`` raises in a forked process; empty if it raises none."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = context.Process(target=say_error, args=(work, sender))
-    with without_collections():
-        child.start()
-    sender.close()
-    try:
-        # it ends without a word where user code ends it
-        return receiver.recv() if receiver.poll(SECONDS) else ""
-    except EOFError:
-        return ""
-    finally:
-        receiver.close()
-        child.kill()
-        child.join()
-
-
-def say_error(work: Callable[[], None], sender: Any) -> None:
-    """In a forked process: send the text of the UsageError that ``work`` raises, and end."""
-    begin_forked_process()
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
-    text = ""
-    try:
-        work()
-    except UsageError as error:
-        text = str(error)
-    finally:
-        # without the exit functions of the parent, such as those of its loggers
-        sender.send(text)
-        os._exit(0)
 
 
 def try_batches(run: Run, forked: bool = False, methods: bool = False) -> None:

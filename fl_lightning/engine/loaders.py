@@ -38,6 +38,10 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 PROBE_BATCH = 64
 
 
+# to which a precision converts the floating-point numbers of a batch
+TYPES = {"32-true": torch.float32, "64-true": torch.float64}
+
+
 class Loaders:
     """Batches of the clients' training data and of the evaluation data, on the device.
 
@@ -65,6 +69,12 @@ class Loaders:
         self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
+        self._dtype = TYPES.get(str(self._precision.precision)) if fabric.device.type == "cpu" else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether no transfer hook of the user's is called, which would see a batch of one client."""
+        return not self._hooks
 
     @contextmanager
     def train(self, k: int, round_: int, purpose: str = "batches") -> Iterator[ClientLoader]:
@@ -139,6 +149,11 @@ class Loaders:
         size = sized_len(loader)
         return min(math.inf if size is None else size, math.inf if self.limit is None else self.limit)
 
+    def _fits(self, part: Any) -> bool:
+        """Whether a part of a batch is a tensor that needs neither a transfer nor a conversion."""
+        known = type(part) is Tensor and self._dtype is not None and part.device.type == "cpu"
+        return known and (part.dtype == self._dtype or not part.is_floating_point())
+
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
         if self._hooks:
@@ -149,7 +164,7 @@ class Loaders:
             batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
             if after is not None:
                 batch = after(batch, dataloader_idx)
-        elif not self._as_is:
+        elif not (self._as_is or (type(batch) in (list, tuple) and all(map(self._fits, batch)))):
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -32,6 +32,20 @@ from fl_lightning.sums import Update
 Batch = tuple[Rows | None, Any]
 
 
+class Choice(NamedTuple):
+    """How many clients train side by side.
+
+    Args:
+        size: most clients of a group; 1 trains them one by one.
+        reason: why so many, in a few words.
+        least: fewest clients of a group; fewer are trained one by one.
+    """
+
+    size: int
+    reason: str
+    least: int = 2
+
+
 class LocalTraining:
     """Trains one client after another on the resident :class:`Client`, in the order of Lightning's training loop.
 
@@ -49,6 +63,7 @@ class LocalTraining:
         batches: gives the number of batches in a pass over the data of a client.
         schedules: steps the module's own schedulers.
         monitored: the scheduler that watches a metric, on the server.
+        choice: how many clients train side by side.
     """
 
     def __init__(
@@ -71,6 +86,7 @@ class LocalTraining:
         self._scaler = getattr(self._precision, "scaler", None)
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
         self.batches = cache(partial(num_batches, loaders.data))
+        self.choice = Choice(1, "no round has begun")
         self._has_gradients = self._skips = self._closes = False
         strategy = client.resident.stand_in.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
@@ -116,6 +132,11 @@ class LocalTraining:
         if clock.local_steps:
             return work or clock.local_steps
         return self.batches(k) * (work or clock.local_epochs)
+
+    def kind(self, k: int) -> object:
+        """Clients of which this is the same have the same schedule of rates, and may train side by side."""
+        _, schedulers = self.optimizers.first
+        return self.batches(k) if schedulers else None
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.
@@ -178,7 +199,7 @@ class LocalTraining:
                 (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
                 clock.step += steps_now
 
-    def _optimizer(self, factor: float, loader: ClientLoader) -> tuple[Optimizer, Schedulers]:
+    def _optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
         optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
@@ -191,6 +212,10 @@ class LocalTraining:
         self._closes = "optimizer_step" in resident.hooks or needs_closure(optimizer)
         resident.stand_in.begin_visit(optimizer, schedulers, loader)
         return optimizer, schedulers
+
+    def begin_group(self, factor: float) -> tuple[Optimizer, Schedulers]:
+        """The optimizer and the schedulers of the visits of several clients side by side."""
+        return self._optimizer(factor, None)
 
     def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""

@@ -7,14 +7,18 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.groups.forming import cost, form_groups
+from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.engine.processes.workers import place
@@ -23,7 +27,7 @@ from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, 
 from fl_lightning.records.files import save
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
-from fl_lightning.sums import Totals
+from fl_lightning.sums import Totals, Update
 from fl_lightning.systems import Fate
 
 # phases that the stopwatch of local training measures, beside those that :func:`play_round` times
@@ -43,12 +47,14 @@ class Outcome:
             ``idle`` since they had no batch; and batches that the module ``skipped``.
         arrived: clients whose updates the server gets.
         rates: last learning rate of each client that took a step and sent its update.
+        remembered: what the clients of the present group remembered before it.
         errors: of the clients that failed.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     arrived: list[int] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
+    remembered: dict[int, dict] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
 
@@ -120,19 +126,12 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     """
     totals, outcome = Totals(run.fabric.device), Outcome()
     run.stopwatch.reset()
-    for k in place_cohort(run, fates):
+    for group in place_cohort(run, fates):
         run.workers.check()
-        try:
-            train_client(run, k, round_, fates[k], totals, outcome)
-        except LostWorkerError:
-            raise
-        except (ClientError, UsageError) as error:
-            outcome.errors[k] = error
-            record_failure(run, k, error)
-            if run.trainer.on_client_error == "raise":
-                break
-            if isinstance(error, SharedStateError):
-                raise  # later clients would begin with what it has written
+        train = train_client if len(group) == 1 else train_group
+        train(run, group, round_, fates, totals, outcome)
+        if outcome.errors and run.trainer.on_client_error == "raise":
+            break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
     run.stopwatch.lap("wait")
@@ -141,28 +140,106 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     return totals, arrived
 
 
-def train_client(run: Run, k: int, round_: int, fate: Fate, totals: Totals, outcome: Outcome) -> None:
-    """Train one client and add what it sends; where this fails, neither the sums nor its memory change."""
-    client, memories = run.client, run.client.memories()
-    with memories.visit(k):
-        update = run.local_training.visit(k, round_, run.server.state, fate.work)
-        if fate.lost is None:
-            observe(run, k, round_)
-            try:
-                totals.add(update)
-            except ArithmeticError as error:
-                raise ClientError(f"client {k}, round {round_}: {error}") from error
-        else:
-            memories.drop(k)
-    outcome.arrived += [k] * (fate.lost is None)
-    outcome.counts.update(
-        visits=1,
-        stepped=client.num_steps > 0,
-        idle=run.local_training.batches(k) == 0,
-        skipped=client.visit.num_skipped,
-    )
-    if client.num_steps and fate.lost is None:
-        outcome.rates[k] = client.lr
+def train_client(
+    run: Run, group: list[int], round_: int, fates: dict[int, Fate], totals: Totals, outcome: Outcome
+) -> None:
+    """Train the only client of a group, and add what it sends."""
+    (k,) = group
+    with failing_alone(run, k, outcome), run.client.memories().visit(k):
+        update = run.local_training.visit(k, round_, run.server.state, fates[k].work)
+        add_update(run, k, round_, fates[k], update, totals, outcome)
+
+
+def train_group(
+    run: Run, group: list[int], round_: int, fates: dict[int, Fate], totals: Totals, outcome: Outcome
+) -> None:
+    """Train clients side by side, and add what they send; the failure of one leaves the others as they are."""
+    memories = run.client.memories()
+    # a visit can be repeated in its group alone; that of a client that fails is recorded with what all remembered
+    outcome.remembered = {k: memories.get(k, {}) for k in group}
+    visits = side_by_side(run, group, round_, fates)
+    with ExitStack() as stack:
+        stack.callback(memories.drop_all, group)
+        try:
+            stack.enter_context(visits.training_all())
+        except LostWorkerError:
+            raise
+        except (ClientError, UsageError) as error:  # which client failed, if it is one, is found one by one
+            memories.drop_all(group)
+            run.trainer.warn(f"{error}; they are trained one by one")
+            outcome.remembered = {}
+            for k in group:
+                if not outcome.errors or run.trainer.on_client_error == "skip":
+                    train_client(run, [k], round_, fates, totals, outcome)
+            return
+        done = add_updates(run, group, visits, totals, outcome) if all(fates[k].lost is None for k in group) else set()
+        for row, k in enumerate(group):
+            if row not in done:
+                with failing_alone(run, k, outcome), memories.visit(k):
+                    add_update(run, k, round_, fates[k], visits.update(row), totals, outcome)
+
+
+def add_updates(run: Run, group: list[int], visits: Group, totals: Totals, outcome: Outcome) -> set[int]:
+    """Add at once what clients send of which no hook wants to see more; returns their rows in the group."""
+    if not visits.sends_states_alone() or any(
+        type(callback).on_client_end is not Callback.on_client_end for callback in run.callbacks
+    ):
+        return set()
+    rows, updates = visits.updates()
+    if rows:
+        totals.add_rows(updates)
+    for row in rows:
+        run.client.memories().settle(group[row])
+        counts = int(visits.num_steps[row]), float(visits.lr[row]), int(visits.num_skipped[row])
+        note_visit(run, group[row], *counts, outcome)
+    return {*rows}
+
+
+def side_by_side(run: Run, group: list[int], round_: int, fates: dict[int, Fate]) -> Group:
+    """The visits of the clients of a group."""
+    members = [Member(k, fates[k].work) for k in group]
+    return Group(run.local_training, members, round_, run.server.state)
+
+
+@contextmanager
+def failing_alone(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
+    """In this block a failure is that of client ``k``; neither the sums nor its memory may have changed before it."""
+    try:
+        yield
+    except LostWorkerError:
+        raise
+    except (ClientError, UsageError) as error:
+        note_failure(run, k, error, outcome)
+
+
+def note_failure(run: Run, k: int, error: Exception, outcome: Outcome) -> None:
+    """Record that client ``k`` failed."""
+    outcome.errors[k] = error
+    record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
+    if isinstance(error, SharedStateError) and run.trainer.on_client_error != "raise":
+        raise error  # later clients would begin with what it has written
+
+
+def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
+    """Show a client that has trained to the callbacks, and add what it sends, unless that is lost."""
+    client = run.client
+    if fate.lost is None:
+        observe(run, k, round_)
+        try:
+            totals.add(update)
+        except ArithmeticError as error:
+            raise ClientError(f"client {k}, round {round_}: {error}") from error
+    else:
+        client.memories().drop(k)
+    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, fate.lost is None)
+
+
+def note_visit(run: Run, k: int, steps: int, rate: float, skipped: int, outcome: Outcome, arrived: bool = True) -> None:
+    """Count a visit, and what came of it."""
+    outcome.arrived += [k] * arrived
+    outcome.counts.update(visits=1, stepped=steps > 0, idle=run.local_training.batches(k) == 0, skipped=skipped)
+    if steps and arrived:
+        outcome.rates[k] = rate
 
 
 def observe(run: Run, k: int, round_: int) -> None:
@@ -178,13 +255,16 @@ def observe(run: Run, k: int, round_: int) -> None:
         raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {located(error)}") from error
 
 
-def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
-    """Place the cohort on the workers, send each client's memory along, and return the clients of this worker.
+def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
+    """Place the cohort on the workers, send each client's memory along, and return the groups of this worker.
 
-    They are in ascending order.
+    They are in ascending order of their first clients.
     """
     steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
-    placed = place(steps, run.workers.size, run.client.memories().owners)
+    groups = {group[0]: group for group in groups_of(run, steps)}
+    costs = {first: cost(group, steps) for first, group in groups.items()}
+    of_groups = place(costs, run.workers.size, run.client.memories().owners)
+    placed = [[k for first in firsts for k in groups[first]] for firsts in of_groups]
     if run.client.memories().owners:
         run.workers.barrier()  # a memory is sent when both sides are here
     run.client.memories().follow(placed, run.workers)
@@ -192,7 +272,13 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[int]:
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
     run.stopwatch.lap("place")
-    return sorted(placed[run.workers.rank])
+    return [groups[first] for first in sorted(of_groups[run.workers.rank])]
+
+
+def groups_of(run: Run, steps: dict[int, int]) -> list[list[int]]:
+    """The groups of a cohort, whose clients are expected to take so many local steps."""
+    choice = run.local_training.choice
+    return form_groups(steps, choice.least, choice.size, run.local_training.kind)
 
 
 def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
@@ -395,8 +481,10 @@ def record_path(run: Run, k: int) -> Path | None:
     return None if folder is None else folder / "failures" / f"round-{run.server.round}-client-{k}.pt"
 
 
-def record_failure(run: Run, k: int, error: Exception) -> None:
+def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -> None:
     """Write what the command ``replay`` needs to repeat the visit of client ``k`` that has just failed on this worker.
+
+    Those beside which it trained, its ``group``, are given with what they remembered.
 
     Only the first :data:`MOST_RECORDED` failures of a run are recorded.
     """
@@ -412,7 +500,8 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
             "failure": {"round": server.round, "client": k, **what},
             "state_dict": server.state,
             "cohort": server.cohort,
-            "memory": client.memories().get(k, {}),
+            "memory": group.get(k) or client.memories().get(k, {}),
+            "memories": {other: memory for other, memory in group.items() if memory},
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),

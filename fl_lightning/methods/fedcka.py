@@ -107,12 +107,13 @@ class FedCKA(Method):
 
     def on_client_start(self, client: Client) -> None:
         previous = client.memory(self).get("previous")
+        client.scratch(self).compares = previous is not None
         if previous is not None:
             client.load_reference("global", client.received, self.requires)
             client.load_reference("previous", previous, self.requires)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
-        if "previous" not in client.memory(self):
+        if not client.scratch(self).compares:
             return None
         to_global, to_previous = client.observe("global"), client.observe("previous")
         terms = [

@@ -56,14 +56,15 @@ class FedRS(Method):
         head = client.module.get_submodule(path)
         hint = f"the tap logits is bound to {path!r}, which has no bias; bind it to the classifier, or set it to true"
         require(self.use_bias or hasattr(head, "bias"), "FedRS.use_bias", self.use_bias, hint)
-        self._bias: Tensor | None = None if self.use_bias else head.bias  # type: ignore[assignment]
+        biases = [name for name, value in client.live.items() if value is getattr(head, "bias", None)]
+        self._bias = None if self.use_bias or not biases else biases[0]
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        logits = logits if self._bias is None else logits - self._bias
+        logits = logits if self._bias is None else logits - client.live[self._bias]
         return restricted_logits(logits, counts.to(logits.device), self.alpha, self.mode)
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
         # subtracting the bias leaves a gradient of 0, with which weight decay and momentum would still move it
         if self._bias is not None:
-            self._bias.grad = None
+            client.live[self._bias].grad = None

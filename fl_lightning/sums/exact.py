@@ -56,13 +56,16 @@ class ExactSum:
         return list(self._bins)
 
     def add(self, values: Tensor) -> None:
-        """Add ``values`` ``(n,)``; overwrites them."""
+        """Add ``values`` ``(n,)``, or each row of ``(m, n)`` with m at most :data:`ADDITIONS`; overwrites them."""
         values = self._make_room(values)
-        for begin in range(0, self.size, CHUNK):
-            self._add_chunk(values[begin : begin + CHUNK], begin)
-        self._additions += 1
-        if self._additions >= ADDITIONS:
+        rows = len(values) if values.ndim > 1 else 1
+        # in a bin that is added up row by row, too, the order of exact additions has no effect
+        self._additions += rows
+        if self._additions > ADDITIONS:
             self._normalise()
+            self._additions = rows
+        for begin in range(0, self.size, CHUNK // rows + 1):
+            self._add_chunk(values[..., begin : begin + CHUNK // rows + 1], begin)
 
     def value(self) -> Tensor:
         """The sum ``(n,)``."""
@@ -118,7 +121,7 @@ class ExactSum:
         # nan fails this comparison as well
         if not largest < LIMIT:
             usual = values.abs() < LIMIT
-            self._open(NOT_FINITE).add_((values * math.inf).masked_fill(usual, 0.0))
+            self._open(NOT_FINITE).add_((values * math.inf).masked_fill(usual, 0.0).view(-1, self.size).sum(0))
             return self._make_room(values.masked_fill(~usual, 0.0))
         # 14 bits stay free above the largest number
         while largest >= 2.0 ** (self._largest() - 14):
@@ -137,7 +140,7 @@ class ExactSum:
             large = 1.5 * 2.0**exponent
             torch.add(rest, large, out=piece)
             piece.sub_(large)
-            total[begin : begin + CHUNK].add_(piece)
+            total[begin : begin + rest.shape[-1]].add_(piece if piece.ndim == 1 else piece.sum(0))
             if exponent != LOWEST:
                 rest.sub_(piece)
 

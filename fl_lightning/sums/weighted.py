@@ -18,6 +18,8 @@ from fl_lightning.collectives import Collectives
 from fl_lightning.errors import UsageError
 from fl_lightning.sums.exact import ExactSum
 
+# rows that are added at once, few enough that their sum is exact
+MOST_ROWS = 256
 # where a value lies in nested dictionaries
 Path = tuple[str, ...]
 # of a total and of its weight
@@ -91,6 +93,31 @@ class Sums:
         if layout != self._layout:
             self._extend(merged(self._layout, layout))
         self._exact.add(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
+
+    @torch.no_grad()
+    def add_rows(self, values: Mapping[str, Any]) -> None:
+        """Add what several contribute, each a row: as :meth:`add`, with totals and weights ``(m, ...)``.
+
+        Raises:
+            ArithmeticError: a value has another shape than before.
+        """
+        entries = flatten(values)
+        self._totals = None
+        layout = {path: (value.total.shape[1:], value.weight.shape[1:]) for path, value in entries.items()}
+        if layout != self._layout:
+            self._extend(merged(self._layout, layout))
+        number, device = len(next(iter(entries.values())).total), self._exact.device
+        flat = torch.zeros(number, self._exact.size, dtype=torch.float64, device=device)
+        begin = 0
+        for path, shapes in self._layout.items():
+            end = begin + length(shapes)
+            if path in entries:
+                middle = begin + shapes[0].numel()
+                flat[:, begin:middle] = entries[path].total.reshape(number, -1)
+                flat[:, middle:end] = entries[path].weight.reshape(number, -1)
+            begin = end
+        for some in flat.split(MOST_ROWS):
+            self._exact.add(some)
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
         """Add up the sums of all workers, who all call this; returns the small ``note`` of each, by rank."""

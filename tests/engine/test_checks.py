@@ -36,6 +36,7 @@ WRONG = {
     "name": "..",
     "client_memory": -0.5,
     "cache_references": "always",
+    "clients_per_step": 0,
     "gradient_clip_val": 0.0,
     "gradient_clip_algorithm": "both",
     "accumulate_grad_batches": 0,

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine import first_batch
 from fl_lightning.engine.commands import fit as commands
+from fl_lightning.engine.processes import apart
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, FedProto
 from fl_lightning.models import MLP, ImageClassifier
@@ -77,7 +77,7 @@ def fit(tmp_path, model, data, methods=(), **kwargs):
 
 @pytest.fixture(params=[True, False], ids=["forked", "in place"])
 def forks(request, monkeypatch):
-    monkeypatch.setattr(first_batch, "can_fork", lambda: request.param)
+    monkeypatch.setattr(apart, "can_fork", lambda: request.param)
     return request.param
 
 
@@ -151,7 +151,7 @@ def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch, forks, own):
 
 
 def test_the_module_can_tell_that_it_is_a_trial(tmp_path, monkeypatch):
-    monkeypatch.setattr(first_batch, "can_fork", lambda: False)
+    monkeypatch.setattr(apart, "can_fork", lambda: False)
     seen.clear()
     fit(tmp_path, Net(), clients(), max_rounds=1)
     trials = [training for trial, training in seen if trial]
@@ -221,7 +221,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_an_error_of_the_users_own_is_one_line_with_its_place(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(first_batch, "can_fork", lambda: False)
+    monkeypatch.setattr(apart, "can_fork", lambda: False)
     call, kind, text = FAILURES[case]
 
     class Fails(Net):
@@ -319,7 +319,7 @@ def test_clients_that_may_fail_are_left_to_the_run(tmp_path, forks):
 
 
 def test_a_forked_process_that_says_nothing_is_no_misfit():
-    assert first_batch.said_by_fork(lambda: first_batch.os._exit(3)) == ""
+    assert apart.said_by_fork(lambda: apart.os._exit(3)) == ""
 
 
 def test_a_short_trial_run_meets_no_batch_beforehand(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from fl_lightning.engine.checks import few
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.evaluation.loop import can_share
+from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.replaced import replaced
@@ -35,7 +36,7 @@ from fl_lightning.method import Method
 from fl_lightning.records.hyperparameters import plain_arguments
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
-from fl_lightning.sums import Totals
+from fl_lightning.sums import Totals, Update
 
 # batches of a client, and of an evaluation, that are measured
 BATCHES, EVALUATED = 4, 2
@@ -99,6 +100,8 @@ def examine(
             "device": str(run.fabric.device),
             "precision": str(run.fabric.strategy.precision.precision),
             "seed": run.seed,
+            "clients_per_step": run.local_training.choice.size,
+            "side_by_side": run.local_training.choice.reason,
             "systems": None if trainer.systems is None else plain_arguments(trainer.systems),
         },
         "methods": {
@@ -172,12 +175,13 @@ def measure(run: Run, done: int, batches: list[int]) -> Outline:
     run.server.begin_round(done, cohort(run, done))
     run.resident.begin_round(done)
     run.methods.on_round_start(run.server)
-    clock = run.resident.clock
+    clock, group = run.resident.clock, group_of(run, k)
     with limited(clock, 1):
-        run.local_training.visit(k, done, run.server.state)  # in which much is done once
+        visit_first(run, group, done)  # in which much is done once
     run.stopwatch.reset()
     with limited(clock, BATCHES):
-        update, taken = run.local_training.visit(k, done, run.server.state), sum(clock.passes)
+        update = visit_first(run, group, done)
+        taken = sum(sum(clock.at(done, run.local_training.batches(j)).passes) for j in group)
     seconds = dict(run.stopwatch.seconds)
     began = time.perf_counter()
     Totals(run.fabric.device).add(update)
@@ -186,12 +190,29 @@ def measure(run: Run, done: int, batches: list[int]) -> Outline:
         "client": k,
         "batches": taken,
         "batch": sum(seconds.get(phase, 0.0) for phase in OF_BATCHES) / taken,
-        "visit": adding + sum(value for phase, value in seconds.items() if phase not in OF_BATCHES),
+        "visit": (adding + sum(value for phase, value in seconds.items() if phase not in OF_BATCHES)) / len(group),
         "up": update.num_bytes,
         "state": num_bytes(run.client.memories().get(k, {})),
         "evaluation": {phase: seconds_of_evaluation(run, phase) for phase in PHASES},
         "peak": peak_memory(run),
     }
+
+
+def group_of(run: Run, k: int) -> list[int]:
+    """Clients that train side by side, of which client ``k`` is the first: those nearest to it in their batches."""
+    steps, size = run.local_training.batches, min(run.local_training.choice.size, len(run.server.cohort))
+    others = [j for j in range(run.data.num_clients) if steps(j) and j != k]
+    group = [k, *sorted(others, key=lambda j: abs(steps(j) - steps(k)))[: size - 1]]
+    return sorted(group, key=lambda j: -steps(j))
+
+
+def visit_first(run: Run, group: list[int], round_: int) -> Update:
+    """Train a group, and return what its first client sends."""
+    if len(group) == 1:
+        return run.local_training.visit(group[0], round_, run.server.state)
+    visits = Group(run.local_training, [Member(k) for k in group], round_, run.server.state)
+    with visits.training_all():
+        return visits.update(0)
 
 
 @contextmanager
@@ -281,12 +302,14 @@ def as_text(plan: Outline) -> str:
         "dropped": "drop a last batch that is not full",
     }
     ends = ", ".join(f"{clients[kind]} {text}" for kind, text in kinds.items() if clients[kind])
+    beside = "one client after the other" if run["clients_per_step"] == 1 else "clients in groups"
     # a head that is empty continues the line above
     rows = [
         ("methods", ", ".join(calls) or "none, which is FedAvg"),
         ("rounds", f"{run['rounds']}{done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
         *([("", f"simulated: {systems}; the costs below are without it")] if run["systems"] is not None else []),
         ("workers", f"{where}, precision {run['precision']}, seed {run['seed']}"),
+        ("side by side", f"{beside}: {run['side_by_side']}"),
         ("model", model["class"]),
         ("parameters", f"{model['trained']:,} trained, {model['frozen']:,} frozen; {model['buffers']:,} in buffers"),
         *([("", f"{kept:,} of these numbers stay with each client")] if kept else []),

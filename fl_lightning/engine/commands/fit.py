@@ -23,6 +23,7 @@ from fl_lightning.engine.checks import check_folder, warn_of_averaged_statistics
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
+from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.identity.description import FREE_OF_TRAINER
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -86,10 +87,11 @@ def prepare_fit(
     if weights is not None and source is None:
         load_weights(run, weights)
     run.methods.on_fit_start(run.server)
-    checkpoint = restore_run(run, source, allow_changes)
     check_storable(run)
     if source is None and not run.trainer.fast_dev_run:
         meet_first_batch(run)
+    choose(run)
+    checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
     if client.kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from fl_lightning.client import Client
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.commands.fit import begin_fit
+from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.identity.changes import differences, identity, message, shown_path
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.processes.launch import threads
-from fl_lightning.engine.rounds import cohort, draw_fates
+from fl_lightning.engine.rounds import cohort, draw_fates, groups_of, side_by_side
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
 from fl_lightning.systems import Fate
 
@@ -48,18 +49,37 @@ def replay(
     source, contents = find_visit(run, ckpt_path, round_, client)
     with threads(threads_of(source.path, contents)):
         run.methods.on_fit_start(run.server)
+        choose(run)
         run.description.pop("code", None)  # a replay is where a correction of the code is tried
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.resident.begin_round(round_)
         # of a changed run the cohort may be another one
-        fate = draw_fates(run, round_, cohort(run, round_)).get(client, Fate())
-        with stopping_at_bad_terms(run.client):
-            run.local_training.visit(client, round_, run.server.state, fate.work)
+        fates = draw_fates(run, round_, cohort(run, round_))
+        fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
+        steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
+        group = next((group for group in groups_of(run, steps) if client in group), [client])
+        # the bits of a visit depend on those beside which it is made, where they can be
+        if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
+            with stopping_at_bad_terms(run.client):
+                run.local_training.visit(client, round_, run.server.state, fates[client].work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
+
+
+def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates: dict[int, Fate]) -> bool:
+    """Repeat the visit of a client in its group; false if they cannot train side by side, as in the run."""
+    visits = side_by_side(run, group, round_, fates)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(visits.training_all())
+        except ClientError:
+            run.client.memories().drop_all(group)
+            return False
+        visits.update(group.index(client))
+    return True
 
 
 def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Checkpoint, dict[str, Any]]:
@@ -105,9 +125,10 @@ def restore_failure(
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
     run.resident.evaluated = record["evaluated"]
-    if record["memory"]:
-        run.client.memories().visited(client).update(record["memory"])
-        run.client.memories().settle(client)  # its visit takes it to the device
+    for k, memory in {**record.get("memories", {}), client: record["memory"]}.items():
+        if memory:
+            run.client.memories().visited(k).update(memory)
+            run.client.memories().settle(k)  # its visit takes it to the device
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:

@@ -114,6 +114,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         key: (theirs.get(key), ours[key]) for key in ours if key != "description" and theirs.get(key) != ours[key]
     }
     described, before = ours["description"], theirs.get("description", {})
+    if "trainer" in before:  # before there were groups, clients were trained one by one
+        before = {**before, "trainer": {"clients_per_step": 1, **before["trainer"]}}
     for section in SECTIONS:
         changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
     changes.pop("trainer.max_rounds", None)

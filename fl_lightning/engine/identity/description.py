@@ -131,6 +131,7 @@ def of_trainer(run: Run) -> dict[str, Any]:
         "precision": str(run.fabric.strategy.precision.precision),
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
+        "clients_per_step": run.local_training.choice.size,
         **evaluated,
     }
 

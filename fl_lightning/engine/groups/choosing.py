@@ -1,0 +1,283 @@
+"""How many clients of a cohort train side by side, and why: a rule on model, batch and device.
+
+It is no measurement, since the bits of a result depend on it. What cannot be mapped over clients is found out before
+round 0: by what is known of the module and its optimizer, and by a trial in which two clients take a step, one by one
+and side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from fl_lightning.client.mapped import NotMappable
+from fl_lightning.client.transient import CONTAINERS, OWN
+from fl_lightning.data.loaders import Gathering, PlainLoader
+from fl_lightning.engine.groups.group import Group, Member
+from fl_lightning.engine.groups.stack import ELEMENTWISE
+from fl_lightning.engine.local_training import Choice
+from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
+from fl_lightning.engine.replaced import replaced
+from fl_lightning.errors import ClientError, UsageError, clipped, located, require
+from fl_lightning.sampling import size_of_cohort
+from fl_lightning.seeding import ambient
+from fl_lightning.state import State, norm
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+
+# of auto: clients that share a program, at least and at most, and numbers of their states together
+LEAST_CLIENTS, MOST_CLIENTS, MOST_NUMBERS = 8, 128, 2**24
+# operations of a forward pass on a batch, of matrix products and convolutions, from which more clients in a program
+# save nothing, by the kind of device; see docs/side_by_side.md for the measurements
+WORK = {"cpu": 2e7, "cuda": 2e9}
+# hooks around a visit, its batches and its steps, which a program of several clients could call for none of them
+VISIT_HOOKS = {
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+}
+# largest relative difference of a client's change in the trial, by the precision; of others the last
+NEAR = {"64-true": 1e-6, "32-true": 1e-3, "": 0.1}
+AUTO = "auto"
+
+
+def choose(run: Run) -> None:
+    """Choose how many clients train side by side, once the methods have their server values; all workers call this.
+
+    Raises:
+        UsageError: a number is asked for, and this run cannot be mapped over clients.
+    """
+    run.local_training.choice = choice_for(run)
+
+
+def choice_for(run: Run) -> Choice:
+    """How many clients train side by side, and why.
+
+    Raises:
+        UsageError: as :func:`choose`.
+    """
+    asked, trainer = run.trainer.clients_per_step, run.trainer
+    if asked == 1:
+        return Choice(1, "trainer.clients_per_step is 1")
+    least = LEAST_CLIENTS if asked == AUTO else 2
+    cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
+    if cohort < least:
+        return Choice(1, f"a round has {cohort} clients; from {least} on, they may share a program")
+    numbers = sum(value.numel() for value in run.client.live.values())
+    size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
+    if size < least:
+        return Choice(1, f"the model has {numbers:,} numbers")
+    obstacle = next(obstacles(run), None)
+    if obstacle is None:
+        obstacle = tried(run)
+    # all workers come to the same, unless the machine of one of them fails
+    obstacle = run.workers.gather(obstacle)[0]
+    if obstacle is None:
+        return Choice(size, f"{least} to {size} clients of {numbers:,} numbers share a program", least)
+    require(asked == AUTO, "trainer.clients_per_step", asked, f"{obstacle}; give 1 or auto")
+    return Choice(1, obstacle)
+
+
+def obstacles(run: Run) -> Iterator[str]:
+    """What is known to keep clients from training side by side."""
+    resident, trainer, module = run.resident, run.trainer, run.client.module
+    optimizer, schedulers = run.local_training.optimizers.first
+    name = type(module).__name__
+    for hook in sorted(VISIT_HOOKS & resident.hooks):
+        yield f"{name} overrides {hook}, which is called for each client"
+    if (
+        type(optimizer) not in ELEMENTWISE
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+    ):
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        yield f"its optimizer is {type(optimizer).__name__}; known to treat each number by itself are {known}"
+    precision = str(run.fabric.strategy.precision.precision)
+    if not precision.endswith("true"):
+        yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
+    if trainer.compile:
+        yield "trainer.compile compiles the step of one client"
+    if trainer.cache_references is True:
+        yield "trainer.cache_references keeps what reference models give of one client"
+    if any(config.reduce_on_plateau for config in schedulers) and trainer.client_schedulers == "restart":
+        yield "its scheduler watches a metric of each visit"
+    for path, part in module.named_modules():
+        if isinstance(part, nn.RNNBase):
+            yield f"{path or name} is a {type(part).__name__}, which keeps its weights in a place of its own"
+        if getattr(part, "sparse", False) is True:
+            yield f"the gradients of {path or name} are sparse"
+
+
+def look_at_step(run: Run, k: int) -> tuple[int, bool]:
+    """The operations of the first step of client ``k``, forward, and whether it draws random numbers.
+
+    Raises:
+        NotMappable: it fails.
+    """
+    client, resident, counter = run.client, run.resident, FlopCounterMode(display=False)
+    with (
+        ambient(run.seed, "work"),
+        client.rehearsing(run.methods if client.methods.methods else None),
+        run.loaders.train(k, 0, "work") as loader,
+    ):
+        before = random_states()
+        _, batch = next(iter(run.loaders.batches(loader)))
+        client.visit.logged.begin_batch(batch)
+        resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
+        try:
+            with torch.no_grad(), run.fabric.autocast(), counter, resident.taps.recorded(False):
+                client.own_loss(batch, 0)
+        except Exception as error:  # the run says it in the user's words
+            raise NotMappable("its step fails without gradients") from error
+        return counter.get_total_flops(), random_states() != before
+
+
+def random_states() -> tuple[Any, ...]:
+    """The states of the generators that user code may draw from."""
+    numbers: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numbers[1].tobytes(), numbers[2:], torch.get_rng_state().numpy().tobytes()
+
+
+def attributes_of(run: Run) -> dict[str, Any]:
+    """What stands in the attributes of the module, of its parts and of the methods, by name, to be compared."""
+    parts: list[tuple[str, Any]] = [
+        (f"self.{path}." if path else "self.", part) for path, part in run.client.module.named_modules()
+    ]
+    parts += [(f"{type(method).__name__}.", method) for method in run.methods.methods]
+    contents = {
+        f"{prefix}{name}": contents_of(value)
+        for prefix, part in parts
+        for name, value in vars(part).items()
+        if name not in OWN
+    }
+    entries = ("_parameters", "_buffers", "_modules")
+    return contents | {f"{prefix}{held}": [*vars(part).get(held, ())] for prefix, part in parts for held in entries}
+
+
+def contents_of(value: Any) -> Any:
+    """What a value is told by: an object by itself, with a tensor's version and what a container holds."""
+    if isinstance(value, Tensor):
+        return Told(value, value._version)
+    if isinstance(value, CONTAINERS):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return Told(value, [(key, Told(part, None)) for key, part in parts])
+    return Told(value, None)
+
+
+class Told:
+    """Equal to another one of the same object with the same contents."""
+
+    def __init__(self, value: Any, contents: Any) -> None:
+        self.value, self.contents = value, contents
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Told) and self.value is other.value and self.contents == other.contents
+
+
+def is_repeatable(loader: Any) -> bool:
+    """Whether reading a batch changes nothing for the next pass."""
+    inner = loader.loader if isinstance(loader, PlainLoader) else None
+    indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not inner.num_workers
+    return isinstance(loader, Gathering) or isinstance(inner, (list, tuple)) or indexed
+
+
+def tried(run: Run) -> str | None:
+    """Why a trial failed; None where two clients side by side take the step that each takes alone."""
+    with_batches = filter(run.local_training.batches, range(run.data.num_clients))
+    clients = list(itertools.islice(with_batches, 2))
+    if len(clients) < 2:
+        return "only one client has batches"
+    for k in clients:
+        with run.loaders.train(k, 0, "work") as loader:
+            if not is_repeatable(loader):
+                return "its batches cannot be read before the run" if run.trainer.clients_per_step == AUTO else None
+    own = not (is_ours(run.client.module) and all(map(is_ours, run.methods.methods)))
+    if own and can_try_apart(run.fabric.device):
+        # UsageErrors alone come back; what else goes wrong is the run's to say
+        return said_by_fork(partial(try_two, run, clients)) or None
+    try:
+        try_two(run, clients)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def try_two(run: Run, clients: list[int]) -> None:
+    """Two clients take their first step one by one and side by side, of which nothing is left.
+
+    Raises:
+        NotMappable: side by side fails, or gives something else.
+    """
+    work, draws = look_at_step(run, clients[0])
+    if run.trainer.clients_per_step == AUTO:
+        why = f"a step takes {work / 1e6:,.0f} million operations, which fill a core by themselves"
+        require_mappable(work <= WORK.get(run.fabric.device.type, 0.0), why)
+        require_mappable(not draws, "its step draws random numbers, in a visit from a stream of its own")
+    training, state = run.local_training, run.server.state
+    clock = run.resident.clock
+    with ambient(run.seed, "side_by_side"), run.client.rehearsing(run.methods), replaced(clock, limit=clock.accumulate):
+        try:
+            alone = [training.visit(k, 0, state).delta for k in clients]
+        except Exception as error:  # the run says it
+            raise NotMappable("a step of one client fails") from error
+        run.client.memories().drop_all(clients)
+        members = sorted((Member(k) for k in clients), key=lambda member: -training.batches(member.id))
+        group = Group(training, members, 0, state)
+        run.resident.load_afresh(state)
+        before = attributes_of(run)
+        try:
+            with group.training_all():
+                changed = next((name for name, now in attributes_of(run).items() if now != before.get(name)), None)
+                updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
+        except ClientError as error:
+            raise NotMappable(clipped(located(error.__cause__ or error), 300)) from error
+    if changed is not None:
+        raise NotMappable(f"a step changes {changed}, which is not the client's; use client.scratch(self) or a buffer")
+    near = NEAR.get(str(run.fabric.strategy.precision.precision), NEAR[""])
+    # groups draw other random numbers
+    for k, delta in zip(clients, alone, strict=True) if not draws else ():
+        check_near(delta, updates[k], near)
+
+
+def require_mappable(condition: bool, why: str) -> None:
+    """Refuse what had better not be mapped.
+
+    Raises:
+        NotMappable: ``condition`` does not hold.
+    """
+    if not condition:
+        raise NotMappable(why)
+
+
+def check_near(alone: State, beside: State, near: float) -> None:
+    """Refuse a change that is another side by side.
+
+    Raises:
+        NotMappable: it is, by more than the share ``near``.
+    """
+    gap, size = float(norm({name: value - beside[name] for name, value in alone.items()})), float(norm(alone))
+    if gap > near * size:
+        why = "it reads a value of one client, or keeps one outside of the state"
+        raise NotMappable(f"a step side by side moves the parameters otherwise than alone, by {gap / size:.2%}; {why}")

@@ -1,0 +1,135 @@
+"""The batches of a group: those of equal shape stacked, so that as few programs as possible take them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client.columns import Rows, Same, Table, kind_of, take_apart
+from fl_lightning.data.loaders import ClientLoader, Gathering
+from fl_lightning.engine.loaders import Loaders
+from fl_lightning.errors import ClientError
+
+
+class Stacked(NamedTuple):
+    """A batch of several clients.
+
+    Args:
+        rows: the clients.
+        indices: the index of the batch in the pass of each of them.
+        table: their batches.
+    """
+
+    rows: Rows
+    indices: Sequence[int]
+    table: Table
+
+    def part(self, places: Sequence[int], of: Sequence[int]) -> Stacked:
+        """The batches at these places, of clients whose rows are ``of``."""
+        chosen = list(places)
+        columns = [Same(c.value) if isinstance(c, Same) else c.part(chosen) for c in self.table.columns]
+        indices = [self.indices[place] for place in chosen] if len(self.indices) > 1 else self.indices
+        return Stacked(as_rows([of[place] for place in chosen]), indices, Table(self.table.shape, columns))
+
+
+def as_rows(rows: list[int]) -> Rows:
+    """A range of rows as one, of which a tensor gives a view."""
+    first = rows[0]
+    return slice(first, first + len(rows)) if rows == [*range(first, first + len(rows))] else rows
+
+
+class Feed:
+    """Gives the batches of a group, pass by pass.
+
+    Each client gets its own batches in their order. Since clients do not depend on each other, a batch that ends a pass
+    and has another shape than those before it, as the last one mostly has, may wait until such batches of the other
+    clients have come, too.
+
+    Args:
+        loaders: the run's batches.
+        of_clients: the loader of each client.
+        device: where numbers in a batch that differ by client are put.
+    """
+
+    def __init__(self, loaders: Loaders, of_clients: Sequence[ClientLoader], device: torch.device) -> None:
+        self.loaders, self.of_clients, self.device = loaders, of_clients, device
+        first = of_clients[0]
+        # what went wrong with the batches of a client, by row
+        self.failed: dict[int, Exception] = {}
+        self._gathers = loaders.plain and isinstance(first, Gathering) and all(map(first.is_like, of_clients))
+
+    def of_pass(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+        """The batches of a pass in which the clients take so many of them."""
+        return self._gathered(lengths) if self._gathers else self._loaded(lengths)
+
+    def _gathered(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+        """Each batch of the group is one gather from the array that all clients have a part of."""
+        loaders: Any = self.of_clients
+        size, gather = loaders[0].batch_size, loaders[0].gather
+        orders = [loader.order() if length else torch.empty(0) for loader, length in zip(loaders, lengths, strict=True)]
+        full = [min(length, len(order) // size) for length, order in zip(lengths, orders, strict=True)]
+        steps = max(full)
+        places = torch.zeros(steps, len(full), size, dtype=torch.int64)
+        for row, (order, number) in enumerate(zip(orders, full, strict=True)):
+            places[:number, row] = order[: number * size].view(number, size)
+        for step in range(steps):
+            rows = as_rows([row for row, number in enumerate(full) if number > step])
+            yield self._at(gather, rows, [step], places[step, rows])
+        ragged: dict[int, list[int]] = {}
+        for row, (order, number, length) in enumerate(zip(orders, full, lengths, strict=True)):
+            if number < length:
+                ragged.setdefault(len(order) - number * size, []).append(row)
+        for rest in sorted(ragged, reverse=True):
+            indices = [full[row] for row in ragged[rest]]
+            yield self._at(
+                gather, as_rows(ragged[rest]), indices, torch.stack([orders[row][-rest:] for row in ragged[rest]])
+            )
+
+    def _at(self, gather: Callable[[Tensor], Any], rows: Rows, indices: list[int], places: Tensor) -> Stacked:
+        batch = self.loaders.to_device(gather(places.reshape(-1)))
+        leaves: list[Any] = []
+        shape = take_apart(batch, leaves)
+        columns = [torch.unflatten(leaf, 0, places.shape) for leaf in leaves]
+        return Stacked(rows, indices, Table.stacked(shape, columns))
+
+    def _loaded(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+        """Batches as the clients' loaders give them."""
+        passes = [self.loaders.batches(loader) for loader in self.of_clients]
+        waiting: list[tuple[int, int, Any, list[Any]]] = []
+        for index in range(max(lengths)):
+            came: list[tuple[int, int, Any, list[Any]]] = []
+            for row, length in enumerate(lengths):
+                if index < length and row not in self.failed:
+                    try:
+                        came.append((row, index, *self._next(passes[row], index, length)))
+                    except Exception as error:
+                        self.failed[row] = error
+            if not came:
+                break
+            kinds = Counter(kind_of(shape, leaves) for _, _, shape, leaves in came)
+            usual = kinds.most_common(1)[0][0]
+            waits = [lengths[row] == index + 1 and kind_of(*tree) != usual for row, _, *tree in came]
+            waiting += [one for one, later in zip(came, waits, strict=True) if later]
+            yield from self._by_kind([one for one, later in zip(came, waits, strict=True) if not later])
+        yield from self._by_kind(waiting)
+
+    def _next(self, batches: Iterator[Any], index: int, length: int) -> tuple[Any, list[Any]]:
+        pair = next(batches, None)
+        if pair is None:
+            hint = "let its length be that of each pass; an iterator that is used up gives none in the next"
+            raise ClientError(f"its train_dataloader gave {index} of the {length} batches of a pass; {hint}")
+        leaves: list[Any] = []
+        return take_apart(pair[1], leaves), leaves
+
+    def _by_kind(self, batches: list[tuple[int, int, Any, list[Any]]]) -> Iterator[Stacked]:
+        kinds: dict[str, list[tuple[int, int, Any, list[Any]]]] = {}
+        for batch in batches:
+            kinds.setdefault(kind_of(*batch[2:]), []).append(batch)
+        for alike in kinds.values():
+            columns = {place: leaves for place, (*_, leaves) in enumerate(alike)}
+            table = Table.of(alike[0][2], columns, len(alike), self.device)
+            yield Stacked(as_rows([row for row, *_ in alike]), [index for _, index, *_ in alike], table)

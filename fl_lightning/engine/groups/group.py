@@ -1,0 +1,493 @@
+"""A group: the visits of several clients side by side, each step of theirs one program over stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from fl_lightning.client import Client
+from fl_lightning.client.clock import Clock
+from fl_lightning.client.columns import (
+    Changes,
+    Leaf,
+    Numbers,
+    Rows,
+    Table,
+    kind_of,
+    numbers_of,
+    put_together,
+    take_apart,
+)
+from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
+from fl_lightning.client.places import Places
+from fl_lightning.client.visit import Visit
+from fl_lightning.engine.groups.feed import Feed, Stacked
+from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.engine.groups.stack import Stack, counts_steps
+from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
+from fl_lightning.seeding import ambient
+from fl_lightning.state import State, norm
+from fl_lightning.sums import Update, Updates
+
+# numbers of the states of a group beyond which its updates are computed one by one, for the memory they take
+MOST_NUMBERS = 2**24
+
+
+class Member(NamedTuple):
+    """A client of a group.
+
+    Args:
+        id: its id.
+        work: epochs, or steps where the run counts them, if they are fewer than in a whole visit; None for all.
+    """
+
+    id: int
+    work: int | None = None
+
+
+class Group:
+    """Trains the clients of a group side by side.
+
+    Args:
+        training: what a visit needs.
+        members: the clients, those with the most batches first.
+        round_: number of the round.
+        received: the global state.
+
+    Attributes:
+        errors: what went wrong with a client, by row.
+        num_steps: local steps of each client.
+    """
+
+    def __init__(self, training: LocalTraining, members: Sequence[Member], round_: int, received: State) -> None:
+        self.training, self.members, self.round, self.received = training, members, round_, received
+        self.client: Client = training.client
+        self.device = training.fabric.device
+        self.size = len(members)
+        self.infos = [training.loaders.data.info(member.id) for member in members]
+        self.errors: dict[int, Exception] = {}
+        zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
+        self._counts = {name: Numbers([zero] * self.size, self.device) for name, zero in zeros.items()}
+        self.num_steps, self.lr = self._counts["num_steps"].values, self._counts["lr"].values
+        self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
+        self.log = GroupLog(self.size, self.device)
+        self.visits: dict[int, Visit] = {}
+        # of the values that the methods keep for each client: their tables, and which of them it is
+        self._tables: dict[str, Table] = {}
+        self._kinds = np.zeros(self.size, dtype=np.int64)
+        self._epoch = 0
+        hooks = self.client.methods.having
+        clips = training.client.resident.stand_in.setting.gradient_clip_val is not None
+        self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
+        self._corrects = bool(hooks("on_after_optimizer_step"))
+
+    # ------------------------------------------------------------------ the visits
+    @contextmanager
+    def training_all(self) -> Iterator[None]:
+        """Train all clients; in the block their visits can be looked at, one by one.
+
+        Raises:
+            ClientError: something failed, which cannot be told to be the failure of one of them.
+        """
+        training, client = self.training, self.client
+        ids = [member.id for member in self.members]
+        with client.attributes_restored():
+            try:
+                with ambient(training.loaders.seed, "group", self.round, *ids[:1]), client.resident.training():
+                    self._train()
+            except (LostWorkerError, Stopped):
+                raise
+            except (Exception, SystemExit) as error:
+                whose = f"round {self.round}: clients {', '.join(map(str, sorted(ids)))} cannot train side by side"
+                raise ClientError(f"{whose}: {located(error)}") from error
+            finally:
+                training.stopwatch.lap("collect")
+            yield
+
+    def _train(self) -> None:
+        training, client = self.training, self.client
+        training.stopwatch.start()
+        with ExitStack() as stack:
+            loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
+            clock = client.resident.clock
+            self.clocks: list[Clock] = [
+                clock.at(self.round, len(loader), member.work)
+                for loader, member in zip(loaders, self.members, strict=True)
+            ]
+            client.resident.stand_in.clock = self.clocks[0]
+            client.resident.load_afresh(self.received)
+            # buffers that are not in the state: each visit begins with those of the start of the run
+            known = {id(value) for value in client.live.values()}
+            buffers = client.module.named_buffers()
+            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
+            self._places = Places(client.module, {**client.live, **self._apart})
+            optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
+            self._begin(optimizer)
+            try:
+                feed = Feed(training.loaders, loaders, self.device)
+                training.stopwatch.lap("load")
+                self._take_steps(feed, optimizer, schedulers)
+                self.errors |= feed.failed
+            finally:
+                self.stack.release()
+            training.stopwatch.lap("step")
+
+    def _take_steps(self, feed: Feed, optimizer: Any, schedulers: Any) -> None:
+        training = self.training
+        passes = [[] if row in self.errors else clock.passes_now for row, clock in enumerate(self.clocks)]
+        for epoch in range(max(map(len, passes), default=0)):
+            self._epoch = epoch
+            lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
+            before: Stacked | None = None
+            for batch in feed.of_pass(lengths):
+                training.workers.check()
+                training.stopwatch.lap("data")
+                if schedulers and before is not None and before.indices[0] != batch.indices[0]:
+                    self._step_schedulers(schedulers, before.indices[0], lengths[0])
+                self._program(batch, lengths, optimizer)
+                before = batch
+                training.stopwatch.lap("step")
+            if schedulers and before is not None:
+                self._step_schedulers(schedulers, before.indices[0], lengths[0])
+            self.log.end_pass()
+
+    def _step_schedulers(self, schedulers: Any, index: int, length: int) -> None:
+        clock = self.client.resident.stand_in.clock
+        clock.epoch, steps = self._epoch, self.clocks[0].is_step(index, length)
+        clock.step = int(self._taken[0])
+        self.training.schedules.after_batch(schedulers, index, steps, index + 1 == length)
+
+    # ------------------------------------------------------------------ the beginning
+    def _begin(self, optimizer: Any) -> None:
+        """Let the methods begin each visit, and put what the clients have side by side."""
+        client, size = self.client, self.size
+        starts = client.kept or client.methods.having("on_client_start")
+        own = [self._start(row) if starts else ({}, {}) for row in range(size)]
+        # a frozen parameter that stays with nobody is the same for all, and a step may not change it
+        alike = {name for name in client.frozen if name not in client.kept}
+        self.shared = {name: self.received[name] for name in alike}
+        begins = {**{n: v for n, v in self.received.items() if n not in alike}, **self._apart}
+        state = {name: value.expand(size, *value.shape).clone() for name, value in begins.items()}
+        for row, (entries, _) in enumerate(own):
+            for name, value in entries.items():
+                state[name][row] = value
+        self._received = {name: state[name].clone() for name in client.kept if starts}
+        self.stack = Stack(state, client.trainable, client.live, optimizer, self.clocks[0].accumulate > 1)
+        self._counts_steps = counts_steps(optimizer)
+        self._set_tables([references for _, references in own])
+
+    def _start(self, row: int) -> tuple[State, dict[str, Any]]:
+        """Begin one client's visit; returns the entries that stay with it, and the states of its reference models."""
+        member, seed = self.members[row], self.training.loaders.seed
+        try:
+            with ambient(seed, "train", self.round, member.id):
+                visit, own, references = self.client.starting(self.infos[row], self.received, self.clocks[row])
+        except (UsageError, LostWorkerError, Stopped):
+            raise
+        except Exception as error:
+            self.errors[row] = error
+            return {}, {}
+        self.visits[row] = visit
+        return own, references
+
+    def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
+        """A table for each shape of what the methods keep for a visit; most methods have one."""
+        shapes: dict[str, Any] = {}
+        by_kind: dict[str, dict[int, list[Any]]] = {}
+        for row, info in enumerate(self.infos):
+            leaves: list[Any] = [info.num_examples, *([] if info.label_counts is None else [info.label_counts])]
+            about = {"num_examples": Leaf(0), "label_counts": None if info.label_counts is None else Leaf(1)}
+            begun = self.visits[row].scratch if row in self.visits else {}
+            scratch = take_apart({name: vars(held) for name, held in begun.items()}, leaves)
+            shape = {"info": about, "scratch": scratch, "references": take_apart(references[row], leaves)}
+            kind = kind_of(shape, leaves) if self.visits else ""
+            shapes[kind] = shape
+            by_kind.setdefault(kind, {})[row] = leaves
+        for place, (kind, rows) in enumerate(by_kind.items()):
+            self._tables[kind] = Table.of(shapes[kind], rows, self.size, self.device)
+            self._kinds[list(rows)] = place
+
+    # ------------------------------------------------------------------ a step
+    def _program(self, batch: Stacked, lengths: Sequence[int], optimizer: Any) -> None:
+        """The step of the clients of a batch: one for all that can take it together."""
+        rows, clock = batch.rows, self.clocks[0]
+        same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
+        if clock.accumulate == 1 and all((values == values[0]).all() for values in same):
+            self._step(batch, True, True, optimizer)
+            return
+        chosen = numbers_of(rows, self.size)
+        indices = batch.indices if len(batch.indices) > 1 else [batch.indices[0]] * len(chosen)
+        ends = [clock.is_step(index, lengths[row]) for row, index in zip(chosen, indices, strict=True)]
+        begins = [index % clock.accumulate == 0 for index in indices]
+        keys = list(zip(*(values.tolist() for values in same), ends, begins, strict=True))
+        for key in dict.fromkeys(keys):
+            places = [place for place, own in enumerate(keys) if own == key]
+            self._step(batch.part(places, chosen), key[-2], key[-1], optimizer)
+
+    def _step(self, batch: Stacked, steps: bool, begins: bool, optimizer: Any) -> None:
+        training, rows = self.training, batch.rows
+        mounted = self.stack.mount(rows)
+        if begins:
+            optimizer.zero_grad()
+        losses = self._forward(batch, mounted)
+        if losses is None:
+            self.num_skipped[rows] += 1
+        else:
+            total = losses.sum()
+            training.fabric.backward(total / self.clocks[0].accumulate if self.clocks[0].accumulate > 1 else total)
+        self._taken[rows] += steps
+        training.stopwatch.lap("forward_backward")
+        if not steps or all(mounted[name].grad is None for name in self.client.trainable):
+            return
+        with torch.no_grad():
+            if self._prepares:
+                self._mapped_hooks(batch, mounted, optimizer, self._prepare)
+                training.stopwatch.lap("correct")
+            optimizer.step()
+            self.stack.note_step()
+            rate = optimizer.param_groups[0]["lr"]
+            self.lr[rows] = rate
+            self._counts["lr_total"].values[rows] += rate
+            if self._corrects:
+                self._mapped_hooks(batch, mounted, optimizer, self._correct)
+            self.num_steps[rows] += 1
+
+    def _prepare(self, optimizer: Any) -> None:
+        """As a visit of one client prepares its gradients, in which a mapped function sees each client's own."""
+        client, setting = self.client, self.client.resident.stand_in.setting
+        client.methods.call("on_before_optimizer_step", client, optimizer)
+        if setting.gradient_clip_val is not None:
+            clip = clip_grad_value_ if setting.gradient_clip_algorithm == "value" else clip_grad_norm_
+            trained = [client.live[name] for name in self.stack.optimized]
+            clip(
+                [parameter for parameter in trained if parameter.grad is not None],
+                setting.gradient_clip_val,
+                foreach=False,
+            )
+        client.methods.call("on_after_clipping", client, optimizer)
+
+    def _correct(self, optimizer: Any) -> None:
+        self.client.methods.call("on_after_optimizer_step", self.client, optimizer)
+
+    def _forward(self, batch: Stacked, mounted: State) -> Tensor | None:
+        """The losses of the clients ``(m,)``; None where the module skips the batch."""
+        client = self.client
+        whole = slice(0, None)
+        columns = [column.take(whole) for column in batch.table.columns]
+        index = batch.indices[0]
+        if len(set(batch.indices)) > 1:
+            columns.append((torch.tensor(batch.indices, device=self.device), True))
+        by_client = len(columns) > len(batch.table.columns)
+
+        def work(leaves: list[Any]) -> list[Tensor]:
+            batch_of_one = put_together(batch.table.shape, leaves)
+            client.visit.logged.begin_batch(batch_of_one)
+            loss = client.training_step(batch_of_one, leaves[-1] if by_client else index)
+            return [] if loss is None else [loss.reshape(())]
+
+        results = self._mapped(batch.rows, mounted, columns, work)
+        return results[0] if results else None
+
+    def _mapped_hooks(self, batch: Stacked, mounted: State, optimizer: Any, hooks: Callable[[Any], None]) -> None:
+        """Run hooks of the methods that change gradients or parameters."""
+        trained = [name for name in self.client.trainable if mounted[name].grad is not None]
+        columns = [(mounted[name].grad, True) for name in trained]
+        new: list[str] = []
+
+        def work(leaves: list[Any]) -> list[Tensor]:
+            live = self.client.live
+            gradients = dict(zip(trained, leaves, strict=True))
+            for name, gradient in gradients.items():
+                live[name].grad = gradient
+            self.stack.fill_groups(live)
+            hooks(optimizer)
+            changed = [
+                name for name in live if live[name].grad is not None and live[name].grad is not gradients.get(name)
+            ]
+            new.extend(changed)
+            dropped.extend(name for name in trained if live[name].grad is None)
+            return [live[name].grad for name in changed]  # type: ignore[misc]
+
+        dropped: list[str] = []
+        try:
+            results = self._mapped(batch.rows, mounted, columns, work)
+        finally:
+            self.stack.fill_groups(mounted)
+        for name, gradient in zip(new, results, strict=True):
+            mounted[name].grad = gradient
+        for name in dropped:
+            mounted[name].grad = None
+
+    def _mapped(
+        self, rows: Rows, mounted: State, columns: Sequence[tuple[Any, bool]], work: Callable[[list[Any]], list[Tensor]]
+    ) -> list[Tensor]:
+        """What ``work`` gives of each client, whose module, visit and values it finds as those of one client.
+
+        Args:
+            rows: the clients.
+            mounted: their states.
+            columns: what ``work`` is given, each with whether it is stacked.
+            work: the step, or a part of it.
+        """
+        client, number = self.client, len(columns)
+        table = self._table(numbers_of(rows, self.size)[0])
+        own = [column.take(rows) for column in (*table.columns, *self._counts.values())]
+        given, received = [*columns, *own], {name: values[rows] for name, values in self._received.items()}
+        logged, notes = MappedLog(client.module, None), Notes()
+
+        names, size = [*mounted, *received], len(mounted)
+
+        def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values = iter(tensors[len(names) :])
+            leaves = [next(values) if batched else value for value, batched in given]
+            mine, counts = leaves[number : -len(self._counts)], leaves[-len(self._counts) :]
+            tree = put_together(table.shape, mine)
+            everything = {**self.shared, **dict(zip(names[:size], tensors, strict=False))}
+            scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
+            visit = MappedVisit(
+                MappedInfo(**tree["info"]),
+                {**self.received, **dict(zip(names[size:], tensors[size:], strict=False))},
+                MappedClock(lambda: [self.clock(row) for row in numbers_of(rows, self.size)]),
+                logged,
+                client.methods.attributes.server,
+                scratch,
+                **dict(zip(self._counts, counts, strict=True)),
+            )
+            live = {name: everything[name] for name in client.live}
+            with self._places.holding(everything) as rebound, client.mapped(live, visit, tree["references"]):
+                results = work(leaves[:number])
+            notes.rebound, notes.results, fresh = list(rebound), len(results), list[Tensor]()
+            if scratch:
+                after = {name: vars(held) for name, held in scratch.items()}
+                notes.changes = Changes(table, mine, {**tree, "scratch": after})
+                fresh = [tensor.detach() for tensor in notes.changes.fresh]
+            logs = [part for record in logged.records for part in record[1:] if isinstance(part, Tensor)]
+            return (*results, *rebound.values(), *fresh, *logs)
+
+        stacked = [value for value, batched in given if batched]
+        versions = {id(value): value._version for value in stacked}
+        arguments = (*mounted.values(), *received.values(), *stacked)
+        # a number that differs by client is a tensor, and as precise as a run in 64-true
+        with self.training.fabric.autocast():
+            outputs = iter(torch.vmap(mapped, randomness="different")(*arguments))
+        results = [next(outputs) for _ in range(notes.results)]
+        with torch.no_grad():
+            for name in notes.rebound:
+                mounted[name].copy_(next(outputs))
+        if notes.changes is not None:
+            for column, (value, batched) in zip(table.columns, given[number:], strict=False):
+                if batched and value._version != versions[id(value)]:
+                    column.note_written(rows, value)
+            self._keep(rows, notes.changes, [next(outputs) for _ in notes.changes.fresh])
+        records = [
+            Record(key, *(next(outputs) if isinstance(part, Tensor) else part for part in parts))
+            for key, *parts in logged.records
+        ]
+        self.log.add(rows, records)
+        return results
+
+    def _keep(self, rows: Rows, changes: Changes, fresh: list[Tensor]) -> None:
+        """Keep what the methods have changed of what they keep for the visit."""
+        if changes.any:
+            if changes.kind not in self._tables:
+                self._tables[changes.kind] = changes.table(fresh, self.size, self.device)
+            changes.put_into(self._tables[changes.kind], rows, fresh, self.size)
+            self._kinds[rows] = [*self._tables].index(changes.kind)
+
+    def _table(self, row: int) -> Table:
+        return list(self._tables.values())[self._kinds[row]]
+
+    def clock(self, row: int) -> Clock:
+        """The present clock of a client."""
+        return replace(self.clocks[row], epoch=self._epoch, step=int(self._taken[row]))
+
+    # ------------------------------------------------------------------ the end
+    def update(self, row: int) -> Update:
+        """What a client sends.
+
+        Raises:
+            ClientError: the client failed.
+            UsageError: something does not fit together.
+        """
+        whose = f"client {self.members[row].id}, round {self.round}"
+        try:
+            if row in self.errors:
+                raise self.errors[row]
+            with ambient(self.training.loaders.seed, "end", self.round, self.members[row].id):
+                self.present(row)
+                return self.client.finish()
+        except (UsageError, LostWorkerError, Stopped):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ClientError(f"{whose}: {located(error)}") from error
+
+    def sends_states_alone(self) -> bool:
+        """Whether no hook looks at a client that has trained, so that their updates can be computed side by side."""
+        client, hooks = self.client, self.client.methods.having
+        ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
+        return not (client.kept or ends or self.size * client.num_numbers > MOST_NUMBERS)
+
+    @torch.no_grad()
+    def updates(self) -> tuple[list[int], Updates]:
+        """What clients send that send nothing but their states, of those that have not failed, whose rows are given."""
+        client, state = self.client, self.stack.state
+        change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
+        # with the bits that each would have by itself
+        drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
+        good = drift.isfinite() & ~self.log.bad
+        for name in client.others:
+            if name in state and state[name].is_floating_point():
+                good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
+        rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
+        chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        weights = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
+        sent = (*client.sent, *client.sent_others)
+        logged, extremes = self.log.weighted(chosen)
+        return rows, Updates(
+            {name: change[name][chosen] for name in client.sent},
+            {name: state[name][chosen] for name in client.sent_others},
+            torch.tensor(weights, dtype=torch.float64, device=self.device),
+            logged,
+            extremes,
+            drift[chosen],
+            sum(client.live[name].nbytes for name in sent),
+        )
+
+    def present(self, row: int) -> None:
+        """Put one client, whose visit has ended, into the resident module, as if it had trained there alone."""
+        client, visit = self.client, self.visits.get(row)
+        if visit is None:
+            own = {name: values[row] for name, values in self._received.items()}
+            logged = client.resident.begin_logging(self.infos[row].num_examples)
+            visit = Visit(self.infos[row], {**self.received, **own}, self.clocks[row], logged)
+        logged = visit.logged
+        client.resident.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
+        self.log.fill(logged, row)
+        client.resident.log_into(logged)
+        scratch = self._table(row).tree(row)["scratch"]
+        visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
+        visit.epochs, visit.num_skipped = (
+            self.log.means(row, len(self.clocks[row].passes_now)),
+            int(self.num_skipped[row]),
+        )
+        for name, column in self._counts.items():
+            setattr(visit, name, column.row(row))
+        visit.clock = client.resident.stand_in.clock = replace(self.clock(row), epoch=len(self.clocks[row].passes_now))
+        client.visit = visit
+
+
+class Notes:
+    """What a mapped step tells beside the tensors that it returns."""
+
+    changes: Changes | None = None
+    rebound: list[str]
+    results: int
