@@ -166,7 +166,9 @@ def train_group(
             raise
         except (ClientError, UsageError) as error:  # which client failed, if it is one, is found one by one
             memories.drop_all(group)
-            run.trainer.warn(f"{error}; they are trained one by one")
+            # each reason is shown once
+            why = located(error.__cause__ or error)
+            run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":

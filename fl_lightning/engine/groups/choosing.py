@@ -58,8 +58,9 @@ VISIT_HOOKS = {
     "optimizer_step",
     "lr_scheduler_step",
 }
-# largest relative difference of a client's change in the trial, by the precision; of others the last
-NEAR = {"64-true": 1e-6, "32-true": 1e-3, "": 0.1}
+# largest relative difference of the change of a client in the trial, by the precision; networks with BatchNorm amplify
+# the rounding of float32 to a hundredth
+NEAR = {"64-true": 1e-6, "": 0.05}
 AUTO = "auto"
 
 
