@@ -977,7 +977,7 @@ def test_a_trial_in_a_process_of_its_own_finds_the_same(tmp_path, monkeypatch):
 
 
 def test_clients_that_turn_out_to_differ_in_a_later_step_are_trained_one_by_one(tmp_path):
-    with warned("round 1", "cannot train side by side", "global_step"):
+    with warned("cannot train side by side", "global_step"):
         assert_same_alone(tmp_path, model=Late, data=arrays)
 
 
