@@ -280,7 +280,7 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
 def groups_of(run: Run, steps: dict[int, int]) -> list[list[int]]:
     """The groups of a cohort, whose clients are expected to take so many local steps."""
     choice = run.local_training.choice
-    return form_groups(steps, choice.least, choice.size, run.local_training.kind)
+    return form_groups(steps, choice.least, choice.size, run.local_training.kind, choice.least > 2)
 
 
 def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:

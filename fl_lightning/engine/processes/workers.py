@@ -279,19 +279,19 @@ def callers() -> str:
     return " < ".join(names)
 
 
-def place(steps: Mapping[int, int], size: int, owners: Mapping[int, int]) -> list[list[int]]:
+def place(steps: Mapping[int, float], size: int, owners: Mapping[int, int]) -> list[list[int]]:
     """Place clients on workers: the clients of each, by rank. Those with the most steps are placed first.
 
     A client goes to the owner of its memory, as long as that worker has no more than its share of the steps; else to
     the worker with the fewest steps so far.
 
     Args:
-        steps: expected local steps of each client.
+        steps: expected local steps of each client, or what its group takes.
         size: number of workers.
         owners: owner rank of each client that has a memory.
     """
     placed: list[list[int]] = [[] for _ in range(size)]
-    loads = [0] * size
+    loads = [0.0] * size
     share = -(-sum(steps.values()) // size)
     for k in sorted(steps, key=lambda k: (-steps[k], k)):
         owner = owners.get(k, size)
