@@ -12,7 +12,6 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from fl_lightning.callbacks.base import Callback
 from fl_lightning.engine import checks
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
@@ -188,7 +187,16 @@ class FederatedTrainer(RunArguments):
                 callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(evaluate, model, datamodule, method, "validate", weights, phase="val", ckpt_path=ckpt_path)
+        return self._launch(
+            commands.evaluate_and_observe,
+            model,
+            datamodule,
+            method,
+            "validate",
+            weights,
+            phase="val",
+            ckpt_path=ckpt_path,
+        )
 
     def test(
         self,
@@ -209,7 +217,9 @@ class FederatedTrainer(RunArguments):
                 callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(evaluate, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path)
+        return self._launch(
+            commands.evaluate_and_observe, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path
+        )
 
     def predict(
         self,
@@ -346,14 +356,3 @@ class FederatedTrainer(RunArguments):
             return command(run, weights=self.weights, **how)
 
         return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
-
-
-def evaluate(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
-    """The metrics of a model, and what callbacks measure of it, to whom it is the global one."""
-    run.metrics.update(commands.evaluate_once(run, phase, ckpt_path, weights))
-    hook = "on_evaluation_command_end"
-    if any(getattr(type(callback), hook, None) not in (None, getattr(Callback, hook)) for callback in run.callbacks):
-        run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)  # the values that methods keep on the server have their initial ones
-        run.call(hook)
-    return run.metrics.current

@@ -8,7 +8,6 @@ cannot be one, as an id that user code would look something up by, it is refused
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Number
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
 from fl_lightning.client.entry import Arguments
-from fl_lightning.client.logged import METHODS_HOOK
+from fl_lightning.client.logged import METHODS_HOOK, check_kind
 from fl_lightning.client.visit import Visit
 from fl_lightning.errors import UsageError, require
 from fl_lightning.state import State
@@ -30,7 +29,7 @@ class NotMappable(UsageError):
     """A step cannot be mapped over clients; says why."""
 
 
-def refuse(what: str, why: str) -> NotMappable:
+def not_mappable(what: str, why: str) -> NotMappable:
     """The error of something that a mapped step may not use."""
     return NotMappable(f"{what}: {why}; {REMEDY}")
 
@@ -47,7 +46,7 @@ class MappedInfo:
         self.num_examples, self.label_counts = num_examples, label_counts
 
     def __getattr__(self, name: str) -> Any:
-        raise refuse(f"client.info.{name}", "it differs by client, and a step is of several side by side")
+        raise not_mappable(f"client.info.{name}", "it differs by client, and a step is of several side by side")
 
 
 class MappedClock:
@@ -63,7 +62,7 @@ class MappedClock:
     def __getattr__(self, name: str) -> Any:
         values = [getattr(clock, name) for clock in self._clocks()]
         if any(value != values[0] for value in values):
-            raise refuse(f"self.trainer: {name}", "it differs by client, and a step is of several side by side")
+            raise not_mappable(f"self.trainer: {name}", "it differs by client, and a step is of several side by side")
         return values[0]
 
 
@@ -106,7 +105,7 @@ class MappedLog:
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Lightning's ``LightningModule.log``."""
         if len(args) > len(Arguments._fields) - 2:  # batch_size stands before the last two
-            raise refuse(f"self.log({name!r}, ...)", "it is given more than nine arguments without their names")
+            raise not_mappable(f"self.log({name!r}, ...)", "it is given more than nine arguments without their names")
         options = {**dict(zip(Arguments._fields, args, strict=False)), **kwargs}
         hook = vars(self.module)["_current_fx_name"] or "training_step"
         size = batch_size if batch_size is not None else size_of(self._batch)
@@ -115,7 +114,7 @@ class MappedLog:
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``."""
         if isinstance(dictionary, MetricCollection):
-            raise refuse("self.log_dict", "torchmetrics objects keep what they have seen of one client")
+            raise not_mappable("self.log_dict", "torchmetrics objects keep what they have seen of one client")
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
 
@@ -133,20 +132,18 @@ class MappedLog:
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """What was logged in the visit so far differs by client."""
-        raise refuse("self.trainer.callback_metrics", "it differs by client, and a step is of several side by side")
+        raise not_mappable(
+            "self.trainer.callback_metrics", "it differs by client, and a step is of several side by side"
+        )
 
     def _add(self, key: tuple[Any, ...], value: Any, weight: Any) -> None:
+        name = key[0] if len(key) == 1 else key[1]
         if isinstance(value, Metric):
-            raise refuse(f"self.log({key[-2]!r}, ...)", "a torchmetrics object keeps what it has seen of one client")
-        require(
-            isinstance(value, (Tensor, Number)),
-            f"self.log({key[-2:]!r}, ...)",
-            type(value).__name__,
-            "log a number or a tensor",
-        )
+            raise not_mappable(f"self.log({name!r}, ...)", "a torchmetrics object keeps what it has seen of one client")
+        check_kind(name, value)
         if isinstance(value, Tensor):
             hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
-            require(value.numel() == 1, f"self.log({key[-2:]!r}, ...)", "tensor", hint)
+            require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
             value = value.detach().reshape(())
         self.records.append(Record(key, weight, value))
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class Places:
+class TensorPlaces:
     """Where the tensors of a module's state are, so that others can stand in for them.
 
     Args:

@@ -16,12 +16,12 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.client.places import Places
+from fl_lightning.client.places import TensorPlaces
 from fl_lightning.client.taps import Taps
 from fl_lightning.client.transient import Transient
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
-from fl_lightning.state import copy_into, tensors
+from fl_lightning.state import State, copy_into, tensors
 
 Observation = dict[str, Tensor]
 
@@ -42,6 +42,8 @@ class References:
         self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
         self._room, self.num_runs = 0.0, 0
         self._models: dict[str, tuple[LightningModule, Taps, Transient]] = {}
+        # the tensors of each model, and where they are
+        self._tensors: dict[str, tuple[State, TensorPlaces]] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._places: dict[str, int] = {}
@@ -82,7 +84,8 @@ class References:
 
     def add(self, name: str, model: LightningModule) -> None:
         """Register a frozen copy of the module under ``name``."""
-        self._models[name] = (model, Taps(model, self.tap_paths), Transient(model))
+        self._models[name], live = (model, Taps(model, self.tap_paths), Transient(model)), tensors(model)
+        self._tensors[name] = (live, TensorPlaces(model, live))
 
     @contextmanager
     def collected(self) -> Iterator[dict[str, dict[str, Any]]]:
@@ -100,10 +103,9 @@ class References:
         self._wanted = {name: set(part["taps"]) for name, part in given.items()}
         with ExitStack() as stack:
             for name, part in given.items():
-                model, _, transient = self._models[name]
-                transient.restore()
-                live = tensors(model)
-                stack.enter_context(Places(model, live).holding({**live, **part["state"]}))
+                self._models[name][2].restore()
+                live, places = self._tensors[name]
+                stack.enter_context(places.holding({**live, **part["state"]}))
             yield
         self.start(repeats=False)
 

@@ -263,7 +263,7 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
     They are in ascending order of their first clients.
     """
     steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
-    groups = {group[0]: group for group in groups_of(run, steps)}
+    groups = {group[0]: group for group in groups_of_cohort(run, steps)}
     costs = {first: cost(group, steps) for first, group in groups.items()}
     of_groups = place(costs, run.workers.size, run.client.memories().owners)
     placed = [[k for first in firsts for k in groups[first]] for firsts in of_groups]
@@ -277,7 +277,7 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
     return [groups[first] for first in sorted(of_groups[run.workers.rank])]
 
 
-def groups_of(run: Run, steps: dict[int, int]) -> list[list[int]]:
+def groups_of_cohort(run: Run, steps: dict[int, int]) -> list[list[int]]:
     """The groups of a cohort, whose clients are expected to take so many local steps."""
     choice = run.local_training.choice
     return form_groups(steps, choice.least, choice.size, run.local_training.kind, choice.least > 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.logged import tagged
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
@@ -248,3 +249,14 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
                 run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs
+
+
+def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
+    """The metrics of a model, and what callbacks measure of it, to whom it is the global one."""
+    run.metrics.update(evaluate_once(run, phase, ckpt_path, weights))
+    hook = "on_evaluation_command_end"
+    if any(getattr(type(callback), hook, None) not in (None, getattr(Callback, hook)) for callback in run.callbacks):
+        run.server.assign(run.client.state())
+        run.methods.on_fit_start(run.server)  # the values that methods keep on the server have their initial ones
+        run.call(hook)
+    return run.metrics.current

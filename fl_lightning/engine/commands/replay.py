@@ -17,7 +17,7 @@ from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.identity.changes import differences, identity, message, shown_path
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.processes.launch import threads
-from fl_lightning.engine.rounds import cohort, draw_fates, groups_of, side_by_side
+from fl_lightning.engine.rounds import cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.records.checkpoint import Checkpoint, in_place, read
@@ -59,7 +59,7 @@ def replay(
         fates = draw_fates(run, round_, cohort(run, round_))
         fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
         steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
-        group = next((group for group in groups_of(run, steps) if client in group), [client])
+        group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
         # the bits of a visit depend on those beside which it is made, where they can be
         if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
             with stopping_at_bad_terms(run.client):

@@ -86,7 +86,7 @@ def choice_for(run: Run) -> Choice:
     cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
     if cohort < least:
         return Choice(1, f"a round has {cohort} clients; from {least} on, they may share a program")
-    numbers = sum(value.numel() for value in run.client.live.values())
+    numbers = run.client.num_numbers
     size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
     if size < least:
         return Choice(1, f"the model has {numbers:,} numbers")
@@ -140,7 +140,7 @@ def look_at_step(run: Run, k: int) -> tuple[int, bool]:
     client, resident, counter = run.client, run.resident, FlopCounterMode(display=False)
     with (
         ambient(run.seed, "work"),
-        client.rehearsing(run.methods if client.methods.methods else None),
+        client.rehearsing(),
         run.loaders.train(k, 0, "work") as loader,
     ):
         before = random_states()
@@ -161,14 +161,14 @@ def random_states() -> tuple[Any, ...]:
     return random.getstate(), numbers[1].tobytes(), numbers[2:], torch.get_rng_state().numpy().tobytes()
 
 
-def attributes_of(run: Run) -> dict[str, Any]:
+def outside_of_state(run: Run) -> dict[str, Any]:
     """What stands in the attributes of the module, of its parts and of the methods, by name, to be compared."""
     parts: list[tuple[str, Any]] = [
         (f"self.{path}." if path else "self.", part) for path, part in run.client.module.named_modules()
     ]
     parts += [(f"{type(method).__name__}.", method) for method in run.methods.methods]
     contents = {
-        f"{prefix}{name}": contents_of(value)
+        f"{prefix}{name}": told(value)
         for prefix, part in parts
         for name, value in vars(part).items()
         if name not in OWN
@@ -177,7 +177,7 @@ def attributes_of(run: Run) -> dict[str, Any]:
     return contents | {f"{prefix}{held}": [*vars(part).get(held, ())] for prefix, part in parts for held in entries}
 
 
-def contents_of(value: Any) -> Any:
+def told(value: Any) -> Any:
     """What a value is told by: an object by itself, with a tensor's version and what a container holds."""
     if isinstance(value, Tensor):
         return Told(value, value._version)
@@ -247,10 +247,10 @@ def try_two(run: Run, clients: list[int]) -> None:
         members = sorted((Member(k) for k in clients), key=lambda member: -training.batches(member.id))
         group = Group(training, members, 0, state)
         run.resident.load_afresh(state)
-        before = attributes_of(run)
+        before = outside_of_state(run)
         try:
             with group.training_all():
-                changed = next((name for name, now in attributes_of(run).items() if now != before.get(name)), None)
+                changed = next((name for name, now in outside_of_state(run).items() if now != before.get(name)), None)
                 updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
         except ClientError as error:
             raise NotMappable(clipped(located(error.__cause__ or error), 300)) from error

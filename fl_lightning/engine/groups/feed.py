@@ -15,7 +15,7 @@ from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
 
 
-class Stacked(NamedTuple):
+class GroupBatch(NamedTuple):
     """A batch of several clients.
 
     Args:
@@ -28,15 +28,15 @@ class Stacked(NamedTuple):
     indices: Sequence[int]
     table: Table
 
-    def part(self, places: Sequence[int], of: Sequence[int]) -> Stacked:
+    def part(self, places: Sequence[int], of: Sequence[int]) -> GroupBatch:
         """The batches at these places, of clients whose rows are ``of``."""
         chosen = list(places)
         columns = [Same(c.value) if isinstance(c, Same) else c.part(chosen) for c in self.table.columns]
         indices = [self.indices[place] for place in chosen] if len(self.indices) > 1 else self.indices
-        return Stacked(as_rows([of[place] for place in chosen]), indices, Table(self.table.shape, columns))
+        return GroupBatch(range_or_list([of[place] for place in chosen]), indices, Table(self.table.shape, columns))
 
 
-def as_rows(rows: list[int]) -> Rows:
+def range_or_list(rows: list[int]) -> Rows:
     """A range of rows as one, of which a tensor gives a view."""
     first = rows[0]
     return slice(first, first + len(rows)) if rows == [*range(first, first + len(rows))] else rows
@@ -62,11 +62,11 @@ class Feed:
         self.failed: dict[int, Exception] = {}
         self._gathers = loaders.plain and isinstance(first, Gathering) and all(map(first.is_like, of_clients))
 
-    def of_pass(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+    def of_pass(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """The batches of a pass in which the clients take so many of them."""
         return self._gathered(lengths) if self._gathers else self._loaded(lengths)
 
-    def _gathered(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+    def _gathered(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Each batch of the group is one gather from the array that all clients have a part of."""
         loaders: Any = self.of_clients
         size, gather = loaders[0].batch_size, loaders[0].gather
@@ -77,7 +77,7 @@ class Feed:
         for row, (order, number) in enumerate(zip(orders, full, strict=True)):
             places[:number, row] = order[: number * size].view(number, size)
         for step in range(steps):
-            rows = as_rows([row for row, number in enumerate(full) if number > step])
+            rows = range_or_list([row for row, number in enumerate(full) if number > step])
             yield self._at(gather, rows, [step], places[step, rows])
         ragged: dict[int, list[int]] = {}
         for row, (order, number, length) in enumerate(zip(orders, full, lengths, strict=True)):
@@ -86,17 +86,17 @@ class Feed:
         for rest in sorted(ragged, reverse=True):
             indices = [full[row] for row in ragged[rest]]
             yield self._at(
-                gather, as_rows(ragged[rest]), indices, torch.stack([orders[row][-rest:] for row in ragged[rest]])
+                gather, range_or_list(ragged[rest]), indices, torch.stack([orders[row][-rest:] for row in ragged[rest]])
             )
 
-    def _at(self, gather: Callable[[Tensor], Any], rows: Rows, indices: list[int], places: Tensor) -> Stacked:
+    def _at(self, gather: Callable[[Tensor], Any], rows: Rows, indices: list[int], places: Tensor) -> GroupBatch:
         batch = self.loaders.to_device(gather(places.reshape(-1)))
         leaves: list[Any] = []
         shape = take_apart(batch, leaves)
         columns = [torch.unflatten(leaf, 0, places.shape) for leaf in leaves]
-        return Stacked(rows, indices, Table.stacked(shape, columns))
+        return GroupBatch(rows, indices, Table.stacked(shape, columns))
 
-    def _loaded(self, lengths: Sequence[int]) -> Iterator[Stacked]:
+    def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Batches as the clients' loaders give them."""
         passes = [self.loaders.batches(loader) for loader in self.of_clients]
         waiting: list[tuple[int, int, Any, list[Any]]] = []
@@ -125,11 +125,11 @@ class Feed:
         leaves: list[Any] = []
         return take_apart(pair[1], leaves), leaves
 
-    def _by_kind(self, batches: list[tuple[int, int, Any, list[Any]]]) -> Iterator[Stacked]:
+    def _by_kind(self, batches: list[tuple[int, int, Any, list[Any]]]) -> Iterator[GroupBatch]:
         kinds: dict[str, list[tuple[int, int, Any, list[Any]]]] = {}
         for batch in batches:
             kinds.setdefault(kind_of(*batch[2:]), []).append(batch)
         for alike in kinds.values():
             columns = {place: leaves for place, (*_, leaves) in enumerate(alike)}
             table = Table.of(alike[0][2], columns, len(alike), self.device)
-            yield Stacked(as_rows([row for row, *_ in alike]), [index for _, index, *_ in alike], table)
+            yield GroupBatch(range_or_list([row for row, *_ in alike]), [index for _, index, *_ in alike], table)

@@ -27,9 +27,9 @@ from fl_lightning.client.columns import (
     take_apart,
 )
 from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
-from fl_lightning.client.places import Places
+from fl_lightning.client.places import TensorPlaces
 from fl_lightning.client.visit import Visit
-from fl_lightning.engine.groups.feed import Feed, Stacked
+from fl_lightning.engine.groups.feed import Feed, GroupBatch
 from fl_lightning.engine.groups.logs import GroupLog
 from fl_lightning.engine.groups.stack import Stack, counts_steps
 from fl_lightning.engine.local_training import LocalTraining
@@ -129,7 +129,7 @@ class Group:
             known = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
-            self._places = Places(client.module, {**client.live, **self._apart})
+            self._places = TensorPlaces(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
             self._begin(optimizer)
             try:
@@ -147,7 +147,7 @@ class Group:
         for epoch in range(max(map(len, passes), default=0)):
             self._epoch = epoch
             lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
-            before: Stacked | None = None
+            before: GroupBatch | None = None
             for batch in feed.of_pass(lengths):
                 training.workers.check()
                 training.stopwatch.lap("data")
@@ -217,7 +217,7 @@ class Group:
             self._kinds[list(rows)] = place
 
     # ------------------------------------------------------------------ a step
-    def _program(self, batch: Stacked, lengths: Sequence[int], optimizer: Any) -> None:
+    def _program(self, batch: GroupBatch, lengths: Sequence[int], optimizer: Any) -> None:
         """The step of the clients of a batch: one for all that can take it together."""
         rows, clock = batch.rows, self.clocks[0]
         same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
@@ -233,7 +233,7 @@ class Group:
             places = [place for place, own in enumerate(keys) if own == key]
             self._step(batch.part(places, chosen), key[-2], key[-1], optimizer)
 
-    def _step(self, batch: Stacked, steps: bool, begins: bool, optimizer: Any) -> None:
+    def _step(self, batch: GroupBatch, steps: bool, begins: bool, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
         mounted = self.stack.mount(rows)
         if begins:
@@ -278,7 +278,7 @@ class Group:
     def _correct(self, optimizer: Any) -> None:
         self.client.methods.call("on_after_optimizer_step", self.client, optimizer)
 
-    def _forward(self, batch: Stacked, mounted: State) -> Tensor | None:
+    def _forward(self, batch: GroupBatch, mounted: State) -> Tensor | None:
         """The losses of the clients ``(m,)``; None where the module skips the batch."""
         client = self.client
         whole = slice(0, None)
@@ -297,7 +297,7 @@ class Group:
         results = self._mapped(batch.rows, mounted, columns, work)
         return results[0] if results else None
 
-    def _mapped_hooks(self, batch: Stacked, mounted: State, optimizer: Any, hooks: Callable[[Any], None]) -> None:
+    def _mapped_hooks(self, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]) -> None:
         """Run hooks of the methods that change gradients or parameters."""
         trained = [name for name in self.client.trainable if mounted[name].grad is not None]
         columns = [(mounted[name].grad, True) for name in trained]
