@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -35,17 +36,23 @@ class Projector(BaseProjector):
     """FedUV's projector (Son et al., CVPR 2024): linear, BatchNorm and ReLU, twice.
 
     Args:
-        width: width of both layers, at least 1.
+        width: width of both layers, at least 1; even with group normalisation.
+        norm: ``batch`` normalisation, as in the paper, or ``group`` normalisation in 2 groups, without running
+            statistics.
     """
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 256, norm: Literal["batch", "group"] = "batch") -> None:
         super().__init__()
         require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
+        require(norm in ("batch", "group"), f"{type(self).__name__}.norm", norm, "choose among batch, group")
+        even = norm == "batch" or width % 2 == 0
+        require(even, f"{type(self).__name__}.width", width, "give an even one, which norm: group divides in 2 groups")
         check_layer(f"{type(self).__name__}.width", width, width, width)
         self.out_features = width
+        first, second = (nn.BatchNorm1d(width) if norm == "batch" else nn.GroupNorm(2, width) for _ in range(2))
         self.layers = nn.Sequential(
-            *(nn.LazyLinear(width), nn.BatchNorm1d(width), nn.ReLU()),
-            *(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()),
+            *(nn.LazyLinear(width), first, nn.ReLU()),
+            *(nn.Linear(width, width), second, nn.ReLU()),
         )
 
 
