@@ -7,6 +7,7 @@ shape share a table. Its columns are tensors with a row for each client, or list
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,72 +179,100 @@ def column_of(values: dict[int, Any], size: int, device: torch.device) -> Column
     return Stacked(torch.stack([values.get(row, first).detach() for row in range(size)]))
 
 
+class Source(NamedTuple):
+    """Where a leaf of a tree is after a mapped step: one of the three that is not None.
+
+    Args:
+        column: the place of the column that it was in before.
+        fresh: its place among the tensors that are new.
+        number: a number.
+    """
+
+    column: int | None = None
+    fresh: int | None = None
+    number: int | float | None = None
+
+
+@dataclass
 class Changes:
     """What a mapped step has made of a tree.
 
     Args:
-        table: that of the tree.
-        leaves: the leaves that the step was given.
-        tree: the tree after the step.
-
-    Attributes:
-        fresh: tensors that are new; those that were changed in place are not.
+        shape: that of the tree after the step.
+        kind: equal for trees that can share a table.
+        sources: where each of its leaves is.
+        any: whether anything has changed but tensors, in place.
     """
 
-    def __init__(self, table: Table, leaves: Sequence[Any], tree: Any) -> None:
+    shape: Any = field(compare=False)
+    kind: str
+    sources: list[Source]
+    any: bool
+
+    @classmethod
+    def of(cls, table: Table, leaves: Sequence[Any], tree: Any) -> tuple[Changes, list[Tensor]]:
+        """The changes, and the tensors that are new; those that were changed in place are not.
+
+        Args:
+            table: that of the tree.
+            leaves: the leaves that the step was given.
+            tree: the tree after the step.
+        """
         after: list[Any] = []
-        self.shape = take_apart(tree, after)
+        shape = take_apart(tree, after)
         places = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        self.fresh: list[Tensor] = []
-        # for each leaf the column that it was in, the place of a new tensor, or a number
-        self._sources: list[Column | int | float | tuple[int]] = []
+        fresh: list[Tensor] = []
+        sources: list[Source] = []
         kinds: list[str] = []
         for leaf in after:
+            kinds.append(describe(leaf))
             if not isinstance(leaf, Tensor):
-                self._sources.append(leaf)
-                kinds.append(describe(leaf))
+                sources.append(Source(number=leaf))
             elif id(leaf) in places:
-                self._sources.append(table.columns[places[id(leaf)]])
-                kinds.append(describe(leaf) if not isinstance(self._sources[-1], Numbers) else self._sources[-1].kind)
+                column = table.columns[places[id(leaf)]]
+                sources.append(Source(column=places[id(leaf)]))
+                kinds[-1] = column.kind if isinstance(column, Numbers) else kinds[-1]
             else:
-                self._sources.append((len(self.fresh),))
-                self.fresh.append(leaf)
-                kinds.append(describe(leaf))
-        self.kind = f"{self.shape} {kinds}"
+                sources.append(Source(fresh=len(fresh)))
+                fresh.append(leaf)
         same = all(
-            source is column or (isinstance(column, Numbers) and given is source)
-            for source, column, given in zip(self._sources, table.columns, leaves, strict=False)
+            source.column == place or (isinstance(column, Numbers) and given is source.number)
+            for place, (source, column, given) in enumerate(zip(sources, table.columns, leaves, strict=False))
         )
-        self.any = not (same and self.shape == table.shape)
+        return cls(shape, f"{shape} {kinds}", sources, not (same and shape == table.shape)), fresh
 
-    def table(self, fresh: Sequence[Tensor], size: int, device: torch.device) -> Table:
-        """A new table for trees of the new shape."""
+    def table(self, before: Table, fresh: Sequence[Tensor], size: int, device: torch.device) -> Table:
+        """A new table for trees of the new shape, of clients whose trees were in the table ``before``."""
         columns: list[Column] = []
-        for source in self._sources:
-            if isinstance(source, tuple):
-                like = fresh[source[0]]
+        for source in self.sources:
+            if source.fresh is not None:
+                like = fresh[source.fresh]
                 columns.append(Stacked(like.new_zeros((size, *like.shape[1:]))))
+            elif source.column is not None:
+                columns.append(before.columns[source.column])
             else:
-                columns.append(Numbers([source] * size, device) if isinstance(source, (int, float)) else source)
+                assert source.number is not None
+                columns.append(Numbers([source.number] * size, device))
         return Table(self.shape, columns)
 
-    def put_into(self, table: Table, rows: Rows, fresh: Sequence[Tensor], size: int) -> None:
-        """Keep the new values of these rows in a table of the new shape."""
-        for place, source in enumerate(self._sources):
+    def put_into(self, table: Table, before: Table, rows: Rows, fresh: Sequence[Tensor], size: int) -> None:
+        """Keep the new values of these rows, which were in the table ``before``, in a table of the new shape."""
+        for place, source in enumerate(self.sources):
             column = table.columns[place]
-            if isinstance(source, tuple):
+            if source.fresh is not None:
+                new = fresh[source.fresh]
                 if not isinstance(column, Stacked):
-                    first = fresh[source[0]]
-                    old = torch.stack([torch.as_tensor(column.row(row)).to(first) for row in range(size)])
+                    old = torch.stack([torch.as_tensor(column.row(row)).to(new) for row in range(size)])
                     column = table.columns[place] = Stacked(old)
-                column.put(rows, fresh[source[0]])
-            elif isinstance(source, (int, float)):
+                column.put(rows, new)
+            elif source.column is None:
                 assert isinstance(column, Numbers)
-                column.put(rows, source)
-            elif source is not column:
-                values, _ = source.take(rows)
-                if isinstance(column, Numbers) and isinstance(source, Numbers):
-                    column.values[rows] = source.values[rows]
+                column.put(rows, source.number)
+            elif before.columns[source.column] is not column:
+                old_column = before.columns[source.column]
+                values, _ = old_column.take(rows)
+                if isinstance(column, Numbers) and isinstance(old_column, Numbers):
+                    column.values[rows] = old_column.values[rows]
                 else:
                     if isinstance(column, Same):
                         column = table.columns[place] = Stacked(column.value.expand(size, *column.value.shape).clone())

@@ -7,7 +7,7 @@ cannot be one, as an id that user code would look something up by, it is refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
+from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
 from fl_lightning.client.logged import METHODS_HOOK, check_kind
 from fl_lightning.client.visit import Visit
@@ -54,12 +55,14 @@ class MappedClock:
 
     Args:
         clocks: gives the clock of each.
+        note: is told what is looked at, as it may be another in the next step.
     """
 
-    def __init__(self, clocks: Any) -> None:
-        self._clocks = clocks
+    def __init__(self, clocks: Callable[[], Sequence[Clock]], note: Callable[[str], None]) -> None:
+        self._clocks, self._note = clocks, note
 
     def __getattr__(self, name: str) -> Any:
+        self._note(f"self.trainer: {name}")
         values = [getattr(clock, name) for clock in self._clocks()]
         if any(value != values[0] for value in values):
             raise not_mappable(f"self.trainer: {name}", "it differs by client, and a step is of several side by side")
@@ -159,6 +162,7 @@ class MappedVisit(Visit):
         server: tensors that its hooks may not write to, beside what was received, each with a name for errors.
         scratch: what each method keeps for the visit, by the method's name.
         counts: ``num_steps``, ``lr`` and ``lr_total``.
+        note: is told which of them is looked at, as it may be another in the next step.
     """
 
     def __init__(
@@ -169,9 +173,15 @@ class MappedVisit(Visit):
         logged: Any,
         server: Sequence[tuple[str, Tensor]],
         scratch: dict[str, SimpleNamespace],
-        **counts: Any,
+        counts: Mapping[str, Any],
+        note: Callable[[str], None],
     ) -> None:
         super().__init__(info, received, clock, logged, server)  # type: ignore[arg-type]
         self.scratch = scratch
-        for name, value in counts.items():
-            setattr(self, name, value)
+        self._counts, self._note = counts, note
+        for name in counts:
+            delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        self._note(f"client.{name}")
+        return self._counts[name]

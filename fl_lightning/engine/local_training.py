@@ -21,6 +21,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure
 from fl_lightning.engine.processes.workers import Workers
+from fl_lightning.engine.recording import Recordings, looks_at
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
@@ -87,6 +88,8 @@ class LocalTraining:
         self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
         self.batches = cache(partial(num_batches, loaders.data))
         self.choice = Choice(1, "no round has begun")
+        self.recordings = Recordings()
+        self.looks_at_index = client.resident.takes_index and looks_at(client.module.training_step, 1)
         self._has_gradients = self._skips = self._closes = False
         strategy = client.resident.stand_in.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward

@@ -19,7 +19,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fl_lightning import Method, Weighted
 from fl_lightning.data import FederatedDataModule, RandomCrop, RandomFlip
-from fl_lightning.engine import run
+from fl_lightning.engine import recording, run
 from fl_lightning.engine.groups import choosing
 from fl_lightning.engine.processes import apart
 from fl_lightning.errors import ClientError
@@ -159,6 +159,24 @@ METHODS = {
 def test_a_method_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     methods, how = METHODS[name]
     assert_same_alone(tmp_path, methods=methods, **how)
+
+
+REPEATED = ["FedAvg", "FedProx, SCAFFOLD, FedLC", "FedUV", "FedDyn", "MOON", "FedBN, SCAFFOLD", "FedProto"]
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_program_that_is_repeated_gives_the_bits_of_one_that_is_run(tmp_path, monkeypatch, name):
+    methods, how = METHODS[name]
+    how = {**how, "max_rounds": 3}
+    repeated = []
+    repeat = recording.Recording.repeat
+    monkeypatch.setattr(recording.Recording, "repeat", lambda *given: repeated.append(1) or repeat(*given))
+    one, _ = trained(tmp_path, 3, methods=methods, **how)
+    assert bool(repeated) == (name != "FedProto")  # it looks at the epoch
+    monkeypatch.setattr(recording.Recordings, "find", lambda *given: None)
+    other, _ = trained(tmp_path / "run", 3, methods=methods, **how)
+    assert_near(one["state"], other["state"], 0.0)
+    assert_near(one["remembered"], other["remembered"], 0.0)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx, SCAFFOLD, FedLC", "FedUV", "FedCKA linear", "FedDecorr"])
@@ -1054,3 +1072,29 @@ OWN = [Weighs, Remembers, Sometimes, ByCount, Last]
 def test_a_method_of_ones_own_sees_each_client_as_alone(tmp_path, method):
     taps = {"representation": "body", "logits": "head"}  # and clients make 2 to 4 passes
     assert_same_alone(tmp_path, model=Own, data=arrays, methods=lambda: [method()], taps=taps, local_steps=7)
+
+
+class Warm(Method):
+    """A penalty whose coefficient is another in each round."""
+
+    def on_round_start(self, server):
+        self.mu = float(server.round)
+
+    def penalty(self, client, step):
+        return self.mu * sum(client.live[name].square().sum() for name in client.trainable)
+
+
+class Counts(Own):
+    """Its loss depends on the step."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * (1 + batch_idx + self.trainer.global_step)
+
+
+@pytest.mark.parametrize("how", [{"methods": lambda: [Warm()]}, {"model": Counts, "data": arrays}])
+def test_what_changes_from_round_to_round_or_from_step_to_step_is_not_repeated(tmp_path, how):
+    how = {"max_rounds": 4, **how}
+    one, _ = trained(tmp_path, 3, **how)
+    other, _ = trained(tmp_path / "alone", 1, **how)
+    assert_near(other["state"], one["state"], 1e-10)

@@ -26,6 +26,7 @@ from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
 from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
+from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
 from fl_lightning.sampling import size_of_cohort
@@ -238,7 +239,12 @@ def try_two(run: Run, clients: list[int]) -> None:
         require_mappable(not draws, "its step draws random numbers, in a visit from a stream of its own")
     training, state = run.local_training, run.server.state
     clock = run.resident.clock
-    with ambient(run.seed, "side_by_side"), run.client.rehearsing(run.methods), replaced(clock, limit=clock.accumulate):
+    with (
+        ambient(run.seed, "side_by_side"),
+        run.client.rehearsing(run.methods),
+        replaced(clock, limit=clock.accumulate),
+        replaced(training, recordings=Recordings()),
+    ):
         try:
             alone = [training.visit(k, 0, state).delta for k in clients]
         except Exception as error:  # the run says it

@@ -26,11 +26,11 @@ from fl_lightning.client.columns import (
     put_together,
     take_apart,
 )
-from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
 from fl_lightning.client.places import TensorPlaces
 from fl_lightning.client.visit import Visit
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
 from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.engine.groups.program import Part, Program, Results
 from fl_lightning.engine.groups.stack import Stack, counts_steps
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
@@ -76,8 +76,8 @@ class Group:
         self.infos = [training.loaders.data.info(member.id) for member in members]
         self.errors: dict[int, Exception] = {}
         zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
-        self._counts = {name: Numbers([zero] * self.size, self.device) for name, zero in zeros.items()}
-        self.num_steps, self.lr = self._counts["num_steps"].values, self._counts["lr"].values
+        self.counts = {name: Numbers([zero] * self.size, self.device) for name, zero in zeros.items()}
+        self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
         self.log = GroupLog(self.size, self.device)
         self.visits: dict[int, Visit] = {}
@@ -116,6 +116,7 @@ class Group:
     def _train(self) -> None:
         training, client = self.training, self.client
         training.stopwatch.start()
+        training.recordings.begin_round(self.round)
         with ExitStack() as stack:
             loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
             clock = client.resident.clock
@@ -129,7 +130,7 @@ class Group:
             known = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
-            self._places = TensorPlaces(client.module, {**client.live, **self._apart})
+            self.places = TensorPlaces(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
             self._begin(optimizer)
             try:
@@ -180,7 +181,7 @@ class Group:
         for row, (entries, _) in enumerate(own):
             for name, value in entries.items():
                 state[name][row] = value
-        self._received = {name: state[name].clone() for name in client.kept if starts}
+        self.received_own = {name: state[name].clone() for name in client.kept if starts}
         self.stack = Stack(state, client.trainable, client.live, optimizer, self.clocks[0].accumulate > 1)
         self._counts_steps = counts_steps(optimizer)
         self._set_tables([references for _, references in own])
@@ -238,27 +239,23 @@ class Group:
         mounted = self.stack.mount(rows)
         if begins:
             optimizer.zero_grad()
-        losses = self._forward(batch, mounted)
-        if losses is None:
+        if not self._gradients(batch, mounted):
             self.num_skipped[rows] += 1
-        else:
-            total = losses.sum()
-            training.fabric.backward(total / self.clocks[0].accumulate if self.clocks[0].accumulate > 1 else total)
         self._taken[rows] += steps
         training.stopwatch.lap("forward_backward")
         if not steps or all(mounted[name].grad is None for name in self.client.trainable):
             return
         with torch.no_grad():
             if self._prepares:
-                self._mapped_hooks(batch, mounted, optimizer, self._prepare)
+                self._mapped_hooks("preparation", batch, mounted, optimizer, self._prepare)
                 training.stopwatch.lap("correct")
             optimizer.step()
             self.stack.note_step()
             rate = optimizer.param_groups[0]["lr"]
             self.lr[rows] = rate
-            self._counts["lr_total"].values[rows] += rate
+            self.counts["lr_total"].values[rows] += rate
             if self._corrects:
-                self._mapped_hooks(batch, mounted, optimizer, self._correct)
+                self._mapped_hooks("correction", batch, mounted, optimizer, self._correct)
             self.num_steps[rows] += 1
 
     def _prepare(self, optimizer: Any) -> None:
@@ -278,133 +275,67 @@ class Group:
     def _correct(self, optimizer: Any) -> None:
         self.client.methods.call("on_after_optimizer_step", self.client, optimizer)
 
-    def _forward(self, batch: GroupBatch, mounted: State) -> Tensor | None:
-        """The losses of the clients ``(m,)``; None where the module skips the batch."""
-        client = self.client
-        whole = slice(0, None)
-        columns = [column.take(whole) for column in batch.table.columns]
+    def _gradients(self, batch: GroupBatch, mounted: State) -> bool:
+        """Compute the gradients of the clients; False where the module skips the batch."""
+        client, clock, table = self.client, self.clocks[0], batch.table
+        columns = [column.take(slice(0, None)) for column in table.columns]
         index = batch.indices[0]
-        if len(set(batch.indices)) > 1:
+        if by_client := len(set(batch.indices)) > 1:
             columns.append((torch.tensor(batch.indices, device=self.device), True))
-        by_client = len(columns) > len(batch.table.columns)
 
-        def work(leaves: list[Any]) -> list[Tensor]:
-            batch_of_one = put_together(batch.table.shape, leaves)
+        def work(leaves: list[Any]) -> Results:
+            batch_of_one = put_together(table.shape, leaves)
             client.visit.logged.begin_batch(batch_of_one)
             loss = client.training_step(batch_of_one, leaves[-1] if by_client else index)
-            return [] if loss is None else [loss.reshape(())]
+            return {} if loss is None else {"loss": loss.reshape(())}
 
-        results = self._mapped(batch.rows, mounted, columns, work)
-        return results[0] if results else None
+        def backward(results: Results) -> State:
+            if (losses := results.get("loss")) is None:
+                return {}
+            total = losses.sum()
+            self.training.fabric.backward(total / clock.accumulate if clock.accumulate > 1 else total)
+            return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
 
-    def _mapped_hooks(self, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]) -> None:
+        # gradients of several batches are added up, and a program does not know those before it
+        name = "gradients" if clock.accumulate == 1 else None
+        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
+        return bool(Program(self, batch.rows, mounted, Part(name, about, columns, work, backward)).results())
+
+    def _mapped_hooks(
+        self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]
+    ) -> None:
         """Run hooks of the methods that change gradients or parameters."""
         trained = [name for name in self.client.trainable if mounted[name].grad is not None]
         columns = [(mounted[name].grad, True) for name in trained]
-        new: list[str] = []
 
-        def work(leaves: list[Any]) -> list[Tensor]:
+        def work(leaves: list[Any]) -> Results:
             live = self.client.live
             gradients = dict(zip(trained, leaves, strict=True))
             for name, gradient in gradients.items():
                 live[name].grad = gradient
             self.stack.fill_groups(live)
             hooks(optimizer)
-            changed = [
-                name for name in live if live[name].grad is not None and live[name].grad is not gradients.get(name)
-            ]
-            new.extend(changed)
-            dropped.extend(name for name in trained if live[name].grad is None)
-            return [live[name].grad for name in changed]  # type: ignore[misc]
+            return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
 
-        dropped: list[str] = []
+        # the hooks are given the optimizer
+        about = (*trained, repr([{**group, "params": None} for group in optimizer.param_groups]))
         try:
-            results = self._mapped(batch.rows, mounted, columns, work)
+            results = Program(self, batch.rows, mounted, Part(name, about, columns, work)).results()
         finally:
             self.stack.fill_groups(mounted)
-        for name, gradient in zip(new, results, strict=True):
+        for name, gradient in results.items():
             mounted[name].grad = gradient
-        for name in dropped:
-            mounted[name].grad = None
 
-    def _mapped(
-        self, rows: Rows, mounted: State, columns: Sequence[tuple[Any, bool]], work: Callable[[list[Any]], list[Tensor]]
-    ) -> list[Tensor]:
-        """What ``work`` gives of each client, whose module, visit and values it finds as those of one client.
+    def keep(self, rows: Rows, before: Table, changes: Changes, fresh: list[Tensor]) -> None:
+        """Keep what the methods have changed of what they keep for the visits, which was in the table ``before``."""
+        if changes.kind not in self._tables:
+            self._tables[changes.kind] = changes.table(before, fresh, self.size, self.device)
+        changes.put_into(self._tables[changes.kind], before, rows, fresh, self.size)
+        self._kinds[rows] = [*self._tables].index(changes.kind)
 
-        Args:
-            rows: the clients.
-            mounted: their states.
-            columns: what ``work`` is given, each with whether it is stacked.
-            work: the step, or a part of it.
-        """
-        client, number = self.client, len(columns)
-        table = self._table(numbers_of(rows, self.size)[0])
-        own = [column.take(rows) for column in (*table.columns, *self._counts.values())]
-        given, received = [*columns, *own], {name: values[rows] for name, values in self._received.items()}
-        logged, notes = MappedLog(client.module, None), Notes()
-
-        names, size = [*mounted, *received], len(mounted)
-
-        def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            values = iter(tensors[len(names) :])
-            leaves = [next(values) if batched else value for value, batched in given]
-            mine, counts = leaves[number : -len(self._counts)], leaves[-len(self._counts) :]
-            tree = put_together(table.shape, mine)
-            everything = {**self.shared, **dict(zip(names[:size], tensors, strict=False))}
-            scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
-            visit = MappedVisit(
-                MappedInfo(**tree["info"]),
-                {**self.received, **dict(zip(names[size:], tensors[size:], strict=False))},
-                MappedClock(lambda: [self.clock(row) for row in numbers_of(rows, self.size)]),
-                logged,
-                client.methods.attributes.server,
-                scratch,
-                **dict(zip(self._counts, counts, strict=True)),
-            )
-            live = {name: everything[name] for name in client.live}
-            with self._places.holding(everything) as rebound, client.mapped(live, visit, tree["references"]):
-                results = work(leaves[:number])
-            notes.rebound, notes.results, fresh = list(rebound), len(results), list[Tensor]()
-            if scratch:
-                after = {name: vars(held) for name, held in scratch.items()}
-                notes.changes = Changes(table, mine, {**tree, "scratch": after})
-                fresh = [tensor.detach() for tensor in notes.changes.fresh]
-            logs = [part for record in logged.records for part in record[1:] if isinstance(part, Tensor)]
-            return (*results, *rebound.values(), *fresh, *logs)
-
-        stacked = [value for value, batched in given if batched]
-        versions = {id(value): value._version for value in stacked}
-        arguments = (*mounted.values(), *received.values(), *stacked)
-        # a number that differs by client is a tensor, and as precise as a run in 64-true
-        with self.training.fabric.autocast():
-            outputs = iter(torch.vmap(mapped, randomness="different")(*arguments))
-        results = [next(outputs) for _ in range(notes.results)]
-        with torch.no_grad():
-            for name in notes.rebound:
-                mounted[name].copy_(next(outputs))
-        if notes.changes is not None:
-            for column, (value, batched) in zip(table.columns, given[number:], strict=False):
-                if batched and value._version != versions[id(value)]:
-                    column.note_written(rows, value)
-            self._keep(rows, notes.changes, [next(outputs) for _ in notes.changes.fresh])
-        records = [
-            Record(key, *(next(outputs) if isinstance(part, Tensor) else part for part in parts))
-            for key, *parts in logged.records
-        ]
-        self.log.add(rows, records)
-        return results
-
-    def _keep(self, rows: Rows, changes: Changes, fresh: list[Tensor]) -> None:
-        """Keep what the methods have changed of what they keep for the visit."""
-        if changes.any:
-            if changes.kind not in self._tables:
-                self._tables[changes.kind] = changes.table(fresh, self.size, self.device)
-            changes.put_into(self._tables[changes.kind], rows, fresh, self.size)
-            self._kinds[rows] = [*self._tables].index(changes.kind)
-
-    def _table(self, row: int) -> Table:
-        return list(self._tables.values())[self._kinds[row]]
+    def table_of(self, row: int) -> tuple[str, Table]:
+        """The table that holds what the methods keep for a client, and what distinguishes it from others."""
+        return [*self._tables.items()][self._kinds[row]]
 
     def clock(self, row: int) -> Clock:
         """The present clock of a client."""
@@ -466,28 +397,20 @@ class Group:
         """Put one client, whose visit has ended, into the resident module, as if it had trained there alone."""
         client, visit = self.client, self.visits.get(row)
         if visit is None:
-            own = {name: values[row] for name, values in self._received.items()}
+            own = {name: values[row] for name, values in self.received_own.items()}
             logged = client.resident.begin_logging(self.infos[row].num_examples)
             visit = Visit(self.infos[row], {**self.received, **own}, self.clocks[row], logged)
         logged = visit.logged
         client.resident.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
         self.log.fill(logged, row)
         client.resident.log_into(logged)
-        scratch = self._table(row).tree(row)["scratch"]
+        scratch = self.table_of(row)[1].tree(row)["scratch"]
         visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
         visit.epochs, visit.num_skipped = (
             self.log.means(row, len(self.clocks[row].passes_now)),
             int(self.num_skipped[row]),
         )
-        for name, column in self._counts.items():
+        for name, column in self.counts.items():
             setattr(visit, name, column.row(row))
         visit.clock = client.resident.stand_in.clock = replace(self.clock(row), epoch=len(self.clocks[row].passes_now))
         client.visit = visit
-
-
-class Notes:
-    """What a mapped step tells beside the tensors that it returns."""
-
-    changes: Changes | None = None
-    rebound: list[str]
-    results: int

@@ -1,0 +1,189 @@
+"""A part of a step of several clients, as one program over stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client.columns import Changes, Rows, numbers_of, put_together
+from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
+from fl_lightning.state import State
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.groups.group import Group
+
+# what a part of a step gives of one client, by name; None is a gradient that it has taken away
+Results = dict[str, Tensor | None]
+
+
+class Part(NamedTuple):
+    """What is done in a part of a step.
+
+    Args:
+        name: of the part, to find its recordings by; None is never repeated.
+        about: what distinguishes it from others of this name, beside the tensors and numbers that it is given.
+        columns: what ``work`` is given, each with whether it is stacked.
+        work: does it for one client, whose module, visit and values are there.
+        finish: goes on with what ``work`` gives, of all clients; gives the gradients of what is mounted.
+    """
+
+    name: str | None
+    about: Any
+    columns: Sequence[tuple[Any, bool]]
+    work: Callable[[list[Any]], Results]
+    finish: Callable[[Results], State] | None = None
+
+
+@dataclass
+class Notes:
+    """What a program comes to beside the tensors that it gives.
+
+    Attributes:
+        results: names of what the part gives, with whether each is a tensor.
+        graded: names of the parameters whose gradients it gives.
+        rebound: names of the buffers that have new tensors.
+        changes: of what the methods keep for the visit.
+        fresh: the number of its new tensors.
+        records: what was logged; ``...`` stands for a tensor.
+        obstacle: why the program cannot be repeated; None where it can.
+    """
+
+    results: dict[str, bool] = field(default_factory=dict)
+    graded: list[str] = field(default_factory=list)
+    rebound: list[str] = field(default_factory=list)
+    changes: Changes | None = None
+    fresh: int = 0
+    records: list[tuple[Any, ...]] = field(default_factory=list)
+    obstacle: str | None = None
+
+
+class Program:
+    """A part of a step of some clients of a group.
+
+    Args:
+        group: the group.
+        rows: the clients.
+        mounted: their states.
+        part: what is done.
+    """
+
+    def __init__(self, group: Group, rows: Rows, mounted: State, part: Part) -> None:
+        self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
+        self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
+        # what the methods see of each client: what is its own in the received state, and what is kept for its visit
+        self.own = {name: values[rows] for name, values in group.received_own.items()}
+        self.given = [*part.columns, *(column.take(rows) for column in self.table.columns)]
+        self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
+
+    def results(self) -> Results:
+        """Do it, or repeat it, and keep what it comes to; gives the results of all clients."""
+        recordings, name = self.group.training.recordings, self.part.name
+        versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
+        outputs: Sequence[Tensor]
+        if name is None:
+            outputs, notes = self._run()
+        else:
+            inputs, key = self._inputs()
+            recording = recordings.find(name, key)
+            if recording is None:
+                outputs, notes = recordings.run(name, key, inputs, self._run)
+            else:
+                outputs, notes = recording.repeat(inputs), recording.notes
+        return self._kept(iter(outputs), notes, versions)
+
+    def _inputs(self) -> tuple[list[Tensor], Any]:
+        """The tensors that it is given, each once, and a key; where keys are equal, nothing but the tensors differs."""
+        group = self.group
+        same = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
+        server = [tensor for _, tensor in group.client.methods.attributes.server]
+        all_ = [*self.stacked, *same, *group.received.values(), *server]
+        inputs = {id(tensor): tensor for tensor in all_}
+        number = len(self.rows) if isinstance(self.rows, list) else self.rows.stop - self.rows.start
+        leaves = [
+            (value.shape, value.dtype, batched) if isinstance(value, Tensor) else value for value, batched in self.given
+        ]
+        key: tuple[Any, ...] = (self.kind, self.part.about, number, *leaves)
+        if len(inputs) < len(all_):
+            places = {tensor: place for place, tensor in enumerate(inputs)}
+            key = (*key, tuple(places[id(tensor)] for tensor in all_))
+        return [*inputs.values()], key
+
+    def _run(self) -> tuple[list[Tensor], Notes]:
+        """The outputs of the program, and its notes."""
+        group, part, client = self.group, self.part, self.group.client
+        number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
+        counts = [column.take(self.rows) for column in group.counts.values()]
+        given, notes, logged = [*self.given, *counts], Notes(), MappedLog(client.module, None)
+
+        def note(what: str) -> None:
+            notes.obstacle = notes.obstacle or f"a step looks at {what}"
+
+        clock = MappedClock(lambda: [group.clock(row) for row in numbers_of(self.rows, group.size)], note)
+
+        def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values = iter(tensors[len(names) :])
+            leaves = [next(values) if batched else value for value, batched in given]
+            mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
+            tree = put_together(self.table.shape, mine)
+            everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
+            received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
+            scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
+            info, server = MappedInfo(**tree["info"]), client.methods.attributes.server
+            numbers = dict(zip(group.counts, counted, strict=True))
+            visit = MappedVisit(info, received, clock, logged, server, scratch, numbers, note)
+            live = {name: everything[name] for name in client.live}
+            with group.places.holding(everything) as rebound, client.mapped(live, visit, tree["references"]):
+                results = part.work(leaves[:number])
+            notes.results = {name: value is not None for name, value in results.items()}
+            notes.rebound, fresh = list(rebound), list[Tensor]()
+            if scratch:
+                after = {name: vars(held) for name, held in scratch.items()}
+                notes.changes, fresh = Changes.of(self.table, mine, {**tree, "scratch": after})
+                notes.fresh = len(fresh)
+            notes.records = [
+                tuple(... if isinstance(value, Tensor) else value for value in record) for record in logged.records
+            ]
+            logs = [value for record in logged.records for value in record if isinstance(value, Tensor)]
+            given_back = [value for value in results.values() if value is not None]
+            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logs)
+
+        stacked = [*self.stacked, *(value for value, batched in counts if batched)]
+        # a number that differs by client is a tensor, and as precise as a run in 64-true
+        with group.training.fabric.autocast():
+            outputs = [*torch.vmap(mapped, randomness="different")(*stacked)]
+        gradients: State = {}
+        if part.finish is not None:
+            places = [name for name, is_tensor in notes.results.items() if is_tensor]
+            gradients = part.finish(dict(zip(places, outputs, strict=False)))
+        notes.graded = list(gradients)
+        return [*gradients.values(), *outputs], notes
+
+    @torch.no_grad()
+    def _kept(self, outputs: Iterator[Tensor], notes: Notes, versions: list[int]) -> Results:
+        """Keep what the program comes to beside its results, which are returned."""
+        group, rows = self.group, self.rows
+        for name in notes.graded:
+            self.mounted[name].grad = next(outputs)
+        results = {name: next(outputs) if is_tensor else None for name, is_tensor in notes.results.items()}
+        for name in notes.rebound:
+            self.mounted[name].copy_(next(outputs))
+        if notes.changes is not None:
+            number = len(self.part.columns)
+            for column, (value, batched), version in zip(
+                self.table.columns, self.given[number:], versions[number:], strict=True
+            ):
+                if batched and value._version != version:
+                    column.note_written(rows, value)
+            fresh = [next(outputs) for _ in range(notes.fresh)]
+            if notes.changes.any:
+                group.keep(rows, self.table, notes.changes, fresh)
+        records = [
+            Record(key, *(next(outputs) if value is ... else value for value in parts)) for key, *parts in notes.records
+        ]
+        group.log.add(rows, records)
+        return results

@@ -1,0 +1,315 @@
+"""Programs of a group, noted down operation by operation, and repeated without the Python that led to them.
+
+A step of small models takes most of its time in Python: the module's and the methods' code, autograd, and the mapping
+over clients. All of it ends in a list of operations on tensors. Where two steps differ in their tensors alone, so does
+the list, and repeating it gives the same bits.
+"""
+
+from __future__ import annotations
+
+import dis
+import math
+import operator
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# what an operation is given beside tensors, which a recording repeats as it is
+CONSTANTS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+# recordings that are kept for one part of a step
+MOST_KEPT = 1000
+# rounds whose programs were others than before, after which a part of a step is no longer noted down
+MOST_DROPPED = 2
+
+
+class Slot(NamedTuple):
+    """Stands for a tensor in a recording."""
+
+    number: int
+
+
+class Operation(NamedTuple):
+    """An operation on tensors.
+
+    Args:
+        target: what was called.
+        args: its arguments, with slots in the place of tensors, as in ``kwargs``.
+        kwargs: those given by name.
+        result: what it gave: a slot, a list of them, or None.
+    """
+
+    target: OpOverload
+    args: Any
+    kwargs: Any
+    result: Any
+
+
+class NotRecordable(Exception):
+    """A program cannot be repeated; says why."""
+
+
+class Recorder(TorchDispatchMode):
+    """In this block each operation is done as usual, and noted down.
+
+    Args:
+        inputs: the tensors that another one of these programs has others of, each once.
+
+    Attributes:
+        obstacle: why it cannot be repeated; None as long as it can.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        # all tensors are held, so that an id stays that of one tensor
+        self.held: list[Tensor] = [*inputs]
+        self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+        # tensors from outside that are no input, with their slots; the same ones are used each time
+        self.outside: list[tuple[int, Tensor, int]] = []
+        self.obstacle: str | None = None
+        self._storages: set[int] = set()
+        # tensors that are another one under a new name, such as one that is detached, with that one
+        self.aliases: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = (self._noted(args, True), self._noted(kwargs, True)) if self.obstacle is None else None
+        result = func(*args, **kwargs)
+        if given is not None:
+            self.operations.append(Operation(func, *given, self._noted(result, False)))
+            first = args[0] if args else None
+            if isinstance(result, Tensor) and isinstance(first, Tensor) and is_same(result, first):
+                self.aliases[self._numbers[id(result)]] = self._numbers[id(first)]
+            if torch.Tag.inplace_view in func.tags:
+                self.obstacle = "it changes the shape of a tensor in place"
+        return result
+
+    def slot(self, tensor: Tensor) -> Slot:
+        """That of a tensor which an operation gave, or which is an input.
+
+        Raises:
+            NotRecordable: it is another one.
+        """
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            raise NotRecordable("what it gives is not what an operation gave")
+        return Slot(number)
+
+    def _noted(self, value: Any, given: bool) -> Any:
+        """A value with slots in the place of tensors; ``given`` to an operation, or given by it."""
+        if isinstance(value, Tensor):
+            number = self._numbers.get(id(value))
+            if number is None:
+                number = self._numbers[id(value)] = len(self.held)
+                self.held.append(value)
+                place = value.untyped_storage().data_ptr()
+                if not given:
+                    self._storages.add(place)
+                elif place in self._storages:
+                    self.obstacle = "a tensor comes from an operation that was not seen"
+                else:
+                    self.outside.append((number, value, value._version))
+            return Slot(number)
+        if isinstance(value, (list, tuple)):
+            return [self._noted(part, given) for part in value]
+        if isinstance(value, dict):
+            return {name: self._noted(part, given) for name, part in value.items()}
+        if not given and value is not None:
+            self.obstacle = "it reads a number from a tensor"
+        elif not isinstance(value, CONSTANTS):
+            self.obstacle = f"an operation is given a {type(value).__name__}"
+        # the one nan that is equal to itself, by identity
+        return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether a tensor is another one under a new name."""
+    return one is not other and one.dtype == other.dtype and one.is_set_to(other)
+
+
+class Recording:
+    """A program as a list of operations.
+
+    Args:
+        recorder: has noted it down.
+        num_inputs: number of its inputs.
+        outputs: the tensors that it gives.
+        notes: what it comes to beside tensors.
+
+    Raises:
+        NotRecordable: it cannot be repeated.
+    """
+
+    def __init__(self, recorder: Recorder, num_inputs: int, outputs: Sequence[Tensor], notes: Any) -> None:
+        if recorder.obstacle is not None:
+            raise NotRecordable(recorder.obstacle)
+        if any(tensor._version != version for _, tensor, version in recorder.outside):
+            raise NotRecordable("it writes to a tensor that is not the client's")
+        self.operations, self.num_inputs, self.notes = recorder.operations, num_inputs, notes
+        self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
+        self.targets = tuple(operation.target for operation in self.operations)
+        self._outputs = [recorder.slot(tensor) for tensor in outputs]
+        self._aliases = recorder.aliases
+        self._program: Callable[..., Any] | None = None
+
+    def is_like(self, other: Recording) -> bool:
+        """Whether both do the same with the same tensors from outside."""
+        return (
+            self.operations == other.operations
+            and self._outputs == other._outputs
+            and self.notes == other.notes
+            and len(self.outside) == len(other.outside)
+            and all(a == b and mine is its for (a, mine), (b, its) in zip(self.outside, other.outside, strict=True))
+        )
+
+    @torch.no_grad()
+    def repeat(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The program with other inputs."""
+        if self._program is None:
+            self._program = self._written()
+        return self._program(*inputs)
+
+    def _written(self) -> Callable[..., Any]:
+        """The operations as a function of the inputs; those that nothing depends on are left out."""
+        graph, nodes = fx.Graph(), dict[int, Any]()
+        held = torch.nn.Module()
+        for number in range(self.num_inputs):
+            nodes[number] = graph.placeholder(f"input_{number}")
+        for number, tensor in self.outside:
+            held.register_buffer(f"outside_{number}", tensor)
+            nodes[number] = graph.get_attr(f"outside_{number}")
+
+        def with_nodes(value: Any) -> Any:
+            if isinstance(value, Slot):
+                return nodes[value.number]
+            if isinstance(value, list):
+                return [with_nodes(part) for part in value]
+            return {name: with_nodes(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+        for target, args, kwargs, result in self.operations:
+            if isinstance(result, Slot) and result.number in self._aliases and result.number not in nodes:
+                nodes[result.number] = nodes[self._aliases[result.number]]
+                continue
+            node = graph.call_function(target, tuple(with_nodes(args)), with_nodes(kwargs))
+            if isinstance(result, Slot):
+                nodes.setdefault(result.number, node)
+            for place, part in enumerate(result if isinstance(result, list) else []):
+                if part is not None and part.number not in nodes:
+                    nodes[part.number] = graph.call_function(operator.getitem, (node, place))
+        graph.output(tuple(nodes[slot.number] for slot in self._outputs))
+        graph.eliminate_dead_code()
+        return fx.GraphModule(held, graph).forward
+
+
+class Recordings:
+    """The recordings of a worker, by the part of a step and by what may differ from step to step beside tensors.
+
+    A program is noted down the second time that it comes, and repeated from the third on. What methods and modules keep
+    outside of tensors may change between rounds, so that in each round the first program of a part is run as usual: if
+    it is another one than before, all recordings of this part are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[Any, Recording | None]] = {}
+        self._round, self._confirmed = -1, set[str]()
+        self._checked: set[tuple[Any, ...]] = set()
+        self._dropped: Counter[str] = Counter()
+        # by part, why it is never repeated
+        self.obstacles: dict[str, str] = {}
+
+    def begin_round(self, round_: int) -> None:
+        """Nothing is known yet of how the programs of this round are."""
+        if round_ != self._round:
+            self._round = round_
+            self._confirmed.clear()
+
+    def find(self, part: str, key: Any) -> Recording | None:
+        """The recording of a program; None where it is to be run."""
+        return self._kept.get(part, {}).get(key) if part in self._confirmed else None
+
+    def run(
+        self, part: str, key: Any, inputs: Sequence[Tensor], program: Callable[[], tuple[Sequence[Tensor], Any]]
+    ) -> tuple[Sequence[Tensor], Any]:
+        """Run a program, and note it down where it may come again.
+
+        Args:
+            part: of which part of a step it is.
+            key: programs of this part with the same key are alike.
+            inputs: its inputs, each once.
+            program: runs it; gives its outputs and its notes.
+        """
+        kept = self._kept.setdefault(part, {})
+        if part in self.obstacles or (key not in kept and len(kept) >= MOST_KEPT):
+            return program()
+        if key not in kept:
+            kept[key] = None
+            return program()
+        before = kept[key]
+        copies = [tensor.detach().clone() for tensor in inputs]
+        drawn = numbers_drawn()
+        with Recorder(inputs) as recorder:
+            outputs, notes = program()
+        try:
+            if notes.obstacle is not None:
+                raise NotRecordable(notes.obstacle)
+            if numbers_drawn() != drawn:
+                raise NotRecordable("it draws random numbers")
+            recording = Recording(recorder, len(inputs), outputs, notes)
+            if recording.targets not in self._checked:
+                check_repeats(recording, copies, inputs, outputs)
+                self._checked.add(recording.targets)
+        except NotRecordable as error:
+            self.obstacles[part] = str(error)
+            kept.clear()
+            return outputs, notes
+        if before is not None and recording.is_like(before):
+            recording = before  # it may have been written out
+        elif before is not None:
+            kept.clear()
+            self._dropped[part] += 1
+            if self._dropped[part] > MOST_DROPPED:
+                self.obstacles[part] = "it changes from round to round"
+        if before is not None or not any(kept.values()):
+            self._confirmed.add(part)
+        kept[key] = recording
+        return outputs, notes
+
+
+def numbers_drawn() -> tuple[Any, ...]:
+    """The states of the generators outside of torch, of whose numbers a program would repeat those of one step."""
+    numbers: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numbers[1].tobytes(), numbers[2:]
+
+
+def check_repeats(
+    recording: Recording, copies: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
+    """Repeat a program on copies of its inputs, and compare.
+
+    Raises:
+        NotRecordable: something comes out with other bits.
+    """
+    repeated = [*recording.repeat(copies), *copies]
+    for new, old in zip(repeated, [*outputs, *inputs], strict=True):
+        same = new.shape == old.shape and new.dtype == old.dtype
+        if not same or not bool(((new == old) | ((new != new) & (old != old))).all()):
+            raise NotRecordable("a repetition gives other bits")
+
+
+def looks_at(function: Callable[..., Any], place: int) -> bool:
+    """Whether the code of a method reads its argument at this place, which another program may have another of."""
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is None or code.co_argcount <= place + 1:
+        return True
+    name = code.co_varnames[place + 1]
+    return any(
+        name in (instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+        for instruction in dis.get_instructions(code)
+    )
