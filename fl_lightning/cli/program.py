@@ -22,7 +22,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.arguments import find_own_classes, program
 from fl_lightning.cli.config import building, causes_of, check_resolved
 from fl_lightning.cli.messages import key_in, shorten
@@ -36,6 +35,7 @@ from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
+from fl_lightning.records.summary import final_names
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 

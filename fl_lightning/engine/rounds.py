@@ -15,7 +15,6 @@ import torch
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
-from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
@@ -25,6 +24,7 @@ from fl_lightning.engine.processes.workers import place
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
 from fl_lightning.records.files import save
+from fl_lightning.records.summary import tagged
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals, Update

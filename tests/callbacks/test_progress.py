@@ -10,7 +10,7 @@ from helpers.runs import small_data, small_model, small_trainer
 from tqdm import tqdm
 
 from fl_lightning.callbacks import Callback, progress
-from fl_lightning.callbacks.progress import best, few_digits, final_table, names_to_show, round_line
+from fl_lightning.callbacks.progress import final_table, round_line
 
 
 class Terminal(io.StringIO):
@@ -107,22 +107,9 @@ def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch, 
 
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
-    assert names_to_show(metrics) == ["val_f1", "train/loss"]
     assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 0.5000, train/loss 2e-05, 1.5 s a round, 00:12 left"
     assert round_line({}, 1, 1, 0.25) == "round 1/1: 0.25 s a round"
 
 
-def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metric():
-    history = [{"round": 0, "test/accuracy": 0.5, "test_loss": 1.0, "test/x": 1.0}, {"round": 1, "test/accuracy": 0.4}]
-    history.append({"round": 2, "test/accuracy": 0.5, "test_loss": 2.0})
-    assert best(history, "test/accuracy") == ("0.5000", "1")
-    assert best(history, "test_loss") == ("1.0000", "1")
-    assert best(history, "test/x") == ("-", "-")
-
-
 def test_the_table_of_a_run_without_metrics_or_folder_has_its_rounds():
     assert final_table([{"round": 0}], 3.0, 0, None) == "1 round in 00:03"
-
-
-def test_numbers_keep_their_digits():
-    assert [few_digits(value) for value in (0.0, 0.12345, 1e-9, 123456.0)] == ["0.0000", "0.1235", "1e-09", "1.235e+05"]

@@ -12,7 +12,6 @@ import yaml
 from helpers.errors import assert_names
 
 from fl_lightning.cli import main
-from fl_lightning.cli.program import final_names
 from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
 
@@ -248,12 +247,6 @@ def test_an_error_inside_a_client_keeps_its_traceback_and_a_nan_is_one_line(caps
         main([*FIT, *QUICK, *where])
     assert ended.value.code == 1
     assert "error: client 0, round 0: " in capsys.readouterr().err
-
-
-def test_the_last_line_has_the_metrics_of_a_module_that_names_them_otherwise():
-    assert final_names({"test/accuracy": 1.0, "test/loss": 1.0, "test/more": 1.0}) == ["test/accuracy", "test/loss"]
-    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "test_f1": 1.0}) == ["test_f1"]
-    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "lr": 1.0}) == ["val_loss"]
 
 
 def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):

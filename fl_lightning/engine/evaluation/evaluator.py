@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fl_lightning.client import Client, targets_of
-from fl_lightning.client.logged import tagged
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
@@ -20,6 +19,7 @@ from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
+from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
