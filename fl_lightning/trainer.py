@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers import CSVLogger
-from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from fl_lightning.engine import checks
@@ -22,6 +22,8 @@ from fl_lightning.engine.run import Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
+from fl_lightning.results import FitResult, History
+from fl_lightning.seeding import told_seed
 
 Methods = list[Method] | Method | None
 
@@ -134,8 +136,11 @@ class FederatedTrainer(RunArguments):
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
         allow_changes: bool = False,
-    ) -> None:
+    ) -> FitResult:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
+
+        The evaluations after it, ``validate``, ``test`` and ``predict``, leave ``run_dir``, ``history`` and ``metrics``
+        as they are.
 
         Args:
             model: the model.
@@ -150,6 +155,10 @@ class FederatedTrainer(RunArguments):
             allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
                 methods or a learning rate. It then goes on in a new version, whose ``changes.yaml`` lists the changes.
 
+        Returns:
+            The history of the run, its last metrics and its folder, which a notebook shows as a table and curves.
+            :func:`fl_lightning.load_run` reads the same from the folder, also of a run that was stopped.
+
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
             ClientError: a client failed in a round.
@@ -159,6 +168,8 @@ class FederatedTrainer(RunArguments):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = self.keep_as_best = False
+        if self.config is None:  # a command says its seed itself
+            rank_zero_info(told_seed())
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         try:
             self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
@@ -167,6 +178,9 @@ class FederatedTrainer(RunArguments):
             if self.config is None and isinstance(stopped, Terminated):  # which Python itself ends without a word
                 rank_zero_only(print)(stopped, file=sys.stderr)
             raise
+        folder = self.run_dir
+        name = "+".join(self.methods.names) or "fedavg" if folder is None else "/".join(folder.parts[-2:])
+        return FitResult(name, History(self.history), folder, self.seed)
 
     def validate(
         self,
@@ -352,7 +366,13 @@ class FederatedTrainer(RunArguments):
         def work(run: Run) -> Result:
             # in each worker, so that its copy of the callbacks finds its parts of the run
             self._run, self.fabric = run, run.fabric
+            if command is commands.fit:
+                self._fitted = run
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
-        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
+        try:
+            return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
+        finally:
+            if self._fitted is not None:  # what the trainer tells is of its fit, not of an evaluation after it
+                self._run, self.fabric = self._fitted, self._fitted.fabric

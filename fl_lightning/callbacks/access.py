@@ -46,10 +46,13 @@ class RunAccess:
     def __init__(self) -> None:
         self.should_stop = self.keep_as_best = False
         self._run: Run | None = None
+        self._fitted: Run | None = None
 
     @property
     def run(self) -> Run:
-        """The parts of the run that this trainer last began. They are internal: callbacks use the members below.
+        """The parts of the run that goes on, or else of the last fit; without one, of the last run.
+
+        They are internal: callbacks use the members below.
 
         Raises:
             RuntimeError: the trainer has begun no run.
