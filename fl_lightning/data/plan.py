@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Plan:
         It holds ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C), ``hash``, the name of each client's one
         domain as ``domains`` (K,), empty where it has none or several, and ``class_names`` (C,), or (0,) without names.
         """
-        names = {
+        names: dict[str, Any] = {
             "domains": np.array([self.domain(k) or "" for k in range(len(self.parts))], str),
             "class_names": np.array(self.class_names, str),
         }
