@@ -17,6 +17,8 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
 from fl_lightning.records.summary import best, few_digits, final_names, names_to_show
 
+# lines that a notebook shows: those of the last rounds, and the table at the end
+LINES = 15
 # seconds after which a round has a bar of its own, and from one look at it to the next
 LONG, LOOK = 2.0, 0.5
 
@@ -24,16 +26,20 @@ LONG, LOOK = 2.0, 0.5
 class ProgressBar(Callback):
     """Says on stderr how a run gets on: a line for each evaluation, and a table of best and final metrics at the end.
 
+    In a notebook the last of these lines are shown in one place, below the cell.
+
     A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients and local
     steps (of several workers, the first one's), with the time that is left.
     """
 
     _rounds: Any = None
     _visits: Visits | None = None
+    _place: NotebookLines | None = None
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
+        self._place = NotebookLines() if self._speaks and in_notebook() else None
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
@@ -65,6 +71,7 @@ class ProgressBar(Callback):
 
     def teardown(self, trainer: RunAccess) -> None:
         self._close()
+        self._place = None
 
     def _say_round(self, trainer: RunAccess) -> None:
         self._said = trainer.server.round
@@ -74,7 +81,9 @@ class ProgressBar(Callback):
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
-            if self._rounds is None:
+            if self._place is not None:
+                self._place.add(text)
+            elif self._rounds is None:
                 print(text, file=sys.stderr, flush=True)
             else:
                 tqdm.write(text, file=sys.stderr)
@@ -84,6 +93,27 @@ class ProgressBar(Callback):
             if bar is not None:
                 bar.close()
         self._visits = self._rounds = None
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class NotebookLines:
+    """The last lines in a notebook, in one place: one for each of many rounds would fill the page."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lines: list[str] = []
+        self._place: Any = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def add(self, text: str) -> None:
+        """Add lines, and drop the first ones that are too many."""
+        self._lines = [*self._lines, *text.splitlines()][-LINES:]
+        self._place.update({"text/plain": "\n".join(self._lines)}, raw=True)
 
 
 class Visits:
