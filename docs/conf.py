@@ -37,6 +37,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # an argument's name may end with _, as lambda_ does
 strip_signature_backslash = True
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 # the site works from disk
 html_copy_source = False
 html_show_sourcelink = False

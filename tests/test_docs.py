@@ -110,6 +110,14 @@ def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, of_the_guide, wo
     assert "personal/accuracy" not in trainer.history[0]
 
 
+def test_the_first_code_of_the_site_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    accuracy, folder = capsys.readouterr().out.split()[-2:]
+    assert 0.1 < float(accuracy) <= 1 and (tmp_path / folder / "metrics.csv").is_file()
+
+
 def test_the_guide_of_callbacks_names_what_there_is():
     table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
     for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):

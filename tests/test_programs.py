@@ -21,8 +21,8 @@ INSTALLED = [peer for peer, package in (("flower", "flwr"), ("pfl-2", "pfl")) if
 PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
 TINY = {
+    "docs/make_front.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER/methods.md"],
-    "experiments/collapse.py": ["--rounds 1 --images 200 --output FOLDER"],
     "experiments/papers/programs/make_figures.py": ["--docs FOLDER"],
     "experiments/papers/programs/make_results.py": ["--output FOLDER/RESULTS.md"],
     "experiments/reliability/bad_input.py": ["'mu null'"],
@@ -60,6 +60,7 @@ TINY = {
 }
 # what a run makes, and the file that it is to be
 STORED = {
+    "docs/make_front.py": ("README.md", "README.md"),
     "docs/make_methods.py": ("methods.md", "docs/methods.md"),
     "experiments/papers/programs/make_figures.py": ("paper_figures.md", "docs/paper_figures.md"),
     "experiments/papers/programs/make_results.py": ("RESULTS.md", "experiments/papers/RESULTS.md"),
