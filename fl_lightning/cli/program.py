@@ -39,10 +39,8 @@ from fl_lightning.records.summary import final_names
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 
-OTHER_COMMANDS = (
-    "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
-    "split; `report DIR` makes a page of runs. `bench --help`, `tune --help` and `report --help` list their arguments."
-)
+# the keys whose values are lists of classes
+LISTS = ("method", "trainer.callbacks", "trainer.logger")
 
 
 class ConfigFile(ActionConfigFile):
@@ -61,6 +59,18 @@ class ConfigFile(ActionConfigFile):
                 raise UsageError(f"{values}: the file holds no mapping; {hint}")
             forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
+
+
+def check_given_once(words: Any) -> None:
+    """Refuse a list of classes that stands twice on a command line: the parser would keep the last one alone.
+
+    Raises:
+        UsageError: one does.
+    """
+    for key in LISTS:
+        pairs = zip(words, [*words[1:], ""], strict=True) if isinstance(words, list) else ()
+        given = [word.partition("=")[2] or value for word, value in pairs if word.partition("=")[0] == f"--{key}"]
+        require(len(given) < 2, f"--{key}", given, f"the last would replace the others; add to a list by --{key}+=NAME")
 
 
 def forget_lists(before: Any, entries: Any) -> None:
@@ -149,7 +159,6 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={
                 **strict,
                 "description": about,
-                "epilog": OTHER_COMMANDS,
                 **{command: dict(strict) for command in self.subcommands()},
             },
             subclass_mode_model=True,
@@ -189,8 +198,12 @@ class FederatedCLI(LightningCLI):
         return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        check_given_once(sys.argv[1:] if args is None else args)
         with checked_files():
             super().parse_arguments(parser, args)
+        config = self.config[self.config["subcommand"]]
+        if isinstance(config["method"], Namespace):
+            config["method"] = [config["method"]]  # what reads the config of a run takes a list
 
     def _parse_ckpt_path(self) -> None:
         """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""

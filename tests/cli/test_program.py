@@ -101,6 +101,23 @@ def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):
     assert found[2]["init_args"]["mu"] == 0.5
 
 
+@pytest.mark.parametrize("again", [["--method", "MOON"], ["--method=MOON"]])
+def test_a_list_of_methods_that_stands_twice_is_refused(capsys, again):
+    """The parser alone would train the last one, and say nothing."""
+    line = refused(capsys, *FIT, "--method", "FedProx", "--method.mu", "0.5", *again)
+    assert_names(line, "--method=", "FedProx", "MOON", "--method+=")
+
+
+def test_one_method_without_a_list_is_a_list_in_the_config_of_the_run(capsys, tmp_path):
+    """The logger and the report name its arguments."""
+    main([*FIT, *QUICK, "--method", "MOON", "--trainer.default_root_dir", str(tmp_path)])
+    run = tmp_path / "moon" / "version_0"
+    (method,) = yaml.safe_load((run / "config.yaml").read_text())["method"]
+    assert method["class_path"].endswith("MOON")
+    main(["report", str(tmp_path), "--output", str(tmp_path / "report.html")])
+    assert "| MOON |" in (tmp_path / "report.md").read_text()
+
+
 def test_data_model_and_method_fragments_compose(capsys):
     parts = ["data/digits", "models/fedckacnn", "protocols/short", "methods/fedcka"]
     args = [arg for part in parts for arg in ("--config", f"experiments/{part}.yaml")]
