@@ -397,7 +397,7 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
         text = (
             f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and are not those of the "
         )
-        text += "global model; give recalibrate, or a network without running statistics, as one with GroupNorm"
+        text += "global model; give recalibrate, or a network with GroupNorm, which with_group_norm makes of any"
         trainer.warn(f"trainer.buffers=average: {text}")
 
 
