@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import require
-from fl_lightning.records.summary import best, few_digits, names_to_show
+from fl_lightning.records.summary import best, names_to_show, told
 
 if TYPE_CHECKING:
     import pandas
@@ -81,7 +81,7 @@ class FitResult:
         return curves_of([self], tags)
 
     def __repr__(self) -> str:
-        return f"<{self._told}{''.join(f', {tag} {few_digits(self.metrics[tag])}' for tag in self._last)}>"
+        return f"<{self._told}{''.join(f', {tag} {told(tag, self.metrics[tag])}' for tag in self._last)}>"
 
     def _repr_html_(self) -> str:
         names = shown_tags([self])
@@ -167,7 +167,7 @@ def shown_tags(results: Sequence[FitResult]) -> list[str]:
 
 def last_value(result: FitResult, tag: str) -> str:
     """The value of a metric in the last round that has it; empty where none has."""
-    return next((few_digits(row[tag]) for row in reversed(result.history) if tag in row), "")
+    return next((told(tag, row[tag]) for row in reversed(result.history) if tag in row), "")
 
 
 def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:

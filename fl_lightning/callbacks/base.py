@@ -90,6 +90,10 @@ class Callback:
     def on_fit_end(self, trainer: RunAccess) -> None:
         """The last round is done."""
 
+    def summary_of_fit(self) -> str:
+        """What the console says of it at the end of a fit, such as a table; nothing by default."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """What a run that resumes from a checkpoint needs of the callback: tensors and plain values."""
         return {}

@@ -15,16 +15,20 @@ from tqdm import tqdm
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
-from fl_lightning.records.summary import best, few_digits, final_names, names_to_show
+from fl_lightning.records.summary import best, final_names, names_to_show, told
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
 LINES = 15
 # seconds after which a round has a bar of its own, and from one look at it to the next
 LONG, LOOK = 2.0, 0.5
+# metrics in the table at the end, of a module that logs very many
+MOST_SHOWN = 20
 
 
 class ProgressBar(Callback):
-    """Says on stderr how a run gets on: a line for each evaluation, and a table of best and final metrics at the end.
+    """Says on stderr how a run gets on: a line for each evaluation, and tables at the end.
+
+    The tables are of the best and final metrics, and what other callbacks sum up, such as each site's accuracy.
 
     In a notebook the last of these lines are shown in one place, below the cell.
 
@@ -67,7 +71,10 @@ class ProgressBar(Callback):
     def on_fit_end(self, trainer: RunAccess) -> None:
         if self._speaks and len(trainer.history) > self._first:
             self._close()
-            self._say(final_table(trainer.history, time.perf_counter() - self._began, self._first, trainer.run_dir))
+            seconds = time.perf_counter() - self._began
+            summaries = [part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback)]
+            table = final_table(trainer.history, seconds, self._first, trainer.run_dir)
+            self._say("\n".join([*filter(None, summaries), table]))
 
     def teardown(self, trainer: RunAccess) -> None:
         self._close()
@@ -165,7 +172,7 @@ def round_line(metrics: Mapping[str, float], done: int, rounds: int, seconds: fl
         rounds: rounds of the run.
         seconds: mean of the rounds since the run began or resumed.
     """
-    shown = [f"{name} {few_digits(metrics[name])}" for name in names_to_show(metrics)]
+    shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
     left = [f"{tqdm.format_interval(seconds * (rounds - done))} left"] if done < rounds else []
     return f"round {done}/{rounds}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
 
@@ -179,12 +186,13 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
         first: round in which it did.
         folder: of the run; None where nothing is written.
     """
-    names = names_to_show({name: value for row in history for name, value in row.items()})
+    all_metrics = {name: value for row in history for name, value in row.items()}
+    names = list(dict.fromkeys([*final_names(all_metrics)[:MOST_SHOWN], *names_to_show(all_metrics)]))
     width = max([len(name) for name in names], default=0)
     lines = [f"{'':{width}}  {'best':>10}  {'round':>6}  {'final':>10}"] if names else []
     for name in names:
         value, round_ = best(history, name)
-        final = next(few_digits(row[name]) for row in reversed(history) if name in row)
+        final = next(told(name, row[name]) for row in reversed(history) if name in row)
         lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final:>10}")
     number = len(history) - first
     lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")

@@ -35,7 +35,7 @@ from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
-from fl_lightning.records.summary import final_names
+from fl_lightning.records.summary import final_names, told
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 
@@ -228,7 +228,7 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the last metrics and the run's folder, on one line."""
         metrics, where = self.trainer.metrics, self.trainer.run_dir or "no folder (fast_dev_run)"
-        last = [f"{name} {metrics[name]:.4f}" for name in final_names(metrics)]
+        last = [f"{name} {told(name, metrics[name])}" for name in final_names(metrics)]
         self._print(", ".join([count(len(self.trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
@@ -280,7 +280,7 @@ class FederatedCLI(LightningCLI):
 
     def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
         self._warn_of_weights(kwargs)
-        self._print(", ".join(f"{name} {value:.4f}" for name, value in evaluate(**kwargs).items()))
+        self._print(", ".join(f"{name} {told(name, value)}" for name, value in evaluate(**kwargs).items()))
 
     def _print(self, line: str) -> None:
         if self.trainer.global_rank == 0:

@@ -144,6 +144,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         return []
 
+    def lack_of_own_test_data(self) -> str:
+        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+        hint = (
+            "its test_dataloader takes no client; give it an optional argument, the id of a client whose data it gives"
+        )
+        return "" if signature(self.test_dataloader).parameters else hint
+
 
 class Images(NamedTuple):
     """A data set of images, in memory or memory-mapped: a training set and a test set.
@@ -422,7 +429,7 @@ def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.
 
 def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Indices of as many samples as possible in the proportions of ``counts`` ``(C,)``, in ascending order."""
-    available = np.bincount(labels, minlength=len(counts))
+    available = np.bincount(labels, minlength=len(counts))[: len(counts)]
     most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
     wanted = np.floor(most * counts + 1e-9).astype(int)
     members = [rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(wanted)]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.data.loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
+from fl_lightning.records.summary import aligned
 from fl_lightning.seeding import address, ambient, base_seed
 
 if TYPE_CHECKING:
@@ -67,10 +68,7 @@ def table(rows: list[tuple]) -> str:
         if not cut
         else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
     )
-    lines = [[str(cell) for cell in row] for row in [TABLE_HEADS, *shown]]
-    used = [i for i in range(len(TABLE_HEADS)) if any(line[i] for line in lines[1:])]
-    widths = {i: max(len(line[i]) for line in lines) for i in used}
-    return "\n".join("  ".join(line[i].rjust(widths[i]) for i in used) for line in lines)
+    return aligned([TABLE_HEADS, *shown])
 
 
 def draw_labels(plan: Plan) -> Figure:

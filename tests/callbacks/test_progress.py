@@ -47,12 +47,12 @@ def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at
     assert said.out == ""
     lines = [line for line in said.err.splitlines() if line.startswith("round ")]
     assert [line.split(":")[0] for line in lines] == ["round 2/4", "round 4/4"]
-    accuracy = f"test/accuracy {trainer.metrics['test/accuracy']:.4f}"
+    accuracy = f"test/accuracy {100 * trainer.metrics['test/accuracy']:.2f} %"
     assert accuracy in lines[1] and " left" in lines[0] and " left" not in lines[1]
     assert max(map(len, lines)) < 120
     assert "\r" not in said.err and "\x1b" not in said.err
     table = said.err.partition("round 4/4")[2]
-    assert re.search(r"test/accuracy +0\.\d{4} +[24] +0\.\d{4}\n", table)
+    assert re.search(r"test/accuracy +\d+\.\d\d % +[24] +\d+\.\d\d %\n", table)
     assert f"{tmp_path}/run/version_0: " in table
 
 
@@ -128,7 +128,7 @@ def test_a_notebook_shows_the_last_lines_in_one_place(tmp_path, monkeypatch, cap
 
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
-    assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 0.5000, train/loss 2e-05, 1.5 s a round, 00:12 left"
+    assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"
     assert round_line({}, 1, 1, 0.25) == "round 1/1: 0.25 s a round"
 
 

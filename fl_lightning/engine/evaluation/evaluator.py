@@ -46,7 +46,12 @@ class Evaluator:
         self.resident = client.resident
 
     def one_model(
-        self, phase: str, state: State, observed: bool = True, data_of: int | None = None
+        self,
+        phase: str,
+        state: State,
+        observed: bool = True,
+        data_of: int | None = None,
+        domain: str | None = None,
     ) -> dict[str, float]:
         """Metrics of ``state`` by tag; none without data.
 
@@ -55,9 +60,10 @@ class Evaluator:
             state: the state.
             observed: whether callbacks see each batch.
             data_of: id of the client on whose own test data it is evaluated; None for the data of all.
+            domain: name of the domain on whose test data it is evaluated; None for the data of all.
         """
         self.resident.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, data_of), observed)
+        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
 
     def own_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
