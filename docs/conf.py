@@ -15,13 +15,16 @@ html_title = f"fl_lightning {release}"
 html_theme = "furo"
 # the last one lets pages with formulas have their typesetter with them, instead of fetching it
 extensions = [
-    "myst_parser",
+    # pages in Markdown, and notebooks with the outputs that they have in the repository
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
 exclude_patterns = ["build"]
+nb_execution_mode = "off"
+nb_merge_streams = True
 # a page's own headings can be linked, as a code host does it
 myst_heading_anchors = 3
 # formulas between $ and $$, as a code host takes them

@@ -26,16 +26,6 @@ def base_seed() -> int:
     return int(seed)
 
 
-def told_seed() -> str:
-    """What a fit says of its seed."""
-    if "PL_GLOBAL_SEED" in os.environ:
-        return f"seed {base_seed()}"
-    advice = (
-        "call lightning.seed_everything before the model is built, so that it begins with the same weights each time"
-    )
-    return f"seed {base_seed()}, since none was set; {advice}"
-
-
 def address(seed: int, purpose: str, *where: int) -> int:
     """A 63-bit seed for the stream at this address: equal addresses give equal seeds on every machine."""
     text = "/".join([str(seed), purpose, *map(str, where)])

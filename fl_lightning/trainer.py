@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
-from fl_lightning.seeding import told_seed
+from fl_lightning.seeding import base_seed
 
 Methods = list[Method] | Method | None
 
@@ -168,8 +169,9 @@ class FederatedTrainer(RunArguments):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = self.keep_as_best = False
-        if self.config is None:  # a command says its seed itself
-            rank_zero_info(told_seed())
+        if "PL_GLOBAL_SEED" not in os.environ:  # else Lightning has said it
+            advice = "call lightning.seed_everything before the model is built, whose first weights are drawn then"
+            rank_zero_info(f"seed {base_seed()}, since none was set; {advice}")
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         try:
             self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)

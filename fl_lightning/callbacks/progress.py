@@ -18,7 +18,7 @@ from fl_lightning.client import Client
 from fl_lightning.records.summary import best, final_names, names_to_show, told
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
-LINES = 15
+LINES = 20
 # seconds after which a round has a bar of its own, and from one look at it to the next
 LONG, LOOK = 2.0, 0.5
 # metrics in the table at the end, of a module that logs very many
