@@ -18,13 +18,23 @@ from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
+from fl_lightning.engine.identity.description import modules_of
 from fl_lightning.engine.replaced import replaced
-from fl_lightning.engine.run import Result, Run, launch
+from fl_lightning.engine.rounds import ClientsOnWorkers
+from fl_lightning.engine.run import Clients, Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
+from fl_lightning.federation.agreement import agreed_part
+from fl_lightning.federation.app import write_app
+from fl_lightning.federation.data import OneSite, Sites
+from fl_lightning.federation.link import present_link
+from fl_lightning.federation.server import ClientsAtSites, check_suits
+from fl_lightning.federation.site import Site, serve
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
+from fl_lightning.sampling import UniformSampler
 from fl_lightning.seeding import base_seed
+from fl_lightning.sources import code_of
 
 Methods = list[Method] | Method | None
 
@@ -127,7 +137,7 @@ class FederatedTrainer(RunArguments):
     """
 
     # the methods below that are commands of the command line
-    commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor")
+    commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor", "federate", "site")
 
     def fit(
         self,
@@ -353,6 +363,102 @@ class FederatedTrainer(RunArguments):
         texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
         return {**plan, "warnings": list(texts)}
 
+    def federate(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        output: str | Path,
+        method: Methods = None,
+        sites: list[str] | None = None,
+    ) -> Path:
+        """Write the run as an app for Flower, in which each client is a site of its own; returns its folder.
+
+        The folder also holds what a site needs: the config, and a ``site.yaml`` to be filled in.
+
+        Args:
+            model: the model.
+            datamodule: the clients' data, which stay where they are; ``site.yaml`` begins with them.
+            output: the folder, which is made.
+            method: the methods of the run.
+            sites: names of the sites, in the order of the clients; None names as many as there are clients.
+
+        Raises:
+            UsageError: the run cannot be carried out at sites.
+        """
+        require(self.config is not None, "federate", None, "call it on the command line, with a --config")
+        with replaced(self, devices=1, num_nodes=1):
+            check_suits(self)
+        names = sites or [f"site-{k}" for k in range(getattr(datamodule, "num_clients", 1))]
+        Sites(names)  # refuses bad ones
+        path = Path(output)
+        checks.check_folder("output", path)
+        write_app(path, self.config or {}, names)
+        return path
+
+    def site(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        name: str,
+        method: Methods = None,
+        part: int | None = None,
+        folder: str | Path = "site",
+        socket: str | Path | None = None,
+        largest: float = 1e9,
+        most_bytes: int = 2**32,
+    ) -> None:
+        """Be the worker of a site: the one process there that reads its data, and trains its client when asked to.
+
+        It says what leaves the site, listens on a socket for the messages that Flower's ClientApp passes on, and
+        works until it is ended. What its client remembers lies in ``folder``, so that it may be started again.
+
+        Args:
+            model: the model.
+            datamodule: the data of the site, those of one client.
+            name: name of the site, as the server has it.
+            method: the methods of the run.
+            part: the client that the site stands for, where ``datamodule`` deals out its data to several.
+            folder: what the client remembers lies here.
+            socket: the socket; None is ``worker.sock`` in ``folder``.
+            largest: the largest number that a state from the server may hold.
+            most_bytes: the largest message that is taken.
+
+        Raises:
+            UsageError: something does not fit together.
+        """
+        require(self.config is not None, "site", name, "call it on the command line, with a --config")
+        path, methods = Path(folder), checks.as_list(method)
+        checks.check_folder("folder", path)
+        agreed = self._agreed(model, methods)
+
+        def make(run: Run) -> Site:
+            return Site(run, name, agreed, path, largest, most_bytes)
+
+        def work(run: Run) -> None:
+            self._run, self.fabric = run, run.fabric
+            serve(run, make, Path(socket or path / "worker.sock"), lambda ready: print(ready.report(), flush=True))
+
+        # what only the server does, and what other machines do
+        alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
+        alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
+        with replaced(self, **alone, min_clients=1, on_client_error="raise"):
+            data = OneSite(datamodule, part)
+            launch(self, model, data, MethodList(methods), work, ClientsOnWorkers(), "fit")
+
+    def _agreed(self, model: LightningModule, methods: list[Method]) -> dict[str, Any]:
+        """What the server and the sites of a run must have the same."""
+        return {**agreed_part(self.config or {}), "code": code_of(modules_of([model, methods]))}
+
+    def _clients(self, model: LightningModule, datamodule: Any, method: Methods, stage: str) -> Clients:
+        """Where the clients of a run are."""
+        if stage != "fit" or not isinstance(datamodule, Sites):
+            return ClientsOnWorkers()
+        check_suits(self)
+        rules = (self.warn, self.on_client_error, self.min_clients)
+        clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, checks.as_list(method)), *rules)
+        clients.join()
+        return clients
+
     def _launch(
         self,
         command: Callable[..., Result],
@@ -373,8 +479,9 @@ class FederatedTrainer(RunArguments):
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
+        clients = self._clients(model, datamodule, method, stage)
         try:
-            return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
+            return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, clients, stage)
         finally:
             if self._fitted is not None:  # what the trainer tells is of its fit, not of an evaluation after it
                 self._run, self.fabric = self._fitted, self._fitted.fabric

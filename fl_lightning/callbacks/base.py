@@ -33,6 +33,11 @@ class Callback:
     requires: tuple[str, ...] = ()
     panels: Mapping[str, Mapping[str, str]] = {}
 
+    @property
+    def sees_clients(self) -> bool:
+        """Whether it looks at clients after their visits, which is refused where these are at sites of their own."""
+        return type(self).on_client_end is not Callback.on_client_end
+
     def wants_evaluation(self, round_: int) -> bool:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
         return False

@@ -51,6 +51,10 @@ class ProgressBar(Callback):
         if self._rounds is not None:
             self._visits = Visits(trainer)
 
+    @property
+    def sees_clients(self) -> bool:
+        return False  # it counts their steps, where it is told
+
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self._visits is not None:
             self._visits.clients += 1

@@ -218,7 +218,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
-        if self.subcommand in ("fit", "doctor"):
+        if self.subcommand in ("fit", "doctor", "federate", "site"):
             config, parser = self.config[self.subcommand], self._parser(self.subcommand)
             trainer.config = yaml.safe_load(parser.dump(config, skip_unset=False))
             if self.subcommand == "fit":
@@ -268,6 +268,10 @@ class FederatedCLI(LightningCLI):
             return
         # after the block, so that the user's own exception is the last one, and a debugger stops at its line
         raise cause
+
+    def federate(self, **kwargs: Any) -> None:
+        """Write the app, and print where it is and what comes next."""
+        print(f"app in {self.trainer.federate(**kwargs)}; its README.md says what each party does")
 
     def doctor(self, **kwargs: Any) -> None:
         """Print the plan of the run."""

@@ -49,9 +49,11 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         plan: which client holds which samples, after ``setup``.
+        elsewhere: whether the clients' examples are in no process of the run, but at sites that look after them.
     """
 
     plan: Plan
+    elsewhere = False
 
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()

@@ -196,6 +196,8 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
+    if getattr(data, "elsewhere", False):  # each site looks at its own
+        return
     check_model_fits(model, data, methods)
     methods.check_data(data)
     idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
