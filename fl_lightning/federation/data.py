@@ -211,8 +211,8 @@ class OneSite(Partitioned):
     def val_dataloader(self) -> Any:
         return self.inner.val_dataloader()
 
-    def test_dataloader(self) -> Any:
-        return self.inner.test_dataloader()
+    def test_dataloader(self, k: int | None = None) -> Any:
+        return self.inner.test_dataloader()  # all of it is the site's
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
         """What the site tells of its data."""
