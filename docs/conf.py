@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import fl_lightning  # noqa: E402, found through the path above
+import class_examples  # noqa: E402, found through the path above
+
+import fl_lightning  # noqa: E402
 
 project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
 copyright = f"{author}, Apache-2.0"
@@ -56,3 +58,5 @@ def link_files(app, page, source):
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", link_files)
+    # after napoleon, which has made fields of the docstring's arguments
+    app.connect("autodoc-process-docstring", class_examples.add_example, priority=900)
