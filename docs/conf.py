@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import fl_lightning  # noqa: E402, found through the path above
+import class_examples  # noqa: E402, found through the path above
+
+import fl_lightning  # noqa: E402
 
 project, author, release = "fl_lightning", "the fl_lightning developers", fl_lightning.__version__
 copyright = f"{author}, Apache-2.0"
@@ -15,13 +17,16 @@ html_title = f"fl_lightning {release}"
 html_theme = "furo"
 # the last one lets pages with formulas have their typesetter with them, instead of fetching it
 extensions = [
-    "myst_parser",
+    # pages in Markdown, and notebooks with the outputs that they have in the repository
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
 exclude_patterns = ["build"]
+nb_execution_mode = "off"
+nb_merge_streams = True
 # a page's own headings can be linked, as a code host does it
 myst_heading_anchors = 3
 # formulas between $ and $$, as a code host takes them
@@ -37,6 +42,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # an argument's name may end with _, as lambda_ does
 strip_signature_backslash = True
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 # the site works from disk
 html_copy_source = False
 html_show_sourcelink = False
@@ -51,3 +58,5 @@ def link_files(app, page, source):
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", link_files)
+    # after napoleon, which has made fields of the docstring's arguments
+    app.connect("autodoc-process-docstring", class_examples.add_example, priority=900)

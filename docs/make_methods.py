@@ -1,9 +1,10 @@
-"""Make docs/methods.md from the docstrings of the methods and docs/ledger.yaml.
+"""Make docs/methods.md from the docstrings of the methods, docs/ledger.yaml and the cells of experiments/overview.
 
 python docs/make_methods.py [--output FILE]
 
-Citation, equation, summary and arguments come from the docstrings; the URLs of paper and code, the comparison with them
-and the tests come from the ledger.
+Citation, equation, summary and arguments come from the docstrings; what a method changes, the URLs of paper and code,
+the comparison with them and the tests come from the ledger; what it costs and does to the spectra, from the cells,
+which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores.
 """
 
 from __future__ import annotations
@@ -22,16 +23,35 @@ from docstring_parser import parse
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fl_lightning import callbacks, methods, optim  # the line above makes them importable
+from fl_lightning.bench import load_suite
+from fl_lightning.bench.cells_csv import read_cells, stored_cells
 
 DOCS = Path(__file__).resolve().parent
+OVERVIEW = DOCS.parent / "experiments" / "overview"
+RANK = "rank/representation/effective"
 
 TEMPLATE = """\
 # Methods: what is computed, and how far it is the paper's
 
-This page is made by `python docs/make_methods.py` from the docstrings and `docs/ledger.yaml`; a test fails if it is out
-of date or if a method has no entry. In the tables, names in brackets say whose code is meant where it is not the
-authors' own, to which the link above a table leads. A dash means that the source says nothing or that there is no such
-thing. The last column names the argument or key that changes the behaviour.
+| method | what it does | changes | costs beside FedAvg | effective rank |
+|---|---|---|---|---|
+{% for part in parts -%}
+| {{ part.overview | join(" | ") }} |
+{% endfor %}
+*Costs*: floating-point operations of a local step, bytes that the clients send, and what a client keeps between its
+visits, in sizes of the model. *Effective rank*: that of the representations after the last round, as a difference to
+FedAvg on equal seeds and partitions: the mean, and in brackets the least and the largest of five seeds. A higher rank
+is no better accuracy. Other data, networks and coefficients give other numbers;
+[the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
+All is of [one suite](../experiments/overview/suite.yaml):
+
+{{ protocol | wordwrap(120) }}
+
+The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
+otherwise. Below, a table says of each method where paper, published code and this package differ. Names in brackets say
+whose code is meant where it is not the authors' own, to which the link above a table leads. A dash means that the
+source says nothing or that there is no such thing. The last column names the argument or key that changes the
+behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
@@ -97,15 +117,53 @@ def summary(kind: type) -> str:
     return "\n\n".join(markdown(paragraph) for paragraph in text.strip().split("\n\n"))
 
 
+def sentence(kind: type) -> str:
+    """The first sentence of a class's docstring."""
+    return re.split(r"(?<!\\)[.:;]\s", summary(kind))[0].rstrip(".") + "."
+
+
 def links(facts: dict[str, Any]) -> str:
     """The URLs of paper and code, in Markdown; empty if there are none."""
     return " · ".join(f"[{key}]({facts[key]})" for key in ("paper", "code") if key in facts)
 
 
-def entry(name: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows of one method; ``facts`` is its entry in the ledger."""
+def measured() -> dict[str, list[dict[str, float]]]:
+    """The metrics of the last round of each seed, by the method's name."""
+    suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
+    results, found = read_cells(file), {}
+    for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
+        found.setdefault(cell.labels["method"], []).append(results[cell.digest].metrics)
+    return found
+
+
+def cost(own: dict[str, float], fedavg: dict[str, float]) -> str:
+    """What a method needs more, or less, than FedAvg in a round."""
+    operations = 100 * own["cost/flops_extra"] / (own["cost/flops"] - own["cost/flops_extra"])
+    sent, kept = own["bytes/up"] / fedavg["bytes/up"], own["cost/client_state"] * own["clients"] / fedavg["bytes/up"]
+    parts = {
+        f"{operations:+.0f} % operations": round(operations) != 0,
+        f"sends {sent:.2f} times as much" if sent else "sends nothing": abs(sent - 1) > 0.005,
+        f"keeps {kept:.2f} of a model": kept > 0,
+    }
+    return ", ".join(text for text, differs in parts.items() if differs) or "nothing"
+
+
+def rank(own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> str:
+    """The effective rank: FedAvg's own, else the difference to it; mean, least and largest over the seeds."""
+    values = [one[RANK] - (0 if own is fedavg else base[RANK]) for one, base in zip(own, fedavg, strict=True)]
+    sign = "" if own is fedavg else "+"
+    mean, least, most = (f"{one:{sign}.1f}" for one in (sum(values) / len(values), min(values), max(values)))
+    return f"{mean} ({least} to {most})"
+
+
+def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """What the template shows of one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
     kind, tests = find(name), [test.split("::") for test in facts["tests"]]
     part = {"name": name, "links": links(facts), "rows": facts["rows"], "tests": tests}
+    changes = ", ".join(facts.get("changes", ["nothing"]))
+    numbers = (cost(runs[name][0], runs["FedAvg"][0]), rank(runs[name], runs["FedAvg"])) if name in runs else ("-", "-")
+    averages = "Averages the clients' weights by their examples."
+    part["overview"] = [f"[{name}](#{name.lower()})", sentence(kind) if kind else averages, changes, *numbers]
     if kind is None:
         empty = "FedAvg is the empty list of methods."
         return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
@@ -117,8 +175,10 @@ def entry(name: str, facts: dict[str, Any]) -> dict[str, Any]:
 
 def make() -> str:
     """The text of docs/methods.md."""
-    ledger = yaml.safe_load((DOCS / "ledger.yaml").read_text())
-    return jinja2.Template(TEMPLATE).render(parts=[entry(*item) for item in ledger.items()]).rstrip() + "\n"
+    ledger, runs = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
+    (protocol,) = load_suite(OVERVIEW / "suite.yaml").notes
+    parts = [entry(name, facts, runs) for name, facts in ledger.items()]
+    return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.data import FederatedDataModule, Partitioned
     from fl_lightning.method import Method, ServerValue, Step
+    from fl_lightning.report.loading import load_run, load_runs
+    from fl_lightning.results import FitResult
     from fl_lightning.server import Server
     from fl_lightning.state import Weighted
     from fl_lightning.trainer import FederatedTrainer
@@ -17,12 +19,15 @@ __all__ = [
     "Client",
     "FederatedDataModule",
     "FederatedTrainer",
+    "FitResult",
     "Method",
     "Partitioned",
     "Server",
     "ServerValue",
     "Step",
     "Weighted",
+    "load_run",
+    "load_runs",
 ]
 __version__ = "0.1.0"
 
@@ -30,12 +35,15 @@ _MODULES = {
     "Client": "client",
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer",
+    "FitResult": "results",
     "Method": "method",
     "Partitioned": "data",
     "Server": "server",
     "ServerValue": "method",
     "Step": "method",
     "Weighted": "state",
+    "load_run": "report.loading",
+    "load_runs": "report.loading",
 }
 
 

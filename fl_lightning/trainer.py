@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers import CSVLogger
-from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from fl_lightning.engine import checks
@@ -17,11 +18,23 @@ from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
+from fl_lightning.engine.identity.description import modules_of
 from fl_lightning.engine.replaced import replaced
-from fl_lightning.engine.run import Result, Run, launch
+from fl_lightning.engine.rounds import ClientsOnWorkers
+from fl_lightning.engine.run import Clients, Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
+from fl_lightning.federation.agreement import agreed_part
+from fl_lightning.federation.app import write_app
+from fl_lightning.federation.data import OneSite, Sites
+from fl_lightning.federation.link import present_link
+from fl_lightning.federation.server import ClientsAtSites, check_suits
+from fl_lightning.federation.site import Site, serve
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
+from fl_lightning.results import FitResult, History
+from fl_lightning.sampling import UniformSampler
+from fl_lightning.seeding import base_seed
+from fl_lightning.sources import code_of
 
 Methods = list[Method] | Method | None
 
@@ -124,7 +137,7 @@ class FederatedTrainer(RunArguments):
     """
 
     # the methods below that are commands of the command line
-    commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor")
+    commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor", "federate", "site")
 
     def fit(
         self,
@@ -134,8 +147,11 @@ class FederatedTrainer(RunArguments):
         ckpt_path: str | Path | None = None,
         weights: str | Path | None = None,
         allow_changes: bool = False,
-    ) -> None:
+    ) -> FitResult:
         """Train a model over the clients of a data module, and leave the trained global model in ``model``.
+
+        The evaluations after it, ``validate``, ``test`` and ``predict``, leave ``run_dir``, ``history`` and ``metrics``
+        as they are.
 
         Args:
             model: the model.
@@ -150,6 +166,10 @@ class FederatedTrainer(RunArguments):
             allow_changes: go on from ``ckpt_path`` although the run differs from the one that wrote it, such as in its
                 methods or a learning rate. It then goes on in a new version, whose ``changes.yaml`` lists the changes.
 
+        Returns:
+            The history of the run, its last metrics and its folder, which a notebook shows as a table and curves.
+            :func:`fl_lightning.load_run` reads the same from the folder, also of a run that was stopped.
+
         Raises:
             UsageError: something does not fit together; raised before round 0, with nothing written.
             ClientError: a client failed in a round.
@@ -159,6 +179,9 @@ class FederatedTrainer(RunArguments):
         hint = f"a run that resumes has its weights in ckpt_path={str(ckpt_path)!r}; give one of the two"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
         self.should_stop = self.keep_as_best = False
+        if "PL_GLOBAL_SEED" not in os.environ:  # else Lightning has said it
+            advice = "call lightning.seed_everything before the model is built, whose first weights are drawn then"
+            rank_zero_info(f"seed {base_seed()}, since none was set; {advice}")
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         try:
             self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
@@ -167,6 +190,9 @@ class FederatedTrainer(RunArguments):
             if self.config is None and isinstance(stopped, Terminated):  # which Python itself ends without a word
                 rank_zero_only(print)(stopped, file=sys.stderr)
             raise
+        folder = self.run_dir
+        name = "+".join(self.methods.names) or "fedavg" if folder is None else "/".join(folder.parts[-2:])
+        return FitResult(name, History(self.history), folder, self.seed)
 
     def validate(
         self,
@@ -337,6 +363,102 @@ class FederatedTrainer(RunArguments):
         texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
         return {**plan, "warnings": list(texts)}
 
+    def federate(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        output: str | Path,
+        method: Methods = None,
+        sites: list[str] | None = None,
+    ) -> Path:
+        """Write the run as an app for Flower, in which each client is a site of its own; returns its folder.
+
+        The folder also holds what a site needs: the config, and a ``site.yaml`` to be filled in.
+
+        Args:
+            model: the model.
+            datamodule: the clients' data, which stay where they are; ``site.yaml`` begins with them.
+            output: the folder, which is made.
+            method: the methods of the run.
+            sites: names of the sites, in the order of the clients; None names as many as there are clients.
+
+        Raises:
+            UsageError: the run cannot be carried out at sites.
+        """
+        require(self.config is not None, "federate", None, "call it on the command line, with a --config")
+        with replaced(self, devices=1, num_nodes=1):
+            check_suits(self)
+        names = sites or [f"site-{k}" for k in range(getattr(datamodule, "num_clients", 1))]
+        Sites(names)  # refuses bad ones
+        path = Path(output)
+        checks.check_folder("output", path)
+        write_app(path, self.config or {}, names)
+        return path
+
+    def site(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        name: str,
+        method: Methods = None,
+        part: int | None = None,
+        folder: str | Path = "site",
+        socket: str | Path | None = None,
+        largest: float = 1e9,
+        most_bytes: int = 2**32,
+    ) -> None:
+        """Be the worker of a site: the one process there that reads its data, and trains its client when asked to.
+
+        It says what leaves the site, listens on a socket for the messages that Flower's ClientApp passes on, and
+        works until it is ended. What its client remembers lies in ``folder``, so that it may be started again.
+
+        Args:
+            model: the model.
+            datamodule: the data of the site, those of one client.
+            name: name of the site, as the server has it.
+            method: the methods of the run.
+            part: the client that the site stands for, where ``datamodule`` deals out its data to several.
+            folder: what the client remembers lies here.
+            socket: the socket; None is ``worker.sock`` in ``folder``.
+            largest: the largest number that a state from the server may hold.
+            most_bytes: the largest message that is taken.
+
+        Raises:
+            UsageError: something does not fit together.
+        """
+        require(self.config is not None, "site", name, "call it on the command line, with a --config")
+        path, methods = Path(folder), checks.as_list(method)
+        checks.check_folder("folder", path)
+        agreed = self._agreed(model, methods)
+
+        def make(run: Run) -> Site:
+            return Site(run, name, agreed, path, largest, most_bytes)
+
+        def work(run: Run) -> None:
+            self._run, self.fabric = run, run.fabric
+            serve(run, make, Path(socket or path / "worker.sock"), lambda ready: print(ready.report(), flush=True))
+
+        # what only the server does, and what other machines do
+        alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
+        alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
+        with replaced(self, **alone, min_clients=1, on_client_error="raise"):
+            data = OneSite(datamodule, part)
+            launch(self, model, data, MethodList(methods), work, ClientsOnWorkers(), "fit")
+
+    def _agreed(self, model: LightningModule, methods: list[Method]) -> dict[str, Any]:
+        """What the server and the sites of a run must have the same."""
+        return {**agreed_part(self.config or {}), "code": code_of(modules_of([model, methods]))}
+
+    def _clients(self, model: LightningModule, datamodule: Any, method: Methods, stage: str) -> Clients:
+        """Where the clients of a run are."""
+        if stage != "fit" or not isinstance(datamodule, Sites):
+            return ClientsOnWorkers()
+        check_suits(self)
+        rules = (self.warn, self.on_client_error, self.min_clients)
+        clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, checks.as_list(method)), *rules)
+        clients.join()
+        return clients
+
     def _launch(
         self,
         command: Callable[..., Result],
@@ -352,7 +474,14 @@ class FederatedTrainer(RunArguments):
         def work(run: Run) -> Result:
             # in each worker, so that its copy of the callbacks finds its parts of the run
             self._run, self.fabric = run, run.fabric
+            if command is commands.fit:
+                self._fitted = run
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
-        return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, stage)
+        clients = self._clients(model, datamodule, method, stage)
+        try:
+            return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, clients, stage)
+        finally:
+            if self._fitted is not None:  # what the trainer tells is of its fit, not of an evaluation after it
+                self._run, self.fabric = self._fitted, self._fitted.fabric

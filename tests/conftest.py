@@ -40,11 +40,15 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _same_start_of_shared_runs():
-    """The runs that several tests share are made before the fixtures of the first of these."""
+def _same_start_of_shared_runs(tmp_path_factory):
+    """The runs that several tests share are made before the fixtures of the first of these.
+
+    Decoded images are kept in a folder of the tests' own.
+    """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_GLOBAL_SEED", "0")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

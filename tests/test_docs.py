@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 import yaml
 from helpers.runs import small_data, small_model, small_trainer
 
-from fl_lightning import callbacks, methods, optim
+from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
@@ -20,7 +21,8 @@ from fl_lightning.cli.report import report_parser
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from make_methods import find, make  # noqa: E402, found through the path above
+from class_examples import example_of, node_of  # noqa: E402, found through the path above
+from make_methods import find, make  # noqa: E402
 
 LEDGER = yaml.safe_load((ROOT / "docs" / "ledger.yaml").read_text())
 
@@ -40,6 +42,37 @@ def test_an_entry_has_whole_rows_and_tests_that_exist(name):
     for test in LEDGER[name]["tests"]:
         file, function = test.split("::")
         assert re.search(rf"^def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+
+
+# the hooks of a method by what the ledger says that it changes
+HOOKS = {
+    "loss": "penalty",
+    "logits": "transform_logits",
+    "gradients": "on_before_optimizer_step",
+    "gradients of the head": "on_before_optimizer_step",
+    "delta": "transform_client_update",
+    "server step": "transform_update",
+    "server state": "on_round_end",
+    "normalisation statistics": "on_client_start",
+    "what travels": "exchanges",
+}
+
+
+def test_what_a_method_changes_is_what_its_hooks_change():
+    for name in methods.__all__:
+        kind = getattr(methods, name)
+        assert all(HOOKS[what] in vars(kind) for what in LEDGER[name]["changes"]), name
+        for hook in ("penalty", "transform_logits", "transform_update", "exchanges"):
+            # FedLC's is the term of another form of its loss, which is not the default
+            known = hook not in vars(kind) or hook in [HOOKS[what] for what in LEDGER[name]["changes"]]
+            assert known or (name, hook) == ("FedLC", "penalty"), (name, hook)
+
+
+def test_the_overview_of_the_methods_has_a_line_for_each():
+    table = (ROOT / "docs" / "methods.md").read_text().split("\n\n")[1].splitlines()
+    assert [re.match(r"\| \[(\w+)\]", line)[1] for line in table[2:]] == list(LEDGER)
+    measured = [line for line in table if "| - |" not in line]
+    assert len(measured) == len(methods.__all__) + len(optim.__all__) + 3  # FedAvg, and two lines of the head
 
 
 @pytest.mark.parametrize("name", [name for name in LEDGER if name != "FedAvg"])
@@ -108,6 +141,62 @@ def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, of_the_guide, wo
     assert trainer.metrics["personal/accuracy"] > trainer.metrics["test/accuracy"]
     assert 0 < trainer.metrics["cka/round"] < 1
     assert "personal/accuracy" not in trainer.history[0]
+
+
+def test_the_first_code_of_the_site_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    accuracy, folder = capsys.readouterr().out.split()[-2:]
+    assert 0.1 < float(accuracy) <= 1 and (tmp_path / folder / "metrics.csv").is_file()
+
+
+EXAMPLES = {
+    name: example_of(getattr(part, name))
+    for part in (methods, callbacks, data, models, optim)
+    for name in part.__all__
+    if example_of(getattr(part, name)) is not None
+}
+CONFIGS = [config for config, _ in EXAMPLES.values()]
+# those of methods and callbacks stand in one list; of each other key one example a config
+TOGETHER = {
+    "method": [item for config in CONFIGS for item in config.get("method", [])],
+    "trainer": {"callbacks": [item for one in CONFIGS for item in one.get("trainer", {}).get("callbacks", [])]},
+}
+APART = [[config[key] for config in CONFIGS if key in config] for key in ("data", "model")]
+
+
+@pytest.mark.parametrize("number", range(max(map(len, APART))))
+def test_the_examples_of_classes_are_parsed(number, tmp_path, monkeypatch, capsys, one_parser):
+    used, model = (part[number % len(part)] for part in APART)
+    optimizers = [config["trainer"] for config in CONFIGS if "server_optimizer" in config.get("trainer", {})]
+    trainer = {**(TOGETHER["trainer"] if number == 0 else {}), **optimizers[number % len(optimizers)]}
+    method = TOGETHER["method"] if number == 0 else []
+    config = {"data": used, "model": model, "method": method, "trainer": trainer}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", str(tmp_path / "example.yaml"), "--print_config"])
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_the_examples_of_classes_are_constructed_from_python():
+    names = {name: getattr(part, name) for part in (methods, callbacks, data, models) for name in part.__all__}
+    names |= {"torchvision": torchvision}
+    for name in EXAMPLES:
+        # data may not be there, and a classifier needs an encoder
+        if name in names and not issubclass(names[name], (data.FederatedDataModule, models.ImageClassifier)):
+            assert isinstance(eval(node_of(names[name]).python(), names), names[name])
+
+
+def test_most_classes_have_an_example():
+    """What has none is a base, comes with every run, or is not named by a config."""
+    assert set(methods.__all__) | set(optim.__all__) <= EXAMPLES.keys()
+    of_data = {"Batches", "ClientInfo", "ClientLoader", "Images", "Plan", "Rows"}
+    bases = {"Augmentation", "Callback", "Encoder", "BaseProjector", "FederatedDataModule", "ImageDataModule"}
+    bases |= {"Measurement", "Partitioner", "ProgressBar", "RunRecord"}
+    every = {*callbacks.__all__, *data.__all__, *models.__all__} - {"with_group_norm"}
+    assert every - EXAMPLES.keys() == of_data | bases
 
 
 def test_the_guide_of_callbacks_names_what_there_is():

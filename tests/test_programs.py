@@ -11,8 +11,17 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# parts of the programs, the method of a guide, a module of a suite, and the settings of the site
-NO_PROGRAMS = ("experiments/speed/sides/", "experiments/own_method/", "experiments/papers/fedlc/", "docs/conf.py")
+# parts of the programs, the method of a guide, modules of suites, the settings and examples of the site, and what runs
+# its notebooks, which test_notebooks.py does
+NO_PROGRAMS = (
+    "experiments/speed/sides/",
+    "experiments/own_method/",
+    "experiments/papers/fedcka/",
+    "experiments/papers/fedlc/",
+    "docs/conf.py",
+    "docs/class_examples.py",
+    "docs/make_notebooks.py",
+)
 FILES = [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
 PROGRAMS = [name for path in sorted(FILES) if not (name := str(path.relative_to(ROOT))).startswith(NO_PROGRAMS)]
 SMALL = "--images 64 --test 64"
@@ -21,8 +30,9 @@ INSTALLED = [peer for peer, package in (("flower", "flwr"), ("pfl-2", "pfl")) if
 PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
 TINY = {
+    "docs/make_front.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER/methods.md"],
-    "experiments/collapse.py": ["--rounds 1 --images 200 --output FOLDER"],
+    "docs/make_pictures.py": ["--output FOLDER"],
     "experiments/papers/programs/make_figures.py": ["--docs FOLDER"],
     "experiments/papers/programs/make_results.py": ["--output FOLDER/RESULTS.md"],
     "experiments/reliability/bad_input.py": ["'mu null'"],
@@ -60,6 +70,7 @@ TINY = {
 }
 # what a run makes, and the file that it is to be
 STORED = {
+    "docs/make_front.py": ("README.md", "README.md"),
     "docs/make_methods.py": ("methods.md", "docs/methods.md"),
     "experiments/papers/programs/make_figures.py": ("paper_figures.md", "docs/paper_figures.md"),
     "experiments/papers/programs/make_results.py": ("RESULTS.md", "experiments/papers/RESULTS.md"),

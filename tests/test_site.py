@@ -11,7 +11,7 @@ from helpers.pages import needs_browser, of_level, requests_but, shown, text_of
 ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("sphinx", reason='the extra "docs" is not installed')
 pytest.importorskip("furo", reason='the extra "docs" is not installed')
-pytest.importorskip("myst_parser", reason='the extra "docs" is not installed')
+pytest.importorskip("myst_nb", reason='the extra "docs" is not installed')
 pytest.importorskip("sphinx-mathjax-offline", reason='the extra "docs" is not installed')
 
 
@@ -26,7 +26,7 @@ def site(tmp_path_factory):
 
 def test_every_page_is_in_the_site_and_in_its_contents(site):
     contents = (site / "index.html").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
+    for page in (path for kind in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(kind)):
         name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert (site / name).is_file()
         assert name == "index.html" or f'href="{name}"' in contents, name
@@ -72,14 +72,15 @@ def test_formulas_are_typeset(site):
 
 
 @needs_browser
+@pytest.mark.parametrize("page", ["index", "methods", "api/data"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_first_page_is_readable_and_alone(site, width, theme):
-    found = text_of((site / "index.html").as_uri(), width, theme)
+def test_a_page_is_readable_and_alone(site, page, width, theme):
+    found = text_of((site / f"{page}.html").as_uri(), width, theme)
     assert found["console"] == []
     assert requests_but(found, site.as_uri()) == []
     assert found["page"] <= found["screen"]  # nothing has to be scrolled sideways
-    assert found["pictures"] and all(found["pictures"])
+    assert (found["pictures"] or page == "methods") and all(found["pictures"])
     assert found["texts"] > 50 and found["contrast"] >= 4.5, found["where"]
     assert (found["background"] == "rgb(255, 255, 255)") == (theme == "light")
 

@@ -37,6 +37,7 @@ from fl_lightning.bench.study import (
 )
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
+from fl_lightning.records.summary import told
 
 # seconds between two looks at an empty queue while other processes run cells
 QUEUE_POLL = 2.0
@@ -195,7 +196,8 @@ class Driver:
         done = sum(results[digest].state == "done" for digest in digests)
         outcome = f"failed: {trial.user_attrs.get('reason')}"
         if trial.state == TrialState.COMPLETE and trial.duration is not None:
-            outcome = f"{self.suite.metric} {trial.value:.4g}, {trial.duration.total_seconds():.1f} s"
+            value = told(self.suite.metric, trial.values[0])
+            outcome = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
         name = self.by_digest[trial.user_attrs["digest"]].name
         return f"{name}: {outcome} ({done} of {len(digests)} done{' so far' * (self.wanted is not None)})"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fl_lightning.errors import printable
 
-DAGGER = "†"
+# marks: what is scaled, and what differs from the baseline
+DAGGER, STAR = "†", "*"
 NONE = "-"
 # what Markdown takes for a mark: an underscore does not stand within a word, a bracket begins a link's address
 SPECIAL = re.compile(r"[|*\\`~]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(|&(?=[#\w]+;)")
@@ -20,9 +22,33 @@ IN_LATEX = {
     ">": "$>$",
     "|": "$|$",
     "±": r"$\pm$",
+    "≥": r"$\ge$",
+    "≤": r"$\le$",
     "†": r"$^\dagger$",
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }
+LETTERS = "alpha beta gamma delta epsilon eta kappa lambda mu nu rho sigma tau theta"
+GREEK = {**{name: f"\\{name}" for name in LETTERS.split(" ")}, "lambda_": r"\lambda"}
+GREEK_LETTERS = {letter: GREEK[name] for letter, name in zip("αβγδεηκλμνρστθ", GREEK, strict=False)} | {"µ": r"\mu"}
+NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+# of a text, what LaTeX sets as mathematics: a coefficient, a mean with its deviation or bound, an interval, a number
+# with a sign, a Greek letter
+IN_MATHS = re.compile(
+    rf"(?<![\w.])(?P<name>{'|'.join(GREEK)})(?: ?= ?| )(?P<value>[-+]?{NUMBER})(?![\w.]*\w)"
+    rf"|(?P<formula>(?<![\w.])(?:[<>] )?{NUMBER} ± {NUMBER}|\[[-+]?{NUMBER}, [-+]?{NUMBER}\]"
+    rf"|(?<![\w.)\]])(?:[<>] [-+]?|[-+]){NUMBER}(?![\w.]*\w))"
+    rf"|(?P<letter>[{''.join(GREEK_LETTERS)}])"
+)
+EXPONENT = re.compile(r"(?P<factor>\d+(?:\.\d+)?)e(?P<sign>[-+]?)0*(?P<power>\d+)")
+# letters in a row of a table that one column of two has room for, and beyond which the letters are smaller
+ONE_COLUMN, SIZES = 50, ((105, r"\footnotesize"), (75, r"\small"))
+# of a column that is aligned as numbers are
+NUMERIC = re.compile(r"[-+<>\[]* ?\d")
+# what a text for readers of Markdown may have, and the command of LaTeX for it
+MARKDOWN = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|(?<!\w)\*([^*\s][^*]*)\*(?!\w)|\[([^\]]+)\]\([^)\s]+\)")
+COMMANDS = (r"\texttt{{{}}}", r"\textbf{{{}}}", r"\emph{{{}}}", "{}")
+# the tag of a metric in prose
+TAG = re.compile(r"(?<![\w/])(test|val|train)/([a-z]\w*)(?![\w/])")
 
 
 @dataclass(frozen=True)
@@ -32,7 +58,7 @@ class Text:
     Args:
         text: the text.
         bold: whether it is in bold.
-        marks: dagger and numbers of footnotes.
+        marks: dagger, star and numbers of footnotes.
     """
 
     text: str
@@ -51,6 +77,8 @@ class Sheet:
         lines: the rows.
         notes: footnotes by number.
         title: what begins its caption in LaTeX; in Markdown it stands above.
+        key: what its label in LaTeX begins with, after ``tab:``.
+        note: what holds for the whole table; empty for nothing.
     """
 
     caption: str
@@ -59,6 +87,35 @@ class Sheet:
     lines: Sequence[Sequence[Text]]
     notes: dict[str, str] = field(default_factory=dict)
     title: str = ""
+    key: str = "table"
+    note: str = ""
+
+
+def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
+    """A table in which labels, axes and the metric have other names, such as ``Accuracy`` for ``test/accuracy``."""
+    if not names:
+        return sheet
+
+    def shown(text: str) -> str:
+        return with_names(text, names)
+
+    return replace(
+        sheet,
+        caption=shown(sheet.caption),
+        names=[*map(shown, sheet.names)],
+        groups=[(shown(name), [*map(shown, inner)]) for name, inner in sheet.groups],
+        lines=[[replace(text, text=shown(text.text)) for text in line] for line in sheet.lines],
+        notes={number: shown(note) for number, note in sheet.notes.items()},
+        title=shown(sheet.title),
+        note=shown(sheet.note),
+    )
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """A text with other names for whole words, or groups of words."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    words = rf"(?<![\w/.])(?:{'|'.join(longest_first)})(?![\w/])"
+    return re.sub(words, lambda found: names[found[0]], text) if names else text
 
 
 def markdown(sheet: Sheet) -> Iterator[str]:
@@ -66,11 +123,14 @@ def markdown(sheet: Sheet) -> Iterator[str]:
     heads = [*sheet.names]
     for name, inner in sheet.groups:
         heads += [name, *inner[1:]]
-    yield from (prose(sheet.caption), "", f"| {' | '.join(map(in_markdown, heads))} |")
-    yield f"|{' --- |' * len(sheet.names)}{' ---: |' * (len(heads) - len(sheet.names))}"
-    for line in sheet.lines:
-        yield f"| {' | '.join(map(marked, line))} |"
-    yield ""
+    yield from (prose(sheet.caption), "")
+    if sheet.lines:
+        yield f"| {' | '.join(map(in_markdown, heads))} |"
+        yield f"|{' --- |' * len(sheet.names)}{' ---: |' * (len(heads) - len(sheet.names))}"
+        yield from (f"| {' | '.join(map(marked, line))} |" for line in sheet.lines)
+        yield ""
+    if sheet.note:
+        yield from (in_markdown(sheet.note), "")
     for number, note in sheet.notes.items():
         yield f"- [{number}] {in_markdown(note)}"
     if sheet.notes:
@@ -80,8 +140,8 @@ def markdown(sheet: Sheet) -> Iterator[str]:
 def marked(text: Text) -> str:
     """A text in Markdown, with its marks."""
     shown = f"**{in_markdown(text.text)}**" if text.bold else in_markdown(text.text)
-    dagger = "".join(mark for mark in text.marks if mark == DAGGER)
-    return " ".join([shown + dagger, *(f"[{mark}]" for mark in text.marks if mark != DAGGER)])
+    signs = "".join({DAGGER: DAGGER, STAR: r"\*"}.get(mark, "") for mark in text.marks)
+    return " ".join([shown + signs, *(f"[{mark}]" for mark in text.marks if mark not in (DAGGER, STAR))])
 
 
 def in_markdown(text: str) -> str:
@@ -94,49 +154,132 @@ def prose(text: str) -> str:
     return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
-def latex(sheet: Sheet) -> Iterator[str]:
-    """The lines of a table in LaTeX, which needs the package booktabs."""
-    widths = [len(inner) or 1 for _, inner in sheet.groups]
+# ------------------------------------------------------------------ LaTeX
+def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
+    """The lines of some tables in LaTeX, which need the package booktabs; each has a label of its own."""
+    taken = Counter[str]()
+    for sheet in sheets:
+        key = "-".join(re.findall("[a-z0-9]+", sheet.key.lower())) or "table"
+        taken[key] += 1
+        yield from latex(sheet, f"tab:{key}" if taken[key] == 1 else f"tab:{key}-{taken[key]}")
+
+
+def latex(sheet: Sheet, label: str) -> Iterator[str]:
+    """The lines of a table in LaTeX; a table without rows is a comment."""
     caption = f"{sheet.title}. {sheet.caption}" if sheet.title else sheet.caption
-    yield from (r"\begin{table}", r"\centering", f"\\caption{{{in_latex(caption)}}}")
-    yield from (f"\\begin{{tabular}}{{{'l' * len(sheet.names)}{'r' * sum(widths)}}}", r"\toprule")
-    yield from latex_head(sheet, widths)
+    if not sheet.lines:
+        yield from (f"% {printable(text)}" for text in (caption, sheet.note) if text)
+        return
+    environment, size, aligned = shape_of(sheet)
+    yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{prose_in_latex(caption)}}}")
+    yield f"\\label{{{label}}}{size}"
+    yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
+    yield from latex_head(sheet)
     yield r"\midrule"
     for line in sheet.lines:
         row = " & ".join(map(marked_in_latex, line))
         # else it would be an argument of the command before
         yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}")
-    for number, note in sheet.notes.items():
-        yield f"\n{{\\footnotesize $^{{{number}}}$ {in_latex(note)}}}"
-    yield from (r"\end{table}", "")
+    marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in sheet.notes.items()]
+    yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(sheet.note), *marked_notes) if text)
+    yield from (f"\\end{{{environment}}}", "")
 
 
-def latex_head(sheet: Sheet, widths: Sequence[int]) -> Iterator[str]:
+def shape_of(sheet: Sheet) -> tuple[str, str, str]:
+    """The environment of a table in LaTeX, the size of its letters and how its columns are aligned."""
+    heads = [*sheet.names, *(name for group, inner in sheet.groups for name in (inner or [group]))]
+    columns = [[text.text for text in column] for column in zip(*sheet.lines, strict=True)]
+    wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
+    size = next((size for most, size in SIZES if wide > most), "")
+    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
+    aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
+    return "table" if wide <= ONE_COLUMN else "table*", size, aligned
+
+
+def latex_head(sheet: Sheet) -> Iterator[str]:
     """The rows above the numbers: groups with a rule below each, and the names within them."""
-    names = [in_latex(name) for name in sheet.names]
+    widths = [len(inner) or 1 for _, inner in sheet.groups]
+    names = [head_in_latex(name) for name in sheet.names]
     if not any(inner for _, inner in sheet.groups):
-        yield f"{' & '.join([*names, *(in_latex(name) for name, _ in sheet.groups)])} \\\\"
+        yield f"{' & '.join([*names, *(head_in_latex(name) for name, _ in sheet.groups)])} \\\\"
         return
     spans = [
-        f"\\multicolumn{{{w}}}{{c}}{{{in_latex(name)}}}" for w, (name, _) in zip(widths, sheet.groups, strict=True)
+        f"\\multicolumn{{{w}}}{{c}}{{{head_in_latex(name)}}}" for w, (name, _) in zip(widths, sheet.groups, strict=True)
     ]
     yield f"{' & '.join([*[''] * len(names), *spans])} \\\\"
     at = len(names) + 1
     for width in widths:
         yield f"\\cmidrule(lr){{{at}-{at + width - 1}}}"
         at += width
-    inner = [in_latex(name) for _, of_group in sheet.groups for name in (of_group or [""])]
+    inner = [head_in_latex(name) for _, of_group in sheet.groups for name in (of_group or [""])]
     yield f"{' & '.join([*names, *inner])} \\\\"
+
+
+def head_in_latex(text: str) -> str:
+    """The name of a column, which may be that of a coefficient."""
+    return f"${GREEK[text]}$" if text in GREEK else in_latex(without_slash(text))
+
+
+def without_slash(text: str) -> str:
+    """A text in which the tags of metrics are words: ``test accuracy`` for ``test/accuracy``."""
+    return TAG.sub(lambda found: f"{found[1]} {found[2].replace('_', ' ')}", text)
 
 
 def marked_in_latex(text: Text) -> str:
     """A text in LaTeX, with its marks raised."""
-    shown = f"\\textbf{{{in_latex(text.text)}}}" if text.bold else in_latex(text.text)
-    marks = ",".join(r"\dagger" if mark == DAGGER else mark for mark in text.marks)
+    plain = "--" if text.text == NONE else in_latex(text.text)
+    # mathematics has a command of its own for bold
+    shown = f"\\textbf{{\\boldmath {plain}}}" if text.bold else plain
+    marks = ",".join({DAGGER: r"\dagger", STAR: r"\ast"}.get(mark, mark) for mark in text.marks)
     return f"{shown}$^{{{marks}}}$" if marks else shown
 
 
+def prose_in_latex(text: str) -> str:
+    """A text for a reader of Markdown, in LaTeX."""
+    made, end = [], 0
+    text = without_slash(printable(text))
+    for found in MARKDOWN.finditer(text):
+        inner = next(group for group in found.groups() if group is not None)
+        command = COMMANDS[(found.lastindex or 1) - 1]
+        made += [set_in_latex(text[end : found.start()]), command.format(set_in_latex(inner))]
+        end = found.end()
+    return "".join([*made, set_in_latex(text[end:])])
+
+
+def without_markdown(text: str) -> str:
+    """A text for a reader of Markdown as plain text."""
+    return MARKDOWN.sub(lambda found: next(group for group in found.groups() if group is not None), printable(text))
+
+
 def in_latex(text: str) -> str:
-    """A text that LaTeX shows as it is."""
-    return "".join(IN_LATEX.get(letter, letter) for letter in printable(text))
+    """A text that LaTeX shows as it is, with its numbers and Greek letters as mathematics."""
+    return set_in_latex(printable(text))
+
+
+def set_in_latex(text: str) -> str:
+    """A part of a text that can be printed, in LaTeX."""
+    made, end = [], 0
+    for found in IN_MATHS.finditer(text):
+        made += [*map(letter_in_latex, text[end : found.start()]), formula_in_latex(found)]
+        end = found.end()
+    return "".join([*made, *map(letter_in_latex, text[end:])])
+
+
+def letter_in_latex(letter: str) -> str:
+    """A letter that LaTeX shows as it is."""
+    return IN_LATEX.get(letter, letter)
+
+
+def formula_in_latex(found: re.Match[str]) -> str:
+    """What :data:`IN_MATHS` has found, as a formula."""
+    if found["letter"]:
+        return f"${GREEK_LETTERS[found['letter']]}$"
+    formula = f"{GREEK[found['name']]} = {found['value']}" if found["name"] else found[0].replace("±", r"\pm")
+
+    def power(found: re.Match[str]) -> str:
+        sign = found["sign"].replace("+", "")
+        factor = "" if found["factor"] == "1" else rf"{found['factor']} \cdot "
+        return f"{factor}10^{{{sign}{found['power']}}}"
+
+    return f"${EXPONENT.sub(power, formula)}$"

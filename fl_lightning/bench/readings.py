@@ -145,7 +145,8 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
         f"reading is consistent: ours is within {margin:g} of them."
     )
     groups: list[tuple[str, list[str]]] = [(head, []) for head in ("numbers", "farthest", "differences", "farthest")]
-    return Sheet(caption, (READING, "score"), [*groups, ("consistent with", [])], lines)
+    heads = [*groups, ("consistent with", [])]
+    return Sheet(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
 
 
 def fit_texts(fit: Fit, margin: float) -> tuple[str, str]:

@@ -174,6 +174,7 @@ class Suite:
         tune: what to tune, see :mod:`fl_lightning.bench.tune`.
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
         open: what the source leaves open, for ``--readings``; None where the suite does not say.
+        names: what labels, axes and the metric are called in the tables, where it is something else.
     """
 
     path: Path
@@ -195,6 +196,7 @@ class Suite:
     tune: Mapping[str, Any] = field(default_factory=dict)
     decide: Decide | None = None
     open: Open | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from fl_lightning.yaml_files import read_yaml
 KINDS_OF_KEYS: dict[str, tuple[type, str]] = {
     "axes": (Mapping, "give a mapping of axes to their labels"),
     "baseline": (Mapping, "give a mapping of axes to labels"),
+    "names": (Mapping, "give a mapping of labels, axes or the metric to what tables call them"),
     "metric": (str, "give the tag of a metric, such as test/accuracy"),
     "minimize": (bool, "give true or false"),
     "percent": (bool, "give true or false"),
@@ -79,6 +80,7 @@ def load_suite(path: str | Path) -> Suite:
         seeds=read_seeds(raw.get("seeds", 1), f"{path}: seeds"),
         overrides=tuple(overrides),
         exclude=tuple(read_choice(when, f"{path}: exclude") for when in raw.get("exclude", ())),
+        names={str(known): printable(str(shown)) for known, shown in raw.get("names", {}).items()},
         baseline=strings(raw.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {})),
         tables=tuple(suite_table(table, axes, path) for table in raw.get("tables", [{}])),
     )
@@ -241,6 +243,10 @@ def check_suite(suite: Suite) -> None:
             order = "; published nests by rows, then columns" if key == "published" else ""
             hint = f"is no label of it; they are {', '.join(known)}{order}"
             require(label in known, f"{where}.{axis}", label, hint)
+    named_things = [suite.metric, *suite.axes, *(label for labels in suite.axes.values() for label in labels)]
+    for name in suite.names:
+        hint = f"is neither the metric nor an axis nor a label; there are {', '.join(named_things)}"
+        require(name in named_things, f"{suite.path}: names", name, hint)
     if suite.decide is not None:
         require(bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs one: give it, as {method: FedAvg}")
         first = suite.tables[0].show if suite.tables else None

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
 from fl_lightning.bench.fragments import write_text
-from fl_lightning.bench.layout import DAGGER, NONE, Sheet, Text, in_markdown, latex, markdown, prose
+from fl_lightning.bench.layout import (
+    DAGGER,
+    NONE,
+    STAR,
+    Sheet,
+    Text,
+    in_markdown,
+    latex_tables,
+    markdown,
+    prose,
+    renamed,
+    with_names,
+    without_markdown,
+)
 from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
-from fl_lightning.errors import printable, require
+from fl_lightning.errors import require
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
@@ -47,20 +60,22 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         columns = max((list(entry) for entry in entries), key=len, default=[])
         return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
+    of_readings = [readings_sheet(suite, comparisons)] if isinstance(suite, ReadingsSuite) and comparisons else []
     if form == "tex":
-        lines = ["% \\usepackage{booktabs}", *(f"% {printable(line)}" for line in lines if line)]
-    if isinstance(suite, ReadingsSuite) and comparisons:
-        lines += (markdown if form == "md" else latex)(readings_sheet(suite, comparisons))
-        lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")] * (form == "md")
+        plain = [without_markdown(line.lstrip("#- ")) for line in lines]
+        made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]
+        tables = latex_tables(renamed(sheet, suite.names) for sheet in made)
+        return "\n".join(["% \\usepackage{booktabs}", *(f"% {line}" for line in plain if line), *tables])
+    for sheet in of_readings:
+        lines += markdown(renamed(sheet, suite.names))
+        lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
     for comparison in comparisons:
-        if form == "md":
-            table = comparison.table
-            caption = table.caption or first_upper(what_is_shown(comparison))
-            page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-            lines += [f"## {prose(f'{caption} ({page})' if page is not None else caption)}", ""]
-        for sheet in sheets(comparison):
-            lines += markdown(sheet) if form == "md" else latex(sheet)
-        lines += map(in_markdown, summary_lines(comparison)) if form == "md" else ()
+        table = comparison.table
+        caption = table.caption or first_upper(what_is_shown(comparison))
+        page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+        lines += [f"## {prose(with_names(f'{caption} ({page})' if page is not None else caption, suite.names))}", ""]
+        lines += [line for sheet in sheets(comparison) for line in markdown(renamed(sheet, suite.names))]
+        lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
     return "\n".join(lines)
 
 
@@ -100,16 +115,19 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
     """The table of our numbers beside the published ones, and that of the differences to the baseline."""
     notes: dict[str, str] = {}
-    entries = comparison.entries.values()
+    entries, common = comparison.entries.values(), common_notes(comparison)
     published = any(entry.published for entry in entries)
     inner = ["ours", "paper"] if published else []
     groups = [(column_name(comparison, column), inner) for column in comparison.columns]
+    silent = [row for row in comparison.rows if says_nothing(comparison, row)]
+    rows = [row for row in comparison.rows if row not in silent]
     lines = []
-    for row in comparison.rows:
+    for row in rows:
         line = [Text(label) for label in row]
         for column in comparison.columns:
             entry = comparison.entries.get((row, column))
-            line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else Text(NONE))
+            own = [note for note in entry.notes if note not in common] if entry else []
+            line.append(ours(entry, comparison, footnotes(own, notes)) if entry else Text(NONE))
             if published:
                 numbers = entry.published if entry and entry.published else ()
                 texts = [number_text(number, comparison) for number in numbers if number is not None]
@@ -118,11 +136,34 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
-        for row, line in zip(comparison.rows, lines, strict=True):
+        for row, line in zip(rows, lines, strict=True):
             line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
-    yield Sheet(caption_of(comparison), comparison.table.rows, groups, lines, notes, comparison.table.caption)
+    left_out = [f"No run reaches it, and so left out: {'; '.join(map(', '.join, silent))}."] if silent else []
+    key, note = f"{comparison.suite.name}-{comparison.table.show}", " ".join([*common.values(), *left_out])
+    caption = caption_of(comparison)
+    yield Sheet(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
     if comparison.suite.baseline and any(map(differs, entries)):
         yield differences_sheet(comparison, notes)
+
+
+def says_nothing(comparison: Comparison, row: Part) -> bool:
+    """Whether a row of a table of rounds tells no more than that none of its runs has reached the target."""
+    entries = [entry for (labels, _), entry in comparison.entries.items() if labels == row]
+    numbers = [number for number in comparison.numbers if any(number.cell.labels == one.labels for one in entries)]
+    return all(number.missed for number in numbers) and not any(entry.published for entry in entries)
+
+
+def common_notes(comparison: Comparison) -> dict[str, str]:
+    """The notes that all entries have, or all but the baseline's, each as a sentence about the whole table."""
+    base = tuple(comparison.suite.baseline.items())
+    entries = list(comparison.entries.values())
+    others = [entry for entry in entries if not base or not set(base) <= set(entry.labels.items())]
+    made = dict[str, str]()
+    for some, of in ((entries, ""), (others, f"All but {comparison.baseline}: ")):
+        for note in some[0].notes if len(some) > 1 else ():
+            if all(note in entry.notes for entry in some):
+                made.setdefault(note, f"{first_upper(f'{of}{note}')}.")
+    return made
 
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
@@ -151,7 +192,13 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
     elif entry.ours.n < entry.cells:
         inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
         text += f" ({', '.join(inner)})"
-    return Text(text, entry.best, (*([DAGGER] if entry.scale != 1 else []), *marks))
+    return Text(text, entry.best, (*[DAGGER] * (entry.scale != 1), *[STAR] * significant(entry), *marks))
+
+
+def significant(entry: TableEntry) -> bool:
+    """Whether the interval of an entry's difference to the baseline is without 0."""
+    interval = entry.difference.interval if entry.difference else None
+    return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
@@ -186,7 +233,7 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         notes: the footnotes of the table of numbers, after which those of this table are numbered.
     """
     suite, table = comparison.suite, comparison.table
-    both = dict(notes)
+    both, common = dict(notes), common_notes(comparison)
     level = f"{100 * suite.confidence:g} % interval"
     judged = any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", level, "pairs = looks" if suite.decide else "pairs"]
@@ -198,7 +245,7 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
             if entry is None or not differs(entry):
                 continue
             labels = [*row, *(label for _, label in of_columns(comparison, column))]
-            line = [Text(label) for label in labels] + difference_texts(entry, comparison, both)
+            line = [Text(label) for label in labels] + difference_texts(entry, comparison, common, both)
             line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
             line += [Text(verdict_text(entry))] * (judged or bool(table.published))
             lines.append(line)
@@ -213,12 +260,15 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         texts += [f"No difference: within {suite.decide.margin:g}."] * (table.show in OF_METRIC)
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
     own = {number: note for number, note in both.items() if number not in notes}
-    return Sheet(" ".join(texts), (*table.rows, *axes), [(head, []) for head in heads], lines, own)
+    key, note = f"{suite.name}-{table.show}-differences", " ".join(common[one] for one in common if NOT_COMPARED in one)
+    return Sheet(" ".join(texts), (*table.rows, *axes), [(head, []) for head in heads], lines, own, key=key, note=note)
 
 
-def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[Text]:
-    """Our difference, its interval and the number of pairs, with the footnotes that they need."""
-    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
+def difference_texts(
+    entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
+) -> list[Text]:
+    """Our difference, its interval and number of pairs, with the footnotes that they need but ``common`` ones."""
+    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     if entry.difference is None:
         return [Text(NONE, marks=marks), Text(NONE), Text("0")]
     interval = entry.difference.interval
@@ -292,6 +342,9 @@ def caption_of(comparison: Comparison) -> str:
     texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
     texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
     texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
+    about = f"With a star: the {100 * comparison.suite.confidence:g} % interval of the difference to"
+    alone = f"{about} {comparison.baseline} is without 0, for each pair by itself."
+    texts += [alone] * any(map(significant, entries))
     for column in comparison.columns[:1]:
         in_names = of_columns(comparison, column)
         alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]

@@ -30,6 +30,7 @@ from fl_lightning.bench.study import (
 from fl_lightning.bench.suite import Suite, file_part
 from fl_lightning.bench.tuning import Search, Space
 from fl_lightning.errors import UsageError, printable, require
+from fl_lightning.records.summary import told
 
 # share of the rounds before which no trial is pruned
 WARM_UP = 0.25
@@ -183,7 +184,7 @@ def check_metric(search: Search, runner: Any) -> None:
 def trial_outcome(trial: FrozenTrial, search: Search) -> str:
     """What became of a trial, in words."""
     if trial.state == TrialState.COMPLETE:
-        return f"{parameters_text(trial)}: {search.tuning.metric} {trial.value:.4g}"
+        return f"{parameters_text(trial)}: {search.tuning.metric} {told(search.tuning.metric, trial.values[0])}"
     why = trial.user_attrs.get("reason", "interrupted")
     return f"{parameters_text(trial)}: {'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
 

@@ -7,6 +7,7 @@ from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.cost import CostLedger
 from fl_lightning.callbacks.deviation import DeviationBound
+from fl_lightning.callbacks.domain_metrics import DomainMetrics
 from fl_lightning.callbacks.drift import Drift
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.callbacks.embedding import Embedding
@@ -27,6 +28,7 @@ __all__ = [
     "Callback",
     "CostLedger",
     "DeviationBound",
+    "DomainMetrics",
     "Drift",
     "EarlyStopping",
     "Embedding",

@@ -46,10 +46,13 @@ class RunAccess:
     def __init__(self) -> None:
         self.should_stop = self.keep_as_best = False
         self._run: Run | None = None
+        self._fitted: Run | None = None
 
     @property
     def run(self) -> Run:
-        """The parts of the run that this trainer last began. They are internal: callbacks use the members below.
+        """The parts of the run that goes on, or else of the last fit; without one, of the last run.
+
+        They are internal: callbacks use the members below.
 
         Raises:
             RuntimeError: the trainer has begun no run.
@@ -165,6 +168,15 @@ class RunAccess:
         """The names of the domains of which there are test data; none where the data have no domains."""
         return self.run.loaders.domains
 
+    @property
+    def has_own_test_data(self) -> bool:
+        """Whether each client has test data of its own."""
+        return not self.run.loaders.lack_of_own_test_data
+
+    def num_test_examples(self, domain: str) -> int:
+        """The number of test examples of one of :attr:`domains`; 0 where a loader does not tell it."""
+        return self.run.loaders.num_test_examples(domain)
+
     def has_data(self, phase: str, client: int | None = None) -> bool:
         """Whether there are data of ``val`` or ``test``; with ``client``, whether it has test examples of its own.
 
@@ -174,7 +186,9 @@ class RunAccess:
         loaders = self.run.loaders.evaluation(phase, client)
         return any(len(loader) for loader in loaders) if client is not None else bool(loaders)
 
-    def evaluate(self, phase: str, state: State | None = None, client: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, phase: str, state: State | None = None, client: int | None = None, domain: str | None = None
+    ) -> dict[str, float]:
         """Metrics by tag of a state; none without data. No callback sees the batches.
 
         The batches are dealt out over the workers, which all call this; in ``on_client_end`` a worker is on its own.
@@ -185,13 +199,15 @@ class RunAccess:
                 reported.
             client: id of a client: the state is completed by the entries that stay with it, and evaluated on its own
                 test data. (Validation data are not divided over clients.) None uses the data of all.
+            domain: one of :attr:`domains`, on whose test data the state is evaluated; None is all.
         """
         require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
+        self._check_domain(domain, phase == "test" and client is None)
         own_data = client is None or phase == "test"
         require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
         evaluator, whole, before = self.run.evaluator, self._shared(state, client), self.client.state()
         try:
-            return evaluator.one_model(phase, whole, observed=False, data_of=client)
+            return evaluator.one_model(phase, whole, observed=False, data_of=client, domain=domain)
         finally:
             self.client.resident.load(before)
 
@@ -226,10 +242,7 @@ class RunAccess:
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
         require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
         require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
-        known = domain is None or (data == "test" and client is None and domain in self.domains)
-        names = ", ".join(self.domains) or "none"
-        hint = f"the test data of all have the domains: {names}; give one of them, without a client"
-        require(known, "trainer.representations: domain", domain, hint)
+        self._check_domain(domain, data == "test" and client is None)
         whole = self._shared(state, client)
         # in the batch order of the round to come, not in the one in which the clients have just trained
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
@@ -321,6 +334,13 @@ class RunAccess:
             require(len(clients) == 1, "client", clients, hint)
             own = next((entries for _, entries in asked if entries), {})
         return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
+
+    def _check_domain(self, domain: str | None, of_all: bool) -> None:
+        """Refuse a domain without test data, and one in a question that is not of the test data of all."""
+        if domain is not None:
+            names = ", ".join(self.domains) or "none"
+            hint = f"the test data of all have the domains: {names}; give one of them, without a client"
+            require(of_all and domain in self.domains, "domain", domain, hint)
 
     def _check(self, client: int | None, state: State | None) -> None:
         """Refuse a client that there is not, and a state that is not one of the model."""

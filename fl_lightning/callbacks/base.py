@@ -33,6 +33,11 @@ class Callback:
     requires: tuple[str, ...] = ()
     panels: Mapping[str, Mapping[str, str]] = {}
 
+    @property
+    def sees_clients(self) -> bool:
+        """Whether it looks at clients after their visits, which is refused where these are at sites of their own."""
+        return type(self).on_client_end is not Callback.on_client_end
+
     def wants_evaluation(self, round_: int) -> bool:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
         return False
@@ -89,6 +94,10 @@ class Callback:
 
     def on_fit_end(self, trainer: RunAccess) -> None:
         """The last round is done."""
+
+    def summary_of_fit(self) -> str:
+        """What the console says of it at the end of a fit, such as a table; nothing by default."""
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """What a run that resumes from a checkpoint needs of the callback: tensors and plain values."""

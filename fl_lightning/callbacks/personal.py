@@ -30,7 +30,10 @@ from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
 from fl_lightning.pictures.shipped import MODELS, PERSONAL
+from fl_lightning.records.summary import aligned, told
 from fl_lightning.state import State
+
+ACCURACY = "accuracy"
 
 
 class PersonalAccuracy(Measurement):
@@ -51,7 +54,8 @@ class PersonalAccuracy(Measurement):
 
     Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
     ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
-    ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``.
+    ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``,
+    and the console shows the last measurement of each client at the end.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
@@ -92,6 +96,7 @@ class PersonalAccuracy(Measurement):
         for k in self.clients:
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
             require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
+        self._lines: list[list[str]] = []
         # the class declares them as server values, which have no value before the first round
         methods: list[Any] = trainer.methods.methods
         self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
@@ -116,6 +121,9 @@ class PersonalAccuracy(Measurement):
         ordered = {f"{what}_ordered": arrays[what][-1:, order] for what in known}
         return {**arrays, **ordered, "means": np.array([f"mean: {', '.join(means)}"])}
 
+    def summary_of_fit(self) -> str:
+        return aligned(self._lines) + "\n" if self._lines else ""
+
     def _measure(self, trainer: RunAccess, tune: bool) -> None:
         with trainer.alone():
             values = {k: self._client(trainer, k, tune) for k in clients_of_worker(trainer, self.clients)}
@@ -125,6 +133,10 @@ class PersonalAccuracy(Measurement):
             measured[what] = np.array([of_client[what] for of_client in values.values()])
             name = "personal" if what == "own" else f"personal/{what}"
             log_finite(trainer, spread_over_clients(measured[what], name))
+        self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
+        for k, of_client in values.items():
+            shares = ["" if math.isnan(value) else told(ACCURACY, value) for value in of_client.values()]
+            self._lines.append([str(k), trainer.data.info(k).domain or "", *shares])
         if trainer.domains:
             own = {k: of_client["own"] for k, of_client in values.items()}
             by_domain = {name: self._of_domain(trainer, name, own) for name in trainer.domains}

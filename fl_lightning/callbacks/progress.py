@@ -15,16 +15,22 @@ from tqdm import tqdm
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
-from fl_lightning.client.logged import tagged
+from fl_lightning.records.summary import best, final_names, names_to_show, told
 
+# lines that a notebook shows: those of the last rounds, and the table at the end
+LINES = 20
 # seconds after which a round has a bar of its own, and from one look at it to the next
 LONG, LOOK = 2.0, 0.5
-# words in the name of a metric of which less is better, and of which more is
-LESS, MORE = ("loss", "error", "mse", "mae", "perplexity"), ("accuracy", "auc", "auroc", "f1", "precision", "recall")
+# metrics in the table at the end, of a module that logs very many
+MOST_SHOWN = 20
 
 
 class ProgressBar(Callback):
-    """Says on stderr how a run gets on: a line for each evaluation, and a table of best and final metrics at the end.
+    """Says on stderr how a run gets on: a line for each evaluation, and tables at the end.
+
+    The tables are of the best and final metrics, and what other callbacks sum up, such as each site's accuracy.
+
+    In a notebook the last of these lines are shown in one place, below the cell.
 
     A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients and local
     steps (of several workers, the first one's), with the time that is left.
@@ -32,16 +38,22 @@ class ProgressBar(Callback):
 
     _rounds: Any = None
     _visits: Visits | None = None
+    _place: NotebookLines | None = None
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
+        self._place = NotebookLines() if self._speaks and in_notebook() else None
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
     def on_round_start(self, trainer: RunAccess) -> None:
         if self._rounds is not None:
             self._visits = Visits(trainer)
+
+    @property
+    def sees_clients(self) -> bool:
+        return False  # it counts their steps, where it is told
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self._visits is not None:
@@ -63,10 +75,14 @@ class ProgressBar(Callback):
     def on_fit_end(self, trainer: RunAccess) -> None:
         if self._speaks and len(trainer.history) > self._first:
             self._close()
-            self._say(final_table(trainer.history, time.perf_counter() - self._began, self._first, trainer.run_dir))
+            seconds = time.perf_counter() - self._began
+            summaries = [part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback)]
+            table = final_table(trainer.history, seconds, self._first, trainer.run_dir)
+            self._say("\n".join([*filter(None, summaries), table]))
 
     def teardown(self, trainer: RunAccess) -> None:
         self._close()
+        self._place = None
 
     def _say_round(self, trainer: RunAccess) -> None:
         self._said = trainer.server.round
@@ -76,7 +92,9 @@ class ProgressBar(Callback):
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
-            if self._rounds is None:
+            if self._place is not None:
+                self._place.add(text)
+            elif self._rounds is None:
                 print(text, file=sys.stderr, flush=True)
             else:
                 tqdm.write(text, file=sys.stderr)
@@ -86,6 +104,27 @@ class ProgressBar(Callback):
             if bar is not None:
                 bar.close()
         self._visits = self._rounds = None
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class NotebookLines:
+    """The last lines in a notebook, in one place: one for each of many rounds would fill the page."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lines: list[str] = []
+        self._place: Any = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def add(self, text: str) -> None:
+        """Add lines, and drop the first ones that are too many."""
+        self._lines = [*self._lines, *text.splitlines()][-LINES:]
+        self._place.update({"text/plain": "\n".join(self._lines)}, raw=True)
 
 
 class Visits:
@@ -137,7 +176,7 @@ def round_line(metrics: Mapping[str, float], done: int, rounds: int, seconds: fl
         rounds: rounds of the run.
         seconds: mean of the rounds since the run began or resumed.
     """
-    shown = [f"{name} {few_digits(metrics[name])}" for name in names_to_show(metrics)]
+    shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
     left = [f"{tqdm.format_interval(seconds * (rounds - done))} left"] if done < rounds else []
     return f"round {done}/{rounds}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
 
@@ -151,12 +190,13 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
         first: round in which it did.
         folder: of the run; None where nothing is written.
     """
-    names = names_to_show({name: value for row in history for name, value in row.items()})
+    all_metrics = {name: value for row in history for name, value in row.items()}
+    names = list(dict.fromkeys([*final_names(all_metrics)[:MOST_SHOWN], *names_to_show(all_metrics)]))
     width = max([len(name) for name in names], default=0)
     lines = [f"{'':{width}}  {'best':>10}  {'round':>6}  {'final':>10}"] if names else []
     for name in names:
         value, round_ = best(history, name)
-        final = next(few_digits(row[name]) for row in reversed(history) if name in row)
+        final = next(told(name, row[name]) for row in reversed(history) if name in row)
         lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final:>10}")
     number = len(history) - first
     lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
@@ -164,31 +204,3 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
         files = ("metrics.csv", "config.yaml", "figures", "checkpoints/last.ckpt")
         lines.append(f"{folder}: {', '.join(name for name in files if (Path(folder) / name).exists())}")
     return "\n".join(lines)
-
-
-def best(history: list[dict[str, float]], name: str) -> tuple[str, str]:
-    """The best value of a metric, and its round as the lines count them, from 1; dashes where best has no meaning."""
-    words = name.replace("/", "_").split("_")
-    if not any(word in words for word in (*LESS, *MORE)):
-        return "-", "-"
-    sign = 1 if any(word in words for word in LESS) else -1
-    value, round_ = min((sign * row[name], row["round"]) for row in history if name in row)
-    return few_digits(sign * value), str(int(round_) + 1)
-
-
-def names_to_show(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that a line has room for: accuracy and loss of each phase, or what there is of its data."""
-    others = [name for name in ("val/accuracy", "val/loss", "train/loss") if name in metrics]
-    return list(dict.fromkeys([*final_names(metrics)[:4], *others]))
-
-
-def final_names(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that tell how a run ended: accuracy and loss, or else all of the test or the validation data."""
-    usual = [name for name in ("test/accuracy", "test/loss") if name in metrics]
-    of_test, of_val = ([name for name in metrics if tagged(phase, name) == name] for phase in ("test", "val"))
-    return usual or of_test or of_val
-
-
-def few_digits(value: float) -> str:
-    """A metric with four digits after the point, or as many in all."""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"

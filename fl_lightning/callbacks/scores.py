@@ -9,7 +9,6 @@ al. (Neural Computation 14(1), 2002, Eq. 2.4, https://doi.org/10.1162/0899766027
 from __future__ import annotations
 
 import math
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -62,8 +61,8 @@ class Scores(Callback):
 
     A client's own test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in
     the proportions of its training labels; clients of whose classes there is no test example are left out, with a
-    warning. Where ``test_dataloader`` takes no client, they are the test data of all, in which the examples of a class
-    together have the weight of the class in the client's training data.
+    warning. Where the clients have no test data of their own, they are the test data of all, in which the examples of a
+    class together have the weight of the class in the client's training data.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; None measures after the last round alone.
@@ -93,7 +92,7 @@ class Scores(Callback):
         need_label_counts("Scores", trainer)
         need_global_model("Scores", trainer, "PersonalAccuracy measures the clients'")
         clients = range(trainer.data.num_clients)
-        self._own = bool(signature(trainer.data.test_dataloader).parameters)
+        self._own = trainer.has_own_test_data
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
         lacking = trainer.data.num_clients - len(self._clients)
         if lacking:

@@ -140,6 +140,10 @@ class SpectrumMonitor(Measurement):
         self._own, self._global = Sums(), Sums()
         self._local: dict[str, dict[int, np.ndarray]] = {}
 
+    @property
+    def sees_clients(self) -> bool:
+        return self.local_models
+
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.local_due(trainer.server.round):
             return

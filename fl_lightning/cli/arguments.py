@@ -15,6 +15,22 @@ from typing import NoReturn
 
 from fl_lightning.errors import UsageError, clipped
 
+# the commands and what each does, in the order in which the help lists them
+COMMANDS = {
+    "fit": "Train a model over the clients of a data module.",
+    "validate": "Evaluate a trained model on the validation data.",
+    "test": "Evaluate a trained model on the test data.",
+    "predict": "Write the outputs of a trained model into a file.",
+    "partition": "Deal the data out to the clients and print who holds what, without training.",
+    "doctor": "Check a fit and estimate what it takes, without running it.",
+    "replay": "Repeat the visit of one client, as where a run has failed.",
+    "federate": "Write a run as an app for Flower, for real sites.",
+    "site": "Be the worker of a site, the one process there that reads its data.",
+    "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
+    "tune": "Tune what a suite says under its key `tune`, on a validation split.",
+    "report": "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV.",
+}
+
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""

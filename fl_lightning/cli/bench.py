@@ -43,21 +43,16 @@ from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, check_metric, last_trials, open_search, retry_failed, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
-from fl_lightning.cli.arguments import OneLineParser, end_with_status, find_own_classes, program, writing_into
+from fl_lightning.cli.arguments import COMMANDS, OneLineParser, end_with_status, find_own_classes, program, writing_into
 from fl_lightning.errors import UsageError, clipped, require
 from fl_lightning.yaml_files import read_yaml
-
-ABOUT = {
-    "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
-    "tune": "Tune what a suite says under its key `tune`, on a validation split.",
-}
 
 LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
 def bench_parser(command: str) -> argparse.ArgumentParser:
     """The parser of a command."""
-    parser = OneLineParser(prog=f"{program()} {command}", description=ABOUT[command], allow_abbrev=False)
+    parser = OneLineParser(prog=f"{program()} {command}", description=COMMANDS[command], allow_abbrev=False)
     parser.add_argument("suite", metavar="SUITE", help="YAML file of the suite")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the work to do, in (0, 1]")
     parser.add_argument("--storage", metavar="URL", help="database of the study; default: study.db in the output")

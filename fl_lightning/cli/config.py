@@ -54,12 +54,13 @@ def entries(value: Any) -> Mapping[str, Any]:
 def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
     """Refuse null for an argument whose type does not allow it: a parser takes it for one that is not given."""
     annotations: dict[str, Any] = {}
+    nulls: set[str] = set()  # of the class itself, then of its bases
     for base, parameters in constructors(kind):
         try:
             hints = typing.get_type_hints(base.__init__)
         except (NameError, TypeError):
             hints = {}  # a type that is imported for typing alone
-        nulls = {parameter.name for parameter in parameters if parameter.default is None}
+        nulls |= {parameter.name for parameter in parameters if parameter.default is None} - set(annotations)
         annotations = {n: h for n, h in hints.items() if n != "return" and n not in nulls} | annotations
     for argument, annotation in annotations.items():
         if argument in arguments and arguments[argument] is None and not takes_none(annotation):

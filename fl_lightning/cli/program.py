@@ -22,7 +22,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.progress import final_names
 from fl_lightning.cli.arguments import find_own_classes, program
 from fl_lightning.cli.config import building, causes_of, check_resolved
 from fl_lightning.cli.messages import key_in, shorten
@@ -36,13 +35,12 @@ from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
+from fl_lightning.records.summary import final_names, told
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 
-OTHER_COMMANDS = (
-    "Beside these, `bench SUITE` runs a paper's table, resumable cell by cell, and `tune SUITE` tunes on a validation "
-    "split; `report DIR` makes a page of runs. `bench --help`, `tune --help` and `report --help` list their arguments."
-)
+# the keys whose values are lists of classes
+LISTS = ("method", "trainer.callbacks", "trainer.logger")
 
 
 class ConfigFile(ActionConfigFile):
@@ -61,6 +59,18 @@ class ConfigFile(ActionConfigFile):
                 raise UsageError(f"{values}: the file holds no mapping; {hint}")
             forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
+
+
+def check_given_once(words: Any) -> None:
+    """Refuse a list of classes that stands twice on a command line: the parser would keep the last one alone.
+
+    Raises:
+        UsageError: one does.
+    """
+    for key in LISTS:
+        pairs = zip(words, [*words[1:], ""], strict=True) if isinstance(words, list) else ()
+        given = [word.partition("=")[2] or value for word, value in pairs if word.partition("=")[0] == f"--{key}"]
+        require(len(given) < 2, f"--{key}", given, f"the last would replace the others; add to a list by --{key}+=NAME")
 
 
 def forget_lists(before: Any, entries: Any) -> None:
@@ -149,7 +159,6 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={
                 **strict,
                 "description": about,
-                "epilog": OTHER_COMMANDS,
                 **{command: dict(strict) for command in self.subcommands()},
             },
             subclass_mode_model=True,
@@ -189,8 +198,12 @@ class FederatedCLI(LightningCLI):
         return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        check_given_once(sys.argv[1:] if args is None else args)
         with checked_files():
             super().parse_arguments(parser, args)
+        config = self.config[self.config["subcommand"]]
+        if isinstance(config["method"], Namespace):
+            config["method"] = [config["method"]]  # what reads the config of a run takes a list
 
     def _parse_ckpt_path(self) -> None:
         """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""
@@ -205,7 +218,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer: Any = super().instantiate_trainer(**kwargs)
-        if self.subcommand in ("fit", "doctor"):
+        if self.subcommand in ("fit", "doctor", "federate", "site"):
             config, parser = self.config[self.subcommand], self._parser(self.subcommand)
             trainer.config = yaml.safe_load(parser.dump(config, skip_unset=False))
             if self.subcommand == "fit":
@@ -215,7 +228,7 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the last metrics and the run's folder, on one line."""
         metrics, where = self.trainer.metrics, self.trainer.run_dir or "no folder (fast_dev_run)"
-        last = [f"{name} {metrics[name]:.4f}" for name in final_names(metrics)]
+        last = [f"{name} {told(name, metrics[name])}" for name in final_names(metrics)]
         self._print(", ".join([count(len(self.trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
@@ -256,6 +269,10 @@ class FederatedCLI(LightningCLI):
         # after the block, so that the user's own exception is the last one, and a debugger stops at its line
         raise cause
 
+    def federate(self, **kwargs: Any) -> None:
+        """Write the app, and print where it is and what comes next."""
+        print(f"app in {self.trainer.federate(**kwargs)}; its README.md says what each party does")
+
     def doctor(self, **kwargs: Any) -> None:
         """Print the plan of the run."""
         rank_zero_only(print)(as_text(self.trainer.doctor(**kwargs)))
@@ -267,7 +284,7 @@ class FederatedCLI(LightningCLI):
 
     def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
         self._warn_of_weights(kwargs)
-        self._print(", ".join(f"{name} {value:.4f}" for name, value in evaluate(**kwargs).items()))
+        self._print(", ".join(f"{name} {told(name, value)}" for name, value in evaluate(**kwargs).items()))
 
     def _print(self, line: str) -> None:
         if self.trainer.global_rank == 0:

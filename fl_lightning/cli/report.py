@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_lightning.cli.arguments import OneLineParser, end_with_status, program, writing_into
+from fl_lightning.cli.arguments import COMMANDS, OneLineParser, end_with_status, program, writing_into
 from fl_lightning.errors import clipped, printable, require
 
 PAGE = (".html", ".htm")
@@ -21,8 +21,7 @@ PICTURE = (".pdf", ".svg", ".png")
 
 def report_parser() -> argparse.ArgumentParser:
     """The parser of the command."""
-    about = "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV."
-    parser = OneLineParser(prog=f"{program()} report", description=about, allow_abbrev=False)
+    parser = OneLineParser(prog=f"{program()} report", description=COMMANDS["report"], allow_abbrev=False)
     about = "folder with runs below it, output folder of bench, URL of its database, its file of cells, or a suite"
     parser.add_argument("sources", metavar="DIR|STUDY", nargs="+", help=about)
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; default: report.html")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import signal
 import sys
 import threading
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
+
+from fl_lightning import __version__
+from fl_lightning.cli.arguments import COMMANDS, end_with_status, program
+from fl_lightning.errors import UsageError
 
 # The commands that need no torch. That of a suite talks to a database from several threads, and starts processes that
 # train: it never imports it. A report reads what runs have left.
@@ -21,14 +28,45 @@ def main(args: list[str] | None = None) -> None:
     An exception from a user's code keeps its traceback.
     """
     words = sys.argv[1:] if args is None else args
+    asks = words[:1] in (["-h"], ["--help"], ["--version"])
+    # options of configs may stand before the command
+    known = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
     try:
-        if words and words[0] in WITHOUT_TORCH:
+        if not known:
+            end_with_status(lambda: without_command(words))
+        elif words[0] in WITHOUT_TORCH:
             imported(f"fl_lightning.cli.{WITHOUT_TORCH[words[0]]}").main(words)
         else:
             imported("fl_lightning.cli.program").main(args)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def without_command(words: list[str]) -> None:
+    """Print the commands or the version where a command line asks for that.
+
+    Raises:
+        UsageError: it does not, and names no command.
+    """
+    if words[:1] in (["-h"], ["--help"]):
+        about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
+        more = "COMMAND --help lists the arguments of a command, such as fit --help."
+        parser = argparse.ArgumentParser(prog=program(), description=about, epilog=more, usage="%(prog)s COMMAND ...")
+        parser.add_argument("--version", action="store_true", help="print the version of fl_lightning")
+        commands = parser.add_subparsers(title="commands", metavar="")
+        for name, does in COMMANDS.items():
+            commands.add_parser(name, help=does.replace("%", "%%"))
+        return parser.print_help()
+    if words[:1] == ["--version"]:
+        return print(__version__)
+    given = words[0] if words and not words[0].startswith("-") else ""
+    if not given or given.endswith((".yaml", ".yml")):
+        fit = ["fit", *(["--config"] if given else []), *(words or ["--config", "FILE"])]
+        raise UsageError(f"no command is given; give one, such as {program()} {shlex.join(fit)}, or --help")
+    near = get_close_matches(given.lower(), COMMANDS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"{given}: no such command; give one of {', '.join(COMMANDS)}{hint}")
 
 
 def imported(name: str) -> ModuleType:

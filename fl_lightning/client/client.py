@@ -20,7 +20,6 @@ from fl_lightning.client.batch import targets_of
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
-from fl_lightning.client.logged import tagged
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.references import References
 from fl_lightning.client.resident import Resident
@@ -33,6 +32,7 @@ from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
 from fl_lightning.records.plain import with_tensors
+from fl_lightning.records.summary import tagged
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten

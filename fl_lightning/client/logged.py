@@ -319,8 +319,3 @@ def check_kind(name: str, value: Any) -> None:
 def as_tensor(value: Any) -> Tensor:
     """A reduced value as a tensor, in float64; a number or a tensor as it is."""
     return torch.tensor(value.value, dtype=torch.float64) if isinstance(value, Reduced) else torch.as_tensor(value)
-
-
-def tagged(phase: str, name: str) -> str:
-    """``phase/name``; a name that already begins with its phase is kept as it is."""
-    return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"

@@ -156,7 +156,8 @@ class StandIn:
         self.sanity_checking = False  # whether the module meets its first batch, before the run
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"self.trainer.{name}: not known in a federated run; docs/own_module.md lists what is")
+        page = "docs/own_module_specification.md"
+        raise AttributeError(f"self.trainer.{name}: not known in a federated run; {page} lists what is")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__slots__:

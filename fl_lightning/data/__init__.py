@@ -22,6 +22,7 @@ from fl_lightning.data.partitioners import (
     Shards,
 )
 from fl_lightning.data.plan import Plan
+from fl_lightning.data.sites import SiteImageFolders
 from fl_lightning.data.synthetic import Synthetic, SyntheticPerClass
 from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 
@@ -65,6 +66,7 @@ __all__ = [
     "RandomRotation",
     "Rows",
     "Shards",
+    "SiteImageFolders",
     "Synthetic",
     "SyntheticPerClass",
     "TinyImageNet",

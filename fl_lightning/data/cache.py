@@ -1,4 +1,4 @@
-"""A cache of decoded images: one memory-mapped array beside the data set."""
+"""A cache of decoded images: one memory-mapped array for a data set, in the user's own folder of caches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from tqdm.contrib.concurrent import thread_map
 
 from fl_lightning.errors import UsageError
 
-VERSION = 1
+VERSION = 2
+# files named in an error that is about many
+SHOWN = 5
 
 
-def decoded(root: Path, paths: Sequence[Path], size: int) -> np.ndarray:
+def decoded(folder: Path, paths: Sequence[Path], size: int) -> np.ndarray:
     """Image files as one uint8 array ``(N, size, size, 3)``, decoded once and then opened from the cache.
 
     The array is memory-mapped and copied on write, see :func:`cached`.
@@ -29,48 +31,51 @@ def decoded(root: Path, paths: Sequence[Path], size: int) -> np.ndarray:
     Raises:
         UsageError: a file is not an image, or a part of it is missing.
     """
-    return cached(root, fingerprint(root, paths, size), partial(decode, paths, size))[0]
+    return cached(folder, fingerprint(paths, size), partial(decode, paths, size))[0]
 
 
 def cached(
-    root: Path, name: str, make: Callable[[Path], dict[str, np.ndarray]]
+    folder: Path, name: str, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Images as one uint8 array, memory-mapped and copied on write, and smaller arrays that belong to them.
 
-    The cache lies in ``root/.fl_lightning``, or if ``root`` cannot be written to in a folder of the user's own in the
-    system's temporary folder. It has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller
-    arrays and a checksum of those bytes. If one of them is missing or damaged, both are written again.
+    The cache has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller arrays and a
+    checksum of those bytes. If one of them is missing or damaged, both are written again.
 
     Args:
-        root: folder of the data set.
+        folder: folder of the cache, see :func:`cache_folder`.
         name: a :func:`fingerprint` of the data set.
         make: writes the bytes of the images into the file at the given path, and returns the smaller arrays. Among
             them is ``shape``, that of the images.
     """
-    path = cache_folder(root) / f"{name}.images"
+    path = folder / f"{name}.images"
     return open_intact(path) or write(path, make)
 
 
-def fingerprint(root: Path, paths: Sequence[Path], made: object) -> str:
+def fingerprint(paths: Sequence[Path], made: object) -> str:
     """A hash of the files' names, sizes and times of change, and of a value that names what is ``made`` of them."""
     digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
         stat = path.stat()
-        digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        digest.update(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def cache_folder(root: Path) -> Path:
-    """The folder of the cache, created if necessary.
+def cache_folder() -> Path:
+    """The user's folder of caches, ``$XDG_CACHE_HOME/fl_lightning`` or ``~/.cache/fl_lightning``, made if necessary.
+
+    Where it cannot be written to, it is a folder of the user's own in the system's temporary folder. A cache never lies
+    beside the data: a loop of the user's over the folders of a data set would find it there.
 
     Raises:
-        UsageError: neither ``root`` nor the temporary folder can be written to.
+        UsageError: none of them can be written to.
     """
     user = os.geteuid() if hasattr(os, "geteuid") else None
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fl_lightning"
     own = Path(tempfile.gettempdir()) / f"fl_lightning-{'cache' if user is None else user}"
-    for folder, mode in ((root / ".fl_lightning", 0o777), (own, 0o700)):
+    for folder in (usual, own):
         try:
-            folder.mkdir(mode, exist_ok=True)
+            folder.mkdir(0o700, parents=folder == usual, exist_ok=True)
             state = folder.lstat()
         except OSError:
             continue
@@ -78,9 +83,8 @@ def cache_folder(root: Path) -> Path:
         private = user is None or (stat.S_ISDIR(state.st_mode) and state.st_uid == user and not state.st_mode & 0o077)
         if os.access(folder, os.W_OK) and (folder != own or private):
             return folder
-    raise UsageError(
-        f"data.root={str(root)!r}: neither it nor the temporary folder can be written to; make one of them writable"
-    )
+    hint = "neither it nor the temporary folder can be written to; set XDG_CACHE_HOME to a folder that can"
+    raise UsageError(f"the cache of decoded images {str(usual)!r}: {hint}")
 
 
 def open_intact(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
@@ -126,7 +130,8 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
         # the checksum comes last: without it, or with that of other images, the images count as damaged
         os.replace(beside, path.with_suffix(".npz"))
     except OSError as error:
-        raise UsageError(f"data.root: the cache {path} cannot be written: {error}; free some space there") from error
+        hint = "free some space there, or set XDG_CACHE_HOME to another folder"
+        raise UsageError(f"the cache {path} cannot be written: {error}; {hint}") from error
     finally:
         for file in (images, beside):
             file.unlink(missing_ok=True)
@@ -134,7 +139,11 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
 
 
 def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarray]:
-    """Decode image files on all cores into the file ``target``; returns their ``shape``."""
+    """Decode image files on all cores into the file ``target``; returns their ``shape``.
+
+    Raises:
+        UsageError: files are no images, or a part of them is missing; it names the first ones.
+    """
     shape = (len(paths), size, size, 3)
     with open(target, "wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -142,11 +151,21 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
     array = np.memmap(target, np.uint8, "r+", shape=shape)
 
-    def decode_into(index: int) -> None:
-        array[index] = decode_image(paths[index], size)
+    def decode_into(index: int) -> str:
+        try:
+            array[index] = decode_image(paths[index], size)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            return f"{paths[index]} ({error})"
+        return ""
 
     shown = {"desc": "decoding", "unit": "image", "disable": None}
-    thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **shown)
+    faults = [
+        fault for fault in thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **shown) if fault
+    ]
+    if faults:
+        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        which = f"{len(faults)} of {len(paths)} files cannot be read as images: {', '.join(faults[:SHOWN])}{more}"
+        raise UsageError(f"data.root: {which}; replace or remove them")
     array.flush()
     return {"shape": np.array(shape)}
 
@@ -154,16 +173,20 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
 def decode_image(path: Path, size: int) -> np.ndarray:
     """One image as uint8 ``(size, size, 3)``: converted to RGB and resized by bilinear interpolation.
 
+    Grey images of 16 bits, as of microscopes and X-rays, are scaled to 8 bits.
+
     Raises:
-        UsageError: it is not an image, or a part of it is missing.
+        OSError: it is not an image, or a part of it is missing.
+        ValueError: its pixels are numbers of 32 bits, whose range is not known.
     """
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (size, size))
-            converted = image.convert("RGB")
-            if converted.size != (size, size):
-                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-            return np.asarray(converted)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        hint = "download it again or remove it"
-        raise UsageError(f"data.root: {path} is not a complete image: {error}; {hint}") from error
+    with Image.open(path) as image:
+        image.draft("RGB", (size, size))
+        if image.mode in ("I", "F"):
+            raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}; store 8 or 16 bits")
+        # Pillow would cut all values above 255
+        deep = image.mode.startswith("I;16")
+        eight = Image.fromarray((np.asarray(image) // 257).astype(np.uint8)) if deep else image
+        converted = eight.convert("RGB")
+        if converted.size != (size, size):
+            converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(converted)

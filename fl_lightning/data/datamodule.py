@@ -49,9 +49,11 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         plan: which client holds which samples, after ``setup``.
+        elsewhere: whether the clients' examples are in no process of the run, but at sites that look after them.
     """
 
     plan: Plan
+    elsewhere = False
 
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()
@@ -66,6 +68,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         labelled: bool = True,
         domains: np.ndarray | None = None,
         domain_names: Sequence[str] = (),
+        class_names: Sequence[str] = (),
     ) -> Plan:
         """Assign the samples to clients; the result depends on the base seed only.
 
@@ -75,6 +78,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             labelled: False if ``labels`` only stand in for labels that the data does not have.
             domains: domain of each sample ``(N,)``, from 0; None if unknown.
             domain_names: names of the domains.
+            class_names: names of the classes, by which tables and figures call them; empty leaves them numbers.
 
         Raises:
             UsageError: there are fewer samples than clients, or the partitioner needs labels or domains and there are
@@ -97,13 +101,25 @@ class FederatedDataModule(LightningDataModule, ABC):
         what = f"{len(arrays)} parts of {dtypes}" if arrays else type(parts).__name__
         hint = f"let it return a list of {self.num_clients} arrays (n,) of the samples' indices"
         require(dealt and len(arrays) == self.num_clients, f"data.partitioner: {kind} returns", what, hint)
-        return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, tuple(domain_names))
+        hint = f"there are {num_classes} classes; give a name for each, or none"
+        require(len(class_names) in (0, num_classes), "data: class_names", list(class_names), hint)
+        names = (tuple(domain_names), tuple(class_names))
+        return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, *names)
 
     def info(self, k: int) -> ClientInfo:
         """The description of client ``k``."""
         counts = self.plan.label_counts
         labels = None if counts is None else torch.from_numpy(counts[k])
         return ClientInfo(k, len(self.plan.parts[k]), labels, self.plan.domain(k))
+
+    def own_domains(self, k: int) -> list[int]:
+        """The domains by which the test data of client ``k`` are known, from 0; none where its labels decide.
+
+        Clients are made of domains where they hold one each, or where the partitioner deals domains out.
+        """
+        domains = [] if self.plan.domains is None else np.unique(self.plan.domains[self.plan.parts[k]]).tolist()
+        by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
+        return domains if by_domain else []
 
     def idle_clients(self) -> list[int]:
         """The clients that have examples, but fewer than a batch, where smaller batches are dropped."""
@@ -130,6 +146,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         return []
 
+    def lack_of_own_test_data(self) -> str:
+        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+        hint = (
+            "its test_dataloader takes no client; give it an optional argument, the id of a client whose data it gives"
+        )
+        return "" if signature(self.test_dataloader).parameters else hint
+
 
 class Images(NamedTuple):
     """A data set of images, in memory or memory-mapped: a training set and a test set.
@@ -144,6 +167,8 @@ class Images(NamedTuple):
         domain_names: names of the domains.
         train_rows: indices ``(n,)`` of the training samples, if the arrays above hold test samples as well.
         test_rows: as ``train_rows``.
+        val_rows: indices ``(n,)`` of the validation samples in the arrays of the training samples, if the data set says
+            which they are.
     """
 
     train_images: np.ndarray
@@ -155,6 +180,7 @@ class Images(NamedTuple):
     domain_names: tuple[str, ...] = ()
     train_rows: np.ndarray | None = None
     test_rows: np.ndarray | None = None
+    val_rows: np.ndarray | None = None
 
 
 class Held:
@@ -231,12 +257,14 @@ class ImageDataModule(FederatedDataModule):
 
     Attributes:
         num_classes: C; for some data sets it is known after ``setup`` only.
+        class_names: names of the classes; empty where the data set has none.
     """
 
     # a subclass gives the values of its data set, the arguments of the same names replace them
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = 10
+    class_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -284,13 +312,17 @@ class ImageDataModule(FederatedDataModule):
             require(largest < self.num_classes, f"data: {split}_labels", largest, hint)
         train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)
         test = balanced_subset(data.test_labels, self.test_size, "test_size", data.test_rows)
+        hint = "the data set has validation images of its own; leave it out"
+        require(data.val_rows is None or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
         train, val = held_out(train, data.train_labels, self.val_fraction)
+        val = val if data.val_rows is None else data.val_rows
         self._train = (torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels.astype(np.int64)))
         self._test = (torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels.astype(np.int64)))
         self._val_rows, self._test_rows = torch.from_numpy(val), torch.from_numpy(test)
         self._test_domains = data.test_domains
         domains = None if data.train_domains is None else data.train_domains[train]
-        plan = self.partition(data.train_labels[train], self.num_classes, True, domains, data.domain_names)
+        names = (data.domain_names, self.class_names)
+        plan = self.partition(data.train_labels[train], self.num_classes, True, domains, *names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
 
@@ -311,7 +343,7 @@ class ImageDataModule(FederatedDataModule):
         )
 
     def val_dataloader(self) -> Any:
-        """The training images that are held out for validation; none without ``val_fraction``."""
+        """The data set's own validation images, or those held out by ``val_fraction``; none without either."""
         if not len(self._val_rows):
             return []
         return Batches(*self._train, self._val_rows, self.eval_batch_size, **self._scale())
@@ -319,8 +351,8 @@ class ImageDataModule(FederatedDataModule):
     def test_dataloader(self, k: int | None = None) -> Batches:
         """The test images: all of them, or those for client ``k``.
 
-        A client's test images are those of its domain if it has one. Otherwise they are as many as possible in the
-        proportions of its labels.
+        A client's test images are those of its domains, where the clients are made of domains. Otherwise they are as
+        many as possible in the proportions of its labels.
         """
         rows = self._test_rows if k is None else self._test_rows[torch.from_numpy(self._like(k))]
         noise = 0.0 if k is None else self._noise(k)
@@ -336,9 +368,9 @@ class ImageDataModule(FederatedDataModule):
 
     def _like(self, k: int) -> np.ndarray:
         """Positions within the test rows of the images for client ``k``, in ascending order."""
-        rows, name = self._test_rows.numpy(), self.plan.domain(k)
-        if self._test_domains is not None and name in self.plan.domain_names:
-            return np.flatnonzero(self._test_domains[rows] == self.plan.domain_names.index(name))
+        rows, own = self._test_rows.numpy(), self.own_domains(k)
+        if self._test_domains is not None and len(own):
+            return np.flatnonzero(np.isin(self._test_domains[rows], own))
         counts: np.ndarray = self.plan.label_counts[k]  # type: ignore[index]
         return in_proportion(self._test[1].numpy()[rows], counts, numpy_rng(base_seed(), "client test", k))
 
@@ -399,7 +431,7 @@ def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.
 
 def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Indices of as many samples as possible in the proportions of ``counts`` ``(C,)``, in ascending order."""
-    available = np.bincount(labels, minlength=len(counts))
+    available = np.bincount(labels, minlength=len(counts))[: len(counts)]
     most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
     wanted = np.floor(most * counts + 1e-9).astype(int)
     members = [rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(wanted)]

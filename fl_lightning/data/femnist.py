@@ -26,7 +26,7 @@ class FEMNIST(FileDataModule):
 
     ``root`` holds ``train/*.json`` and ``test/*.json`` as LEAF's ``preprocess.sh`` writes them. Each writer is a
     domain and, by default, a client: set ``num_clients`` to the number of writers, or fewer. The files are read once,
-    one writer at a time; the images are then kept as uint8 in a cache beside them.
+    one writer at a time; the images are then kept as uint8 in the user's cache.
 
     Args:
         root: folder of the files.
@@ -54,8 +54,8 @@ class FEMNIST(FileDataModule):
         for split, files in zip(("train", "test"), splits, strict=True):
             hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
             require(len(files) > 0, "data.root", str(root / split), hint)
-        name = fingerprint(root, [file for files in splits for file in files], "FEMNIST")
-        images, others = cached(root, name, partial(convert, splits))
+        name = fingerprint([file for files in splits for file in files], "FEMNIST")
+        images, others = cached(self.cache_folder(), name, partial(convert, splits))
         labels, writers = others["labels"], others["writers"]
         rows = np.split(np.arange(len(labels)), [int(others["train"])])
         return Images(images, labels, images, labels, writers, writers, tuple(others["names"].tolist()), *rows)

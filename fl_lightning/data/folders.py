@@ -29,17 +29,20 @@ class ImageFile(NamedTuple):
         path: the file.
         label: its class, from 0.
         domain: its domain, from 0.
-        test: whether it is a test image; None if the data set does not say so.
+        split: ``train``, ``val`` or ``test``; empty if the data set does not say so.
     """
 
     path: Path
     label: int
     domain: int = 0
-    test: bool | None = None
+    split: str = ""
 
 
 class FolderDataModule(FileDataModule):
-    """Images in files, each of which is decoded and resized once, and then kept as uint8 in a cache beside them.
+    """Images in files, each of which is decoded and resized once, and then kept as uint8 in the user's cache.
+
+    The cache lies in ``$XDG_CACHE_HOME/fl_lightning``, or ``~/.cache/fl_lightning``, and may be removed at any time.
+    Nothing is written into ``root``.
 
     Subclasses implement :meth:`list_files`.
 
@@ -77,16 +80,19 @@ class FolderDataModule(FileDataModule):
 
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
-        files = self.list_files(root)
+        return self.images_of(root, self.list_files(root))
+
+    def images_of(self, root: Path, files: list[ImageFile]) -> Images:
+        """The data set of these files. The test images are drawn where the first file says no split."""
         require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
         labels = np.array([file.label for file in files], np.int64)
         domains = np.array([file.domain for file in files], np.int64)
         self.num_classes = max(self.num_classes, int(labels.max()) + 1)
-        images = decoded(root, [file.path for file in files], self.image_size)
-        drawn = files[0].test is None
-        test = self._draw_test(labels, domains) if drawn else np.array([file.test for file in files], bool)
+        images = decoded(self.cache_folder(), [file.path for file in files], self.image_size)
+        splits = np.array([file.split for file in files])
+        test, val = splits == "test" if splits[0] else self._draw_test(labels, domains), splits == "val"
         known = domains if self.domain_names else None
-        rows = (np.flatnonzero(~test), np.flatnonzero(test))
+        rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
 
     def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
@@ -134,12 +140,13 @@ class ImageFolderImages(FolderDataModule):
         train = root / "train"
         classes = subfolders(train if train.is_dir() else root)
         require(len(classes) >= 2, "data.root", str(root), f"it must hold {self.layout}")
-        splits = [(train, False), (self.folder(root, "test", "val"), True)] if train.is_dir() else [(root, None)]
-        for folder, test in splits:
+        self.class_names = tuple(classes)
+        splits = [(train, "train"), (self.folder(root, "test", "val"), "test")] if train.is_dir() else [(root, "")]
+        for folder, split in splits:
             unknown = [name for name in subfolders(folder) if name not in classes]
             require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in train")
             for label, name in enumerate(classes):
-                files += [ImageFile(path, label, 0, test) for path in images_in(self.folder(folder, name))]
+                files += [ImageFile(path, label, 0, split) for path in images_in(self.folder(folder, name))]
         return files
 
     def write_offline(self, root: Path) -> None:
@@ -167,8 +174,9 @@ class TinyImageNet(FolderDataModule):
     def list_files(self, root: Path) -> list[ImageFile]:
         root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
         train, val = self.folder(root, "train"), self.folder(root, "val")
-        labels = {name: label for label, name in enumerate(subfolders(train))}
-        files = [ImageFile(p, label, 0, False) for name, label in labels.items() for p in images_in(train / name)]
+        self.class_names = tuple(subfolders(train))
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        files = [ImageFile(p, label, 0, "train") for name, label in labels.items() for p in images_in(train / name)]
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
             for line in filter(None, read_utf8(annotations).splitlines()):
@@ -177,10 +185,10 @@ class TinyImageNet(FolderDataModule):
                 path = val / "images" / file
                 hint = f"{annotations.name} names it, but it does not exist; download the data set again"
                 require(path.is_file(), "data.root", str(path), hint)
-                files.append(ImageFile(path, labels[name], 0, True))
+                files.append(ImageFile(path, labels[name], 0, "test"))
         else:
             for name, label in labels.items():
-                files += [ImageFile(path, label, 0, True) for path in images_in(self.folder(val, name))]
+                files += [ImageFile(path, label, 0, "test") for path in images_in(self.folder(val, name))]
         return files
 
     def write_offline(self, root: Path) -> None:
@@ -197,11 +205,10 @@ class _DomainFolders(FolderDataModule):
 
     Attributes:
         folders: for each domain, the names that its folder may have.
-        classes: names of the classes; empty takes those of the first domain's folders.
+        class_names: names of the classes; empty takes those of the first domain's folders.
     """
 
     folders: tuple[tuple[str, ...], ...]
-    classes: tuple[str, ...] = ()
     test_per_class: int
 
     def __init__(self, root: str, image_size: int, test_per_class: int, offline_test: int, **kwargs: Any) -> None:
@@ -212,11 +219,11 @@ class _DomainFolders(FolderDataModule):
 
     def list_files(self, root: Path) -> list[ImageFile]:
         places = [self.folder(root, *names) for names in self.folders]
-        classes = self.classes or tuple(subfolders(places[0]))
+        self.class_names = self.class_names or tuple(subfolders(places[0]))
         return [
             ImageFile(path, label, domain)
             for domain, place in enumerate(places)
-            for label, name in enumerate(classes)
+            for label, name in enumerate(self.class_names)
             for path in images_in(self.folder(place, name))
         ]
 
@@ -227,7 +234,7 @@ class _DomainFolders(FolderDataModule):
         return np.full_like(counts, self.test_per_class)
 
     def write_offline(self, root: Path) -> None:
-        classes = list(self.classes) or [f"class_{c:02}" for c in range(self.num_classes)]
+        classes = list(self.class_names) or [f"class_{c:02}" for c in range(self.num_classes)]
         each = self.test_per_class + 3
         for names in self.folders:
             write_images(root / names[0], classes, cycled(len(classes), each * len(classes)), self.image_size)
@@ -246,7 +253,7 @@ class PACS(_DomainFolders):
     layout = "art_painting/dog/*.jpg, ..., sketch/person/*.jpg (Li et al., ICCV 2017)"
     domain_names = ("art_painting", "cartoon", "photo", "sketch")
     folders = tuple((name,) for name in domain_names)
-    classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    class_names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     num_classes = 7
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
@@ -289,7 +296,7 @@ class HAM10000(FolderDataModule):
 
     layout = "HAM10000_metadata.csv and the images, in one or several folders (doi.org/10.7910/DVN/DBW86T)"
     domain_names = ("vidir_modern", "rosendahl", "vienna_dias", "vidir_molemax")
-    classes = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    class_names = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
     num_classes = 7
 
     def __init__(
@@ -308,7 +315,7 @@ class HAM10000(FolderDataModule):
     def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
-        images = {path.stem: path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES}
+        images = {path.stem: path for path in sorted(root.rglob("*")) if is_image(path)}
         files = []
         for row in self._metadata(table):  # type: ignore[arg-type]
             path = images.get(row["image_id"])
@@ -316,7 +323,7 @@ class HAM10000(FolderDataModule):
             require(path is not None or self.missing == "skip", "data.root", str(table), hint)
             if path is not None:
                 domain = self._place("dataset", row, self.domain_names)
-                files.append(ImageFile(path, self._place("dx", row, self.classes), domain))
+                files.append(ImageFile(path, self._place("dx", row, self.class_names), domain))
         return files
 
     def _metadata(self, table: Path) -> list[dict[str, str]]:
@@ -342,7 +349,7 @@ class HAM10000(FolderDataModule):
         write_images(root, ["HAM10000_images_part_1"], np.zeros(number, np.int64), self.image_size, shown=labels)
         lines = ["lesion_id,image_id,dx,dx_type,age,sex,localization,dataset"]
         for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
-            lines.append(f"HAM_{i:07},{i:05},{self.classes[c]},histo,50,male,back,{self.domain_names[d]}")
+            lines.append(f"HAM_{i:07},{i:05},{self.class_names[c]},histo,50,male,back,{self.domain_names[d]}")
         (root / "HAM10000_metadata.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -378,9 +385,14 @@ def images_in(root: Path) -> list[Path]:
     Raises:
         UsageError: there are none.
     """
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in root.rglob("*") if is_image(path))
     require(len(paths) > 0, "data.root", str(root), "it holds no images; download the data set again")
     return paths
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file has the name of an image, and is not one of the hidden files that systems leave beside it."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def write_images(

@@ -17,7 +17,7 @@ LABEL_KEYS = ("labels", "label", "target", "targets", "y")
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "target", "label", "y")
 # torchvision's lists of pairs (file, label)
 PAIRS = ("samples", "_samples")
-DOMAIN_KEYS = ("domains", "domain")
+DOMAIN_KEYS = ("domains", "domain", "sites", "site")
 
 
 def dataset_labels(dataset: Dataset) -> np.ndarray | None:
@@ -48,26 +48,51 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
     return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
 
 
-def domains_of(dataset: Dataset, from_parts: bool = False) -> np.ndarray | None:
+def domains_of(dataset: Dataset, from_parts: bool = False, key: str | None = None) -> np.ndarray | None:
     """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
 
+    They are an attribute or a column of the data set, or, for a Subset or a ConcatDataset, of what is inside. A single
+    name, such as ``site = "north"``, is that of all examples.
+
     Args:
-        dataset: its attribute or column ``domains`` or ``domain`` is read.
+        dataset: the data set.
         from_parts: for a ConcatDataset that has no such column, number its parts.
+        key: name of the attribute or column; None tries those of :data:`DOMAIN_KEYS`.
     """
+    number = len(dataset)  # type: ignore[arg-type]
+    for name in DOMAIN_KEYS if key is None else (key,):
+        for column in (getattr(dataset, name, None), _named_column(dataset, name)):
+            if isinstance(column, (str, int)):
+                return np.full(number, column)
+            values = np.asarray(column) if isinstance(column, (list, tuple, np.ndarray, Tensor)) else np.zeros(())
+            if values.shape == (number,) and values.dtype.kind in "iubU":
+                return values
     if isinstance(dataset, Subset):
-        inner = domains_of(dataset.dataset, from_parts)
+        inner = domains_of(dataset.dataset, from_parts, key)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [domains for part in dataset.datasets if (domains := domains_of(part)) is not None]
+        parts = [domains for part in dataset.datasets if (domains := domains_of(part, key=key)) is not None]
         if len(parts) == len(dataset.datasets):
             return np.concatenate(parts)
         sizes = [len(part) for part in dataset.datasets]  # type: ignore[arg-type]
         return np.repeat(np.arange(len(sizes)), sizes) if from_parts else None
-    number = len(dataset)  # type: ignore[arg-type]
-    columns = [column for key in DOMAIN_KEYS for column in (getattr(dataset, key, None), _named_column(dataset, key))]
-    arrays = (np.asarray(column) for column in columns if isinstance(column, (list, tuple, np.ndarray, Tensor)))
-    return next((values for values in arrays if values.shape == (number,) and values.dtype.kind in "iubU"), None)
+    return None
+
+
+def class_names_of(dataset: Any, number: int) -> list[str]:
+    """Names of the first ``number`` classes, as torchvision and Hugging Face keep them; empty where there are none."""
+    if isinstance(dataset, Subset):
+        return class_names_of(dataset.dataset, number)
+    if isinstance(dataset, ConcatDataset):
+        of_parts = [class_names_of(part, number) for part in dataset.datasets]
+        return of_parts[0] if all(names == of_parts[0] for names in of_parts) else []
+    features = getattr(dataset, "features", None) or {}
+    columns = [features.get(key) for key in LABEL_KEYS] if isinstance(features, Mapping) else []
+    for names in (getattr(dataset, "classes", None), *(getattr(column, "names", None) for column in columns)):
+        texts = [name for name in names if isinstance(name, str)] if isinstance(names, (list, tuple)) else []
+        if len(texts) >= number and len(texts) == len(names or ()):
+            return texts[:number]
+    return []
 
 
 def _columns(dataset: Dataset) -> Iterator[Any]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
-from fl_lightning.data.labels import dataset_labels, domains_of
+from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, in_proportion
+from fl_lightning.data.labels import class_names_of, dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
-from fl_lightning.data.samplers import DividedLoader
+from fl_lightning.data.samplers import KEPT, DividedLoader
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, is_overridden
-from fl_lightning.seeding import ambient, base_seed
+from fl_lightning.seeding import ambient, base_seed, numpy_rng
 
 # the stages in which a run uses the user's data module
 STAGES_OF_A_RUN = ("fit", "test")
@@ -33,10 +34,16 @@ class Partitioned(FederatedDataModule):
     """Federates a user's LightningDataModule unchanged: its training set is partitioned over the clients.
 
     Labels are found by :func:`~fl_lightning.data.labels.dataset_labels`; a data set without them can be partitioned by
-    :class:`IID`, :class:`QuantityDirichlet` and others that need none. Domains are its attribute or column ``domains``
-    or ``domain``, or the parts of a ConcatDataset. The sampler and the other arguments of the user's training loader
-    are kept on each client's part, see :class:`~fl_lightning.data.samplers.DividedLoader`. Validation and test
-    loaders are used as they are. Hooks, state and ``trainer`` are those of the user's data module.
+    :class:`IID`, :class:`QuantityDirichlet` and others that need none. The domain of each example, such as its site, is
+    an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts of a
+    ConcatDataset; for partitioners that need domains, parts without names are domains, too. The sampler and the other
+    arguments of the user's training loader are kept on each client's part, see
+    :class:`~fl_lightning.data.samplers.DividedLoader`. Validation and test loaders are used as they are. Hooks, state
+    and ``trainer`` are those of the user's data module.
+
+    The test data of a domain are the test examples of that domain, which the test set names as the training set does;
+    or ``test_dataloader`` returns a dictionary with a loader for each domain, by name. A client's test data are those
+    of its domains or, without domains, as many test examples as possible in the proportions of its labels.
 
     The plan is the partition of all examples of the training set. What :meth:`info` counts, and so the weight of a
     client, are those that its sampler can draw, each once: without the examples that are not among the indices of a
@@ -46,15 +53,23 @@ class Partitioned(FederatedDataModule):
         datamodule: the user's data module.
         partitioner: assigns the training samples to clients; None is :class:`IID`.
         num_clients: K, at least 1.
+        domains: attribute or column of the data sets that names the domain of each example, such as ``hospital``; None
+            takes the usual ones above.
     """
 
     datamodule: LightningDataModule
 
     def __init__(
-        self, datamodule: LightningDataModule, partitioner: Partitioner | None = None, num_clients: int = 10
+        self,
+        datamodule: LightningDataModule,
+        partitioner: Partitioner | None = None,
+        num_clients: int = 10,
+        domains: str | None = None,
     ) -> None:
         self._ready_for: int | None = None
-        self.datamodule = datamodule
+        self.datamodule, self.domains = datamodule, domains
+        self._tested: TestData | None = None
+        self._lack: str | None = None
         trainer = getattr(datamodule, "trainer", None)  # which the next line sets to None
         super().__init__(num_clients, partitioner)
         self.trainer, self.prepare_data_per_node = trainer, getattr(datamodule, "prepare_data_per_node", True)
@@ -85,6 +100,7 @@ class Partitioned(FederatedDataModule):
         has_loader = is_overridden("train_dataloader", self.datamodule)
         require(has_loader, "data.datamodule", self._kind, "it has no train_dataloader; define one")
         self._divided = DividedLoader(self.datamodule.train_dataloader(), self._kind)
+        self._tested = self._lack = None
         plan = self._plan(dataset_labels(self._divided.dataset))
         self._divided.check_parts(plan.parts)
         self.plan, self._ready_for = plan, base_seed()
@@ -92,7 +108,7 @@ class Partitioned(FederatedDataModule):
     def teardown(self, stage: str | None = None) -> None:
         """Tear down the user's data module for what it was set up for; the next ``setup`` sets it up again."""
         if self._ready_for is not None:
-            self._ready_for = None
+            self._ready_for = self._tested = self._lack = None
             for name in STAGES_OF_A_RUN:
                 self.datamodule.teardown(name)
 
@@ -111,8 +127,60 @@ class Partitioned(FederatedDataModule):
     def val_dataloader(self) -> Any:
         return self._loaders("val_dataloader")
 
-    def test_dataloader(self) -> Any:
-        return self._loaders("test_dataloader")
+    def test_dataloader(self, k: int | None = None) -> Any:
+        """The user's test loaders, or a loader of the test data of client ``k``.
+
+        Raises:
+            UsageError: the clients have no test data of their own.
+        """
+        if k is None:
+            return self._loaders("test_dataloader")
+        lack = self.lack_of_own_test_data()
+        require(not lack, "data.datamodule", self._kind, lack)
+        tested, own = self._test_data, [self.plan.domain_names[i] for i in self.own_domains(k)]
+        if tested.by_name:
+            return [tested.by_name[name] for name in own if name in tested.by_name]
+        if own and tested.domains is not None:
+            return tested.on(np.flatnonzero(np.isin(tested.domains, own)))
+        counts: Any = self.plan.label_counts
+        return tested.on(in_proportion(tested.labels, counts[k], numpy_rng(base_seed(), "client test", k)))
+
+    def lack_of_own_test_data(self) -> str:
+        if self._lack is None:
+            self._lack = self._find_lack()
+        return self._lack
+
+    def test_dataloaders_by_domain(self) -> dict[str, Any]:
+        """The test data of each domain, by its name: those of the training set first; empty without domains."""
+        if self.plan.domains is None:
+            return {}
+        if self._test_data.domains is None:
+            return self._test_data.by_name
+        domains = self._test_data.domains
+        present = set(domains.tolist())
+        names = [name for name in self.plan.domain_names if name in present]
+        names += sorted(present - set(names))
+        return {name: self._test_data.on(np.flatnonzero(domains == name)) for name in names}
+
+    @property
+    def _test_data(self) -> TestData:
+        if self._tested is None:
+            self._tested = TestData(self.test_dataloader(), self.plan.domain_names, self.domains)
+        return self._tested
+
+    def _find_lack(self) -> str:
+        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+        tested = self._test_data
+        if tested.lack:
+            return tested.lack
+        of_domains = all(self.own_domains(k) for k in range(self.num_clients))
+        if of_domains and (tested.by_name or tested.domains is not None):
+            return ""
+        if tested.by_name:
+            return "its clients hold no domain each; choose the partitioner Natural, or give one test loader of all"
+        labelled = self.plan.label_counts is not None and tested.labels is not None
+        hint = "its test set has neither domains nor labels by which to divide it; give it an attribute or a column "
+        return "" if labelled else f"{hint}{self.domains or 'domains'} (N,)"
 
     def predict_dataloader(self) -> Any:
         if is_overridden("predict_dataloader", self.datamodule):
@@ -133,9 +201,10 @@ class Partitioned(FederatedDataModule):
 
     def _plan(self, labels: np.ndarray | None) -> Plan:
         dataset, needs_domains = self._divided.dataset, getattr(self.partitioner, "needs_domains", False)
-        domains, names = domains_of(dataset, from_parts=needs_domains), []
-        hint = "has no domains; give it an attribute domains (N,), or concatenate a data set for each"
-        known = domains is not None or not needs_domains
+        domains, names = domains_of(dataset, needs_domains and self.domains is None, self.domains), []
+        what = self.domains or "domains"
+        hint = f"has no {what}; give it an attribute or a column {what} (N,), or concatenate a data set for each"
+        known = domains is not None or not (needs_domains or self.domains)
         require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)
@@ -148,10 +217,53 @@ class Partitioned(FederatedDataModule):
         require(smallest >= 0, "data.datamodule", self._kind, hint)
         hint = f"labels must be the numbers of classes, its largest is {largest}{floats}"
         require(largest < max(len(labels), LABELS_IN_MEMORY), "data.datamodule", self._kind, hint)
-        return self.partition(labels, largest + 1, True, domains, names)
+        return self.partition(labels, largest + 1, True, domains, names, class_names_of(dataset, largest + 1))
 
     def _loaders(self, name: str) -> Any:
         return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule) else []
+
+
+class TestData:
+    """The user's test loaders, and what is known of their examples.
+
+    Args:
+        loaders: what the user's ``test_dataloader()`` returns.
+        names: names of the domains of the training set.
+        key: attribute or column that names the domain of each example; None takes the usual ones.
+
+    Attributes:
+        by_name: a loader for each domain, where the user gives a dictionary of them.
+        domains: names of the domains of the examples ``(N,)``; None where they are not known.
+        lack: why examples cannot be picked one by one, with the remedy; empty where they can be.
+    """
+
+    __test__ = False  # no test case of pytest
+
+    def __init__(self, loaders: Any, names: Sequence[str], key: str | None) -> None:
+        self.by_name = {str(name): loader for name, loader in loaders.items()} if isinstance(loaders, Mapping) else {}
+        self.by_name = self.by_name if set(names) & set(self.by_name) else {}
+        loader = loaders[0] if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else loaders
+        self.loader, self.domains, self.lack = loader, None, ""
+        indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        if not (indexed and loader.batch_size):
+            kind = type(loaders).__name__ if loaders else "nothing"
+            hint = "give one DataLoader with a batch_size over a data set that has indices, or a dictionary of one "
+            self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}for each domain"
+            return
+        # the numbers of parts are names of domains where those of the training set are
+        from_parts = key is None and list(names) == [str(number) for number in range(len(names))]
+        domains = domains_of(loader.dataset, from_parts, key) if names else None
+        self.domains = None if domains is None else domains.astype(str)
+
+    @cached_property
+    def labels(self) -> Any:
+        """The labels of the examples ``(N,)``; None if there are none."""
+        return dataset_labels(self.loader.dataset)
+
+    def on(self, rows: np.ndarray) -> DataLoader:
+        """A loader of some examples, in their order."""
+        kept = {name: getattr(self.loader, name) for name in KEPT if name != "persistent_workers"}
+        return DataLoader(Subset(self.loader.dataset, rows.tolist()), self.loader.batch_size, **kept)
 
 
 def own_module_of(data: Any) -> Any:

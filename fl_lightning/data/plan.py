@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Plan:
         moved: number of samples that the partitioner moved to reach its ``min_size``.
         domains: domain of each sample ``(N,)``, from 0; None if unknown.
         domain_names: names of the domains.
+        class_names: names of the classes.
 
     Raises:
         UsageError: a sample belongs to no client, or to several.
@@ -36,6 +38,7 @@ class Plan:
     moved: int = 0
     domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         held, times = np.unique(np.concatenate(self.parts), return_counts=True)
@@ -76,10 +79,19 @@ class Plan:
         return hashlib.sha256(flat.tobytes()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write an npz file of ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C) and ``hash``, atomically."""
+        """Write an npz file, atomically.
+
+        It holds ``indices`` (N,), ``sizes`` (K,), ``label_counts`` (K, C), ``hash``, the name of each client's one
+        domain as ``domains`` (K,), empty where it has none or several, and ``class_names`` (C,), or (0,) without names.
+        """
+        names: dict[str, Any] = {
+            "domains": np.array([self.domain(k) or "" for k in range(len(self.parts))], str),
+            "class_names": np.array(self.class_names, str),
+        }
         counts = self.label_counts if self.label_counts is not None else np.zeros((len(self.parts), 0), np.int64)
         partial = Path(path).with_suffix(".partial.npz")
-        np.savez(partial, indices=np.concatenate(self.parts), sizes=self.sizes, label_counts=counts, hash=self.hash)
+        indices = np.concatenate(self.parts)
+        np.savez(partial, indices=indices, sizes=self.sizes, label_counts=counts, hash=self.hash, **names)
         os.replace(partial, path)
 
     @classmethod

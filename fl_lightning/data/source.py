@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.data.cache import cache_folder
 from fl_lightning.data.datamodule import ImageDataModule, Images
 from fl_lightning.errors import UsageError
 
@@ -26,6 +27,11 @@ class FileDataModule(ImageDataModule):
     def __init__(self, root: str = "data", offline: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root, self.offline = root, offline
+        self._offline_cache: Path | None = None
+
+    def cache_folder(self) -> Path:
+        """The folder in which decoded images are kept: that of :func:`~fl_lightning.data.cache.cache_folder`."""
+        return self._offline_cache or cache_folder()
 
     def load(self) -> Images:
         """Read the data set, or generate the offline data set and read that.
@@ -35,8 +41,12 @@ class FileDataModule(ImageDataModule):
         """
         if self.offline:
             with tempfile.TemporaryDirectory() as folder:
-                self.write_offline(Path(folder))
-                data = self.read(Path(folder))
+                root, self._offline_cache = Path(folder, "data"), Path(folder, "cache")
+                root.mkdir()
+                self._offline_cache.mkdir()
+                self.write_offline(root)
+                data = self.read(root)
+                self._offline_cache = None
                 # copies in memory: the folder is deleted on return
                 train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
                 return Images(train, train_labels, test, test_labels, *data[4:])

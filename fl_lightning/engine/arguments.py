@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lightning.fabric import Fabric
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
-from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping, ProgressBar, RunRecord
+from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.engine.checks import as_list, check_arguments, check_callbacks, check_device, check_loggers
@@ -97,7 +97,8 @@ class RunArguments(RunAccess):
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))
         check_callbacks(observers)
         check_loggers(logger)
-        self.callbacks: list[Callback] = [*observers, RunRecord(), *progress]
+        by_domain = [] if any(isinstance(part, DomainMetrics) for part in observers) else [DomainMetrics()]
+        self.callbacks: list[Callback] = [*observers, *by_domain, RunRecord(), *progress]
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         check_device(self.fabric.device, precision, devices, workers_per_device)

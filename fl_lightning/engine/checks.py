@@ -196,6 +196,8 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
+    if getattr(data, "elsewhere", False):  # each site looks at its own
+        return
     check_model_fits(model, data, methods)
     methods.check_data(data)
     idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
@@ -397,7 +399,7 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
         text = (
             f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and are not those of the "
         )
-        text += "global model; give recalibrate, or a network without running statistics, as one with GroupNorm"
+        text += "global model; give recalibrate, or a network with GroupNorm, which with_group_norm makes of any"
         trainer.warn(f"trainer.buffers=average: {text}")
 
 

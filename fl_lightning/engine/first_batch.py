@@ -70,7 +70,7 @@ def try_batches(run: Run, forked: bool = False, methods: bool = False) -> None:
     # the first client that has a batch
     with ambient(run.seed, "first_batch"):
         k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
-    trains = k >= 0 and not BEFORE_A_STEP & run.resident.hooks
+    trains = k >= 0 and not (BEFORE_A_STEP & run.resident.hooks or getattr(run.data, "elsewhere", False))
     if trains:
         with trial(run, "train"):
             train_on_one(run, k, forked)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -104,9 +103,7 @@ class Loaders:
         elif client is None:
             loaders = self.data.test_dataloader()
         else:
-            takes_client = bool(signature(self.data.test_dataloader).parameters)
-            hint = "its test_dataloader takes no client, so no client has test data of its own"
-            require(takes_client, "data", type(self.data).__name__, hint)
+            require(not self.lack_of_own_test_data, "data", type(self.data).__name__, self.lack_of_own_test_data)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
         key = f"data={type(own_module_of(self.data)).__name__}: {phase}_dataloader"
         return [as_client_loader(part) for part in flattened(loaders, key)]
@@ -119,9 +116,19 @@ class Loaders:
         return loader.share(rank, size, self.limit, self.channels_last)
 
     @property
+    def lack_of_own_test_data(self) -> str:
+        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+        own = getattr(self.data, "lack_of_own_test_data", None)
+        return FederatedDataModule.lack_of_own_test_data(self.data) if own is None else own()
+
+    @property
     def domains(self) -> list[str]:
         """The names of the domains of which there are test data; none where the data have no domains."""
         return list(self._by_domain())
+
+    def num_test_examples(self, domain: str) -> int:
+        """The number of test examples of a domain; 0 where a loader does not tell it."""
+        return sum(num_pickable(loader) for loader in self.evaluation("test", domain=domain))
 
     def _by_domain(self) -> Mapping[str, Any]:
         own = getattr(self.data, "test_dataloaders_by_domain", None)

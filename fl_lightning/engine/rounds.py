@@ -6,7 +6,7 @@ import math
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
-from fl_lightning.client.logged import tagged
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
@@ -23,8 +22,10 @@ from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.engine.processes.workers import place
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.sent import sent_down
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
 from fl_lightning.records.files import save
+from fl_lightning.records.summary import tagged
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals, Update
@@ -58,6 +59,23 @@ class Outcome:
     errors: dict[int, Exception] = field(default_factory=dict)
 
 
+class ClientsOnWorkers:
+    """The clients of a run are trained by the workers of this program."""
+
+    def present(self, run: Run, round_: int) -> Sequence[int]:
+        """All clients, but for those that ``trainer.systems`` has absent."""
+        number, systems = run.data.num_clients, run.trainer.systems
+        return range(number) if systems is None else systems.present(round_, number)
+
+    def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+        """Train the clients that are placed on this worker, and add up what the clients of all workers send."""
+        return train_cohort(run, round_, fates)
+
+    def evaluate(self, run: Run) -> None:
+        """Evaluate on the workers."""
+        evaluate(run)
+
+
 def play_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
@@ -68,7 +86,7 @@ def play_round(run: Run, round_: int) -> bool:
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals, arrived = train_cohort(run, round_, fates)
+        totals, arrived = run.clients.train(run, round_, fates)
     run.workers.signals.keeps_round = True  # what is left is short beside the training
     run.client.end_round()
     with run.metrics.timed("server"):
@@ -79,7 +97,7 @@ def play_round(run: Run, round_: int) -> bool:
     due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
     evaluated = due or any(callback.wants_evaluation(round_) for callback in run.callbacks)
     if evaluated:
-        evaluate(run)
+        run.clients.evaluate(run)
     # the schedulers that watch a metric
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
@@ -87,7 +105,7 @@ def play_round(run: Run, round_: int) -> bool:
     last = agree_to_stop(run) or round_ + 1 == run.trainer.max_rounds
     if last:
         if not evaluated:  # a callback, or a signal, has ended the run
-            evaluate(run)
+            run.clients.evaluate(run)
         run.call("on_last_round_end")
     check_metrics(run, run.metrics.current, f"round {round_}")
     run.metrics.end()
@@ -98,8 +116,7 @@ def play_round(run: Run, round_: int) -> bool:
 
 def cohort(run: Run, round_: int) -> list[int]:
     """Draw the clients of a round, from those that are there."""
-    trainer, number = run.trainer, run.data.num_clients
-    there = range(number) if trainer.systems is None else trainer.systems.present(round_, number)
+    trainer, there = run.trainer, run.clients.present(run, round_)
     if not there:
         return []
     size = min(size_of_cohort(len(there), trainer.participation, trainer.cohort_size), len(there))
@@ -367,10 +384,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update leaves the server and the methods' server values as they are.
     """
     client, server = run.client, run.server
-    # a frozen parameter is known to every client until one changes it
-    moved = [name for name in client.sent_frozen if name in server.moved]
-    travels = client.sent + client.sent_others + client.recomputed + moved
-    down = num_bytes(select(server.state, travels)) * len(server.cohort)
+    down = num_bytes(select(server.state, sent_down(run))) * len(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:

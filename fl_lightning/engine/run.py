@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import platform
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -52,8 +52,27 @@ from fl_lightning.records.metrics import Metrics
 from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
 from fl_lightning.state import select
+from fl_lightning.sums import Totals
+from fl_lightning.systems import Fate
 
 Result = TypeVar("Result")
+
+
+class Clients(Protocol):
+    """Where the clients of a run are: on the workers of this program, or at sites of their own."""
+
+    def present(self, run: Run, round_: int) -> Sequence[int]:
+        """The clients that are there in a round, in ascending order, from which its cohort is drawn."""
+
+    def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+        """Train a cohort, and add up what its clients send.
+
+        Returns:
+            The sums, and the clients whose updates are in them, in ascending order.
+        """
+
+    def evaluate(self, run: Run) -> None:
+        """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class Run:
 
     Args:
         trainer: the arguments of the run, and what the hooks of the callbacks receive.
+        clients: where the clients are; trains them.
         seed: base seed of all addressed streams.
         fabric: device and precision; it calls the hooks of the callbacks.
         workers: the worker processes and their collectives.
@@ -80,6 +100,7 @@ class Run:
     """
 
     trainer: RunArguments
+    clients: Clients
     seed: int
     fabric: Fabric
     workers: Workers
@@ -145,6 +166,7 @@ def launch(
     data: Any,
     methods: MethodList,
     command: Callable[[Run], Result],
+    clients: Clients,
     stage: str = "fit",
 ) -> Result:
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
@@ -170,7 +192,7 @@ def launch(
             checks.check_data_fits(trainer, model, data, methods)
             cleanup.callback(stand_in.detach, model)
             cleanup.push(partial(tell_of_failure, data))
-            return command(build(trainer, stand_in, fabric, workers, model, data, methods, stage, cleanup))
+            return command(build(trainer, clients, stand_in, fabric, workers, model, data, methods, stage, cleanup))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -185,6 +207,7 @@ def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
 
 def build(
     trainer: RunArguments,
+    clients: Clients,
     stand_in: StandIn,
     fabric: Fabric,
     workers: Workers,
@@ -255,6 +278,7 @@ def build(
     representations = Representations(client, loaders, workers, trainer.taps)
     return Run(
         trainer=trainer,
+        clients=clients,
         seed=seed,
         fabric=fabric,
         workers=workers,

@@ -12,6 +12,7 @@ from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.moon import MOON
@@ -33,6 +34,7 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedUV",
+    "FixBN",
     "Freeze",
     "Local",
     "StructuredDeCov",

@@ -59,8 +59,12 @@ class ImageClassifier(LightningModule):
         self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
-        self.min_batch_size = 2 if any(isinstance(part, nn.BatchNorm1d) for part in self.modules()) else 1
         self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
+
+    @property
+    def min_batch_size(self) -> int:
+        """The least number of examples that a batch can be trained with."""
+        return 2 if any(isinstance(part, nn.BatchNorm1d) for part in self.modules()) else 1
 
     def forward(self, x: Tensor) -> Tensor:
         self.encoder.check(x)
@@ -69,7 +73,7 @@ class ImageClassifier(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         # BatchNorm1d cannot normalise a batch of one example: a last one of that size is skipped, and counted
-        if self.training and len(batch[0]) < self.min_batch_size:
+        if self.training and len(batch[0]) == 1 and self.min_batch_size > 1:
             return None
         return self._step(batch)
 

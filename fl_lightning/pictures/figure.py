@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,15 @@ SeriesByName = Mapping[str, np.ndarray]
 ALONE, SIDE, IN_AXES, BELOW = (6.0, 4.4), (4.4, 3.3), 12, 20
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows where it is a cell's last value; of others it shows those of pyplot alone."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=90)
+        return file.getvalue()
+
+
 def figure_of(picture: Picture, arrays: SeriesByName) -> Figure | None:
     """The figure of a run, of its last measurement; None where it has nothing of what is shown.
 
@@ -50,12 +60,12 @@ def figure_of(picture: Picture, arrays: SeriesByName) -> Figure | None:
     return laid_out(drawings, title)
 
 
-def laid_out(drawings: Sequence[Draw], title: str = "") -> Figure:
+def laid_out(drawings: Sequence[Draw], title: str = "") -> ShownFigure:
     """A figure of some drawings, with one legend where that serves all of them."""
     columns = len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings)))
     rows, (width, height) = math.ceil(len(drawings) / columns), ALONE if len(drawings) == 1 else SIDE
     with in_style():
-        figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+        figure = ShownFigure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.data.loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
+from fl_lightning.records.summary import aligned
 from fl_lightning.seeding import address, ambient, base_seed
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 TABLE_HEADS = ("client", "samples", "classes", "largest class", "its share", "domain")
 ROWS_SHOWN = 20
 BINS = 40
+# names along an axis; more have no room
+MOST_NAMES = 24
 
 
 def save_partition(datamodule: Any, folder: Path) -> str:
@@ -35,7 +38,7 @@ def save_partition(datamodule: Any, folder: Path) -> str:
         csv.writer(file).writerows([TABLE_HEADS, *rows])
     means = means_of(datamodule)
     if plan.label_counts is not None:
-        draw_labels(plan.label_counts).savefig(folder / "figures" / "labels.png", dpi=120)
+        draw_labels(plan).savefig(folder / "figures" / "labels.png", dpi=120)
     if means:
         draw_means(means).savefig(folder / "figures" / "means.png", dpi=120)
     return f"{table(rows)}\n{plan.report()}\nplan {plan.hash[:12]}, in {folder}"
@@ -46,9 +49,15 @@ def client_rows(plan: Plan) -> list[tuple]:
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
-        largest = (int(counts.argmax()), f"{counts.max() / size:.2f}") if len(counts) else ("", "")
+        most = int(counts.argmax()) if len(counts) else 0
+        largest = (class_name(plan, most), f"{counts.max() / size:.2f}") if len(counts) else ("", "")
         rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
     return rows
+
+
+def class_name(plan: Plan, label: int) -> str | int:
+    """The name of a class, or its number where it has no name."""
+    return plan.class_names[label] if plan.class_names else label
 
 
 def table(rows: list[tuple]) -> str:
@@ -59,16 +68,17 @@ def table(rows: list[tuple]) -> str:
         if not cut
         else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
     )
-    lines = [[str(cell) for cell in row] for row in [TABLE_HEADS, *shown]]
-    used = [i for i in range(len(TABLE_HEADS)) if any(line[i] for line in lines[1:])]
-    widths = {i: max(len(line[i]) for line in lines) for i in used}
-    return "\n".join("  ".join(line[i].rjust(widths[i]) for i in used) for line in lines)
+    return aligned([TABLE_HEADS, *shown])
 
 
-def draw_labels(counts: np.ndarray) -> Figure:
-    """Samples ``(K, C)`` of each client (columns) and class (rows), on a logarithmic scale; white is none."""
+def draw_labels(plan: Plan) -> Figure:
+    """Samples of each client (columns) and class (rows), on a logarithmic scale; white is none.
+
+    Classes and domains have their names, where there is room for them.
+    """
     from matplotlib.colors import LogNorm
 
+    counts: Any = plan.label_counts
     norm = LogNorm(1, max(int(counts.max()), 2))
     figure, axes = new_figure(len(counts))
     shown = axes.imshow(np.ma.masked_equal(counts, 0).T, aspect="auto", norm=norm, cmap="viridis")
@@ -80,6 +90,11 @@ def draw_labels(counts: np.ndarray) -> Figure:
     # at clients and classes, never between them
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
+    domains = [plan.domain(k) or "" for k in range(len(counts))]
+    if any(domains) and len(domains) <= MOST_NAMES:
+        axes.set_xticks(range(len(domains)), domains, rotation=45, ha="right")
+    if plan.class_names and len(plan.class_names) <= MOST_NAMES:
+        axes.set_yticks(range(len(plan.class_names)), plan.class_names)
     return figure
 
 

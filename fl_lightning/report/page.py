@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.layout import Sheet, latex, markdown, prose
+from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose
 from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import printable, require
@@ -178,7 +178,7 @@ class Report:
     def in_latex(self) -> str:
         """All tables in LaTeX."""
         lines = ["% \\usepackage{booktabs}", *(f"% warning: {printable(one)}" for one in self.warnings)]
-        return "\n".join([*lines, *(line for _, sheet in self.sheets() for line in latex(sheet))])
+        return "\n".join([*lines, *latex_tables(sheet for _, sheet in self.sheets())])
 
 
 def make_report(found: Found, asked: Asked) -> Report:

@@ -40,7 +40,7 @@ def test_all_cells_are_run_once(tmp_path, suite, jobs):
     assert sorted(ran) == sorted(cell.name for cell in suite.cells())
     assert states(study, suite) == ["done"] * 4
     assert len(study.get_trials()) == 4  # optimize has invented none
-    assert len([line for line in said if "test/accuracy 0.5" in line]) == 4 and "(4 of 4 done)" in said[-1]
+    assert len([line for line in said if "test/accuracy 50.00 %" in line]) == 4 and "(4 of 4 done)" in said[-1]
     assert all(runner.closed for runner in driver.runners) and driver.error is None
 
 

@@ -6,7 +6,19 @@ from dataclasses import replace
 import pytest
 from helpers.benches import toy_suite
 
-from fl_lightning.bench.layout import Sheet, Text, in_latex, in_markdown, latex, markdown, prose
+from fl_lightning.bench.layout import (
+    Sheet,
+    Text,
+    in_latex,
+    in_markdown,
+    latex,
+    latex_tables,
+    markdown,
+    prose,
+    prose_in_latex,
+    renamed,
+    without_markdown,
+)
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import render
 from fl_lightning.errors import LONGEST, clipped, printable
@@ -79,8 +91,51 @@ def test_prose_may_be_marked_but_holds_no_html():
 def test_a_row_that_begins_with_a_bracket_is_no_argument():
     r"""``\\`` and ``\midrule`` take a bracket on the next line for their argument, ``\\`` a star."""
     lines = [[Text("[1em]"), Text("a")], [Text("*"), Text("b")], [Text("c"), Text("[+1, +2]")]]
-    text = "\n".join(latex(Sheet("A table", ["name"], [("x", [])], lines)))
-    assert "{}[1em] & a \\\\" in text and "{}* & b \\\\" in text and "\nc & [+1, +2] \\\\" in text
+    text = "\n".join(latex(Sheet("A table", ["name"], [("x", [])], lines), "tab:a"))
+    assert "{}[1em] & a \\\\" in text and "{}* & b \\\\" in text and "\nc & $[+1, +2]$ \\\\" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("-0.37", "$-0.37$"),
+        ("49.24 ± 10.97 (20 seeds)", r"$49.24 \pm 10.97$ (20 seeds)"),
+        ("[+0.01, -20.11]", "$[+0.01, -20.11]$"),
+        ("> 12", "$> 12$"),
+        ("lr=0.01, alpha=0.5", r"lr=0.01, $\alpha = 0.5$"),
+        ("FedLC (tau 1)", r"FedLC ($\tau = 1$)"),
+        ("mu=1e-05", r"$\mu = 10^{-5}$"),
+        ("lambda_=2.5e-3", r"$\lambda = 2.5 \cdot 10^{-3}$"),
+        ("Synthetic(λ, μ)", r"Synthetic($\lambda$, $\mu$)"),
+        ("A_&_B%", r"A\_\&\_B\%"),
+        # neither a sign nor a coefficient
+        ("torch-2.6, a-3, 2-3, alphabet 2, alpha=0.1.2", "torch-2.6, a-3, 2-3, alphabet 2, alpha=0.1.2"),
+    ],
+)
+def test_numbers_and_coefficients_are_mathematics(text, shown):
+    assert in_latex(text) == shown
+
+
+def test_what_is_marked_for_markdown_is_marked_in_latex_too():
+    text = "the `a_b` of **all**, *not* a * b, see [the page](https://x.org/a_b): test/accuracy"
+    shown = r"the \texttt{a\_b} of \textbf{all}, \emph{not} a * b, see the page: test accuracy"
+    assert prose_in_latex(text) == shown
+    assert without_markdown(text) == "the a_b of all, not a * b, see the page: test/accuracy"
+
+
+def test_each_table_has_a_label_of_its_own_and_one_without_rows_is_a_comment():
+    rows = [[Text("a"), Text("1")]]
+    sheets = [Sheet("One", ["x"], [("y", [])], lines, note="Of all.", key="A key") for lines in (rows, rows, [])]
+    text = "\n".join(latex_tables(sheets))
+    assert re.findall(r"\\label{(.*)}", text) == ["tab:a-key", "tab:a-key-2"]
+    assert text.count(r"{\footnotesize Of all.}") == 2 and text.endswith("% One\n% Of all.")
+
+
+def test_names_take_the_place_of_whole_words():
+    sheet = Sheet("FedAvg2 and FedAvg", ["alpha"], [("alpha=0.1", ["ours"])], [[Text("FedAvg"), Text("x")]], title="T")
+    shown = renamed(sheet, {"FedAvg": "Averaging", "alpha": "skew"})
+    assert (shown.caption, shown.names, shown.groups) == ("FedAvg2 and Averaging", ["skew"], [("skew=0.1", ["ours"])])
+    assert shown.lines == [[Text("Averaging"), Text("x")]] and renamed(sheet, {}) is sheet
 
 
 def test_a_table_of_odd_labels_has_as_many_cells_as_others():

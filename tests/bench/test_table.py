@@ -196,11 +196,47 @@ def test_a_published_table_is_found_by_its_page_or_section(make, page, said):
 
 def test_the_best_row_of_a_column_is_bold(make):
     text = md_of(make())
-    assert row_of(text, "FedProx")[0] == "**65.33 ± 2.08**"
+    assert row_of(text, "FedProx")[0] == r"**65.33 ± 2.08**\*"
     assert row_of(text, "MOON")[1] == "**74.00 ± 3.61**"
     assert text.count("**") == 4
     least = md_of(make(minimize=True))
     assert row_of(least, "MOON")[0].startswith("**60.33")
+
+
+def test_a_star_is_where_the_interval_is_without_0(make):
+    text, entries = md_of(make()), csv_of(make())
+    stars = {
+        (alpha, name): row_of(text, name)[at].endswith(r"\*") for _, alpha, name in entries for at in [alpha == "1"]
+    }
+    ends = {(alpha, name): (one["low"], one["high"]) for (_, alpha, name), one in entries.items()}
+    assert stars == {key: low != "" and float(low) * float(high) > 0 for key, (low, high) in ends.items()}
+    assert set(stars.values()) == {True, False}
+    assert "With a star: the 95 % interval of the difference to FedAvg" in text
+    assert "star" not in md_of(make(baseline={}))
+
+
+def test_rows_that_never_reach_the_target_are_left_out(make):
+    finals = {**FINALS, ("0.1", "MOON"): [0.2] * 3, ("1", "MOON"): [0.3] * 3}
+    table = {"show": "rounds_to", "target": 0.6}
+    numbers, differences = md_of(make(tables=[table]), finals).split("Difference to")
+    assert "| MOON |" not in numbers and "left out: MOON." in numbers and "| FedProx |" in numbers
+    # the pairs in which the baseline reaches it say something
+    assert row_of(differences, "MOON", "0.1")[0].startswith("> ")
+    assert csv_of(make(tables=[table]), finals)["1", "0.1", "MOON"]["lower_bound"] == "True"
+    nobody = make(tables=[{**table, "target": 0.99}])
+    assert "| FedAvg |" in md_of(nobody)  # which has cells that are still to come
+    ended = {key: [0.5] * 3 for key in FINALS}
+    assert "left out: FedAvg; FedProx; MOON." in md_of(nobody, ended) and "| --- |" not in md_of(nobody, ended)
+    assert "tabular" not in render(nobody, nobody.cells(), results_of(nobody.cells(), ended), "tex")
+
+
+def test_tables_call_things_by_the_names_of_the_suite(make):
+    suite = make(names={"FedAvg": "Averaging", "alpha": "skew", "test/accuracy": "Accuracy"})
+    text = md_of(suite)
+    assert "Final Accuracy in %" in text and "| method | skew=0.1 | skew=1 |" in text
+    assert "Difference to Averaging on" in text and "FedAvg" not in text.split("\n## ")[1]
+    with refused("names='FedAvgg'", "is neither the metric nor an axis nor a label"):
+        make(names={"FedAvgg": "x"})
 
 
 def test_rows_that_show_the_same_number_are_both_best(make):
@@ -385,7 +421,7 @@ def test_seconds_stay_seconds_without_a_baseline(make):
 def test_ranks_are_among_the_rows_of_a_column_and_seed(make):
     finals = {**FINALS, ("0.1", "MOON"): [0.60, 0.60, 0.69]}
     text = md_of(make(tables=[{"show": "rank"}]), finals)
-    assert row_of(text, "FedProx")[0] == "**1.33 ± 0.58**"  # 1, 1, 2
+    assert row_of(text, "FedProx")[0] == r"**1.33 ± 0.58**\*"  # 1, 1, 2
     assert row_of(text, "FedAvg")[0] == "2.50 ± 0.50"  # 2.5, 2, 3
     assert row_of(text, "MOON")[0] == "2.17 ± 1.04"  # 2.5, 3, 1
     assert row_of(text, "MOON")[1:] == ["**1.00 (1 of 3 seeds)**", "1.58"]  # seeds 1 and 2 are not complete
@@ -453,7 +489,7 @@ def test_equal_differences_decide_nothing_and_a_footnote_says_why(make, seeds):
     assert lines_["1", "0.1", "FedProx"]["notes"].startswith("no interval: ")
     assert not lines_["1", "0.1", "MOON"]["notes"]
     tex = render(suite, suite.cells(), results_of(suite.cells(), finals), "tex")
-    assert "FedProx & 0.1 & +1.00 & -$^{1}$ & " in tex and "$^{1}$ no interval: " in tex
+    assert "FedProx & 0.1 & $+1.00$ & --$^{1}$ & " in tex and "$^{1}$ no interval: " in tex
 
 
 def test_a_metric_that_leaves_the_numbers_is_as_good_as_nan(make):
@@ -500,14 +536,14 @@ def test_latex_is_balanced_and_says_the_same(make):
     cells = suite.cells(0.5)
     finals = {**FINALS, ("0.1", "A_&_B%"): [0.5, 0.5, None], ("1", "A_&_B%"): [0.9] * 3}
     text = render(suite, cells, results_of(cells, finals), "tex")
-    assert "\\caption{Table 9. Final test/accuracy in \\%: " in text
+    assert "\\caption{Table 9. Final test accuracy in \\%: " in text
     assert text.count("{") == text.count("}")
-    for name in ("table", "tabular"):
+    for name in ("table*", "tabular"):
         assert text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") == 2
-    assert "\\multicolumn{2}{c}{alpha=0.1} & \\multicolumn{2}{c}{alpha=1} \\\\" in text
+    assert "\\multicolumn{2}{c}{$\\alpha = 0.1$} & \\multicolumn{2}{c}{$\\alpha = 1$} \\\\" in text
     assert "\\cmidrule(lr){2-3}\n\\cmidrule(lr){4-5}" in text
-    assert "A\\_\\&\\_B\\% & 50.00 $\\pm$ 0.00 (2 of 3 seeds, 1 waiting)$^{\\dagger}$ & 61.00 & " in text
-    assert "\\textbf{90.00 $\\pm$ 0.00}$^{\\dagger}$ & - \\\\" in text
+    assert "A\\_\\&\\_B\\% & $50.00 \\pm 0.00$ (2 of 3 seeds, 1 waiting)$^{\\dagger}$ & 61.00 & " in text
+    assert "\\textbf{\\boldmath $90.00 \\pm 0.00$}$^{\\dagger,\\ast}$ & -- \\\\" in text
     for line in text.splitlines():
         if line.endswith(" \\\\") and "&" in line and "multicolumn" not in line:
             assert len(line.replace("\\&", "").split("&")) in (5, 7)
@@ -681,7 +717,9 @@ def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
 def test_a_cell_without_a_score_says_so(make):
     suite = make(tables=[{"show": "scores", "scores": ["clients"]}])
     text = render(suite, *scores_of(suite))
-    assert row_of(text, "FedAvg")[0].startswith("- [1]") and "callback Scores" in text
+    # a note that all have is one of the whole table
+    assert row_of(text, "FedAvg")[0] == "-" and "[1]" not in text
+    assert sum("callback Scores" in line for line in text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("scores", ["pooled", ["pooled", "pooled"], ["unheard"]])

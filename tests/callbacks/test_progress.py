@@ -4,13 +4,14 @@ import io
 import re
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from helpers.runs import small_data, small_model, small_trainer
 from tqdm import tqdm
 
 from fl_lightning.callbacks import Callback, progress
-from fl_lightning.callbacks.progress import best, few_digits, final_table, names_to_show, round_line
+from fl_lightning.callbacks.progress import final_table, round_line
 
 
 class Terminal(io.StringIO):
@@ -46,12 +47,12 @@ def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at
     assert said.out == ""
     lines = [line for line in said.err.splitlines() if line.startswith("round ")]
     assert [line.split(":")[0] for line in lines] == ["round 2/4", "round 4/4"]
-    accuracy = f"test/accuracy {trainer.metrics['test/accuracy']:.4f}"
+    accuracy = f"test/accuracy {100 * trainer.metrics['test/accuracy']:.2f} %"
     assert accuracy in lines[1] and " left" in lines[0] and " left" not in lines[1]
     assert max(map(len, lines)) < 120
     assert "\r" not in said.err and "\x1b" not in said.err
     table = said.err.partition("round 4/4")[2]
-    assert re.search(r"test/accuracy +0\.\d{4} +[24] +0\.\d{4}\n", table)
+    assert re.search(r"test/accuracy +\d+\.\d\d % +[24] +\d+\.\d\d %\n", table)
     assert f"{tmp_path}/run/version_0: " in table
 
 
@@ -105,24 +106,31 @@ def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch, 
     assert not tqdm._instances
 
 
+def test_a_notebook_shows_the_last_lines_in_one_place(tmp_path, monkeypatch, capsys):
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("fl_lightning.callbacks.progress.LINES", 7)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    fit(tmp_path, max_rounds=3)
+    assert [len(text.splitlines()) for text in shown] == [0, 1, 2, 3, 7]
+    assert shown[3].splitlines()[0].startswith("round 1/3: ") and shown[4].splitlines()[0].startswith("round 3/3: ")
+    assert "round 1" not in capsys.readouterr().err
+
+
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
-    assert names_to_show(metrics) == ["val_f1", "train/loss"]
-    assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 0.5000, train/loss 2e-05, 1.5 s a round, 00:12 left"
+    assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"
     assert round_line({}, 1, 1, 0.25) == "round 1/1: 0.25 s a round"
-
-
-def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metric():
-    history = [{"round": 0, "test/accuracy": 0.5, "test_loss": 1.0, "test/x": 1.0}, {"round": 1, "test/accuracy": 0.4}]
-    history.append({"round": 2, "test/accuracy": 0.5, "test_loss": 2.0})
-    assert best(history, "test/accuracy") == ("0.5000", "1")
-    assert best(history, "test_loss") == ("1.0000", "1")
-    assert best(history, "test/x") == ("-", "-")
 
 
 def test_the_table_of_a_run_without_metrics_or_folder_has_its_rounds():
     assert final_table([{"round": 0}], 3.0, 0, None) == "1 round in 00:03"
-
-
-def test_numbers_keep_their_digits():
-    assert [few_digits(value) for value in (0.0, 0.12345, 1e-9, 123456.0)] == ["0.0000", "0.1235", "1e-09", "1.235e+05"]

@@ -12,7 +12,6 @@ import yaml
 from helpers.errors import assert_names
 
 from fl_lightning.cli import main
-from fl_lightning.cli.program import final_names
 from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
 
@@ -102,6 +101,23 @@ def test_methods_are_appended_on_the_command_line_and_by_fragments(capsys):
     assert found[2]["init_args"]["mu"] == 0.5
 
 
+@pytest.mark.parametrize("again", [["--method", "MOON"], ["--method=MOON"]])
+def test_a_list_of_methods_that_stands_twice_is_refused(capsys, again):
+    """The parser alone would train the last one, and say nothing."""
+    line = refused(capsys, *FIT, "--method", "FedProx", "--method.mu", "0.5", *again)
+    assert_names(line, "--method=", "FedProx", "MOON", "--method+=")
+
+
+def test_one_method_without_a_list_is_a_list_in_the_config_of_the_run(capsys, tmp_path):
+    """The logger and the report name its arguments."""
+    main([*FIT, *QUICK, "--method", "MOON", "--trainer.default_root_dir", str(tmp_path)])
+    run = tmp_path / "moon" / "version_0"
+    (method,) = yaml.safe_load((run / "config.yaml").read_text())["method"]
+    assert method["class_path"].endswith("MOON")
+    main(["report", str(tmp_path), "--output", str(tmp_path / "report.html")])
+    assert "| MOON |" in (tmp_path / "report.md").read_text()
+
+
 def test_data_model_and_method_fragments_compose(capsys):
     parts = ["data/digits", "models/fedckacnn", "protocols/short", "methods/fedcka"]
     args = [arg for part in parts for arg in ("--config", f"experiments/{part}.yaml")]
@@ -118,7 +134,7 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert saved["data"]["init_args"]["train_size"] == 200
     assert saved["method"][0]["init_args"] == {"mu": 0.01}
-    assert "1 round, test/accuracy 0." in said
+    assert re.search(r"1 round, test/accuracy \d+\.\d\d %, test/loss", said)
     main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
     accuracy = next(part for part in said.split(", ") if part.startswith("test/accuracy"))
     assert accuracy in capsys.readouterr().out
@@ -248,12 +264,6 @@ def test_an_error_inside_a_client_keeps_its_traceback_and_a_nan_is_one_line(caps
         main([*FIT, *QUICK, *where])
     assert ended.value.code == 1
     assert "error: client 0, round 0: " in capsys.readouterr().err
-
-
-def test_the_last_line_has_the_metrics_of_a_module_that_names_them_otherwise():
-    assert final_names({"test/accuracy": 1.0, "test/loss": 1.0, "test/more": 1.0}) == ["test/accuracy", "test/loss"]
-    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "test_f1": 1.0}) == ["test_f1"]
-    assert final_names({"train/loss": 1.0, "val_loss": 1.0, "lr": 1.0}) == ["val_loss"]
 
 
 def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):

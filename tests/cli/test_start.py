@@ -1,5 +1,6 @@
 """The program imports no more than a command needs."""
 
+import ast
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from helpers.errors import assert_names
 import fl_lightning
 from fl_lightning import cli
 from fl_lightning.cli import start
+from fl_lightning.cli.arguments import COMMANDS
+from fl_lightning.trainer import FederatedTrainer
 
 CHECK = """
 import sys
@@ -44,13 +47,83 @@ def test_the_parts_of_the_package_are_imported_when_they_are_used():
             module.nothing  # noqa: B018
 
 
-def test_the_help_mentions_the_commands_of_suites(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
+HELP = """
+import sys
+from fl_lightning.cli import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    assert not ended.code
+print([name for name in ("torch", "lightning", "numpy", "jsonargparse") if name in sys.modules], file=sys.stderr)
+"""
+# what a command on a config imports beyond Lightning's own command line
+CONFIG = """
+import sys
+import lightning.pytorch.cli
+before = {name.partition(".")[0] for name in sys.modules}
+from fl_lightning.cli import main
+sys.argv = ["cli.py"]
+try:
+    main(["fit", "--config", "experiments/smoke/fedavg.yaml", *REST])
+except SystemExit as ended:
+    print(sorted({name.partition(".")[0] for name in sys.modules} - before - set(sys.stdlib_module_names)))
+"""
+
+
+def ended_program(code, request):
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=request.config.rootpath, timeout=1800
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def test_the_help_lists_all_commands_and_imports_no_library(request):
+    ended = ended_program(HELP, request)
+    assert ended.stderr == "[]\n"
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
+
+
+@pytest.mark.parametrize(("rest", "status"), [(["--print_config"], 0), (["--trainer.max_round", "3"], 2)])
+def test_a_config_is_printed_or_refused_without_the_libraries_that_training_needs(request, rest, status):
+    """Lightning itself imports torchvision, SciPy and Matplotlib where they are installed."""
+    ended = ended_program(CONFIG.replace("REST", repr(rest)), request)
+    assert ("max_round" in ended.stderr) == (status == 2)
+    imported = ast.literal_eval(ended.stdout.splitlines()[-1])
+    # small ones, for a data set and a bar of progress
+    assert set(imported) <= {"fl_lightning", "attr", "attrs", "ijson", "tqdm"}, imported
+
+
+def test_the_commands_are_those_of_the_trainer_and_of_suites_and_reports():
+    assert set(COMMANDS) == {*FederatedTrainer.commands, *start.WITHOUT_TORCH}
+
+
+def refused(capsys, monkeypatch, *words):
+    monkeypatch.setattr(start, "import_module", lambda name: pytest.fail(f"it imports {name}"))
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--help"])
-    assert ended.value.code == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "`bench SUITE`" in said and "`tune SUITE`" in said
+        cli.main(list(words))
+    assert ended.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("fti", "fit"), ("becnh", "bench"), ("tunee", "tune"), ("Report", "report")]
+)
+def test_a_mistyped_command_is_told_the_nearest_of_all(capsys, monkeypatch, typed, meant):
+    line = refused(capsys, monkeypatch, typed, "--config", "x.yaml")
+    assert_names(line, f"error: {typed}", *COMMANDS)
+    assert line.endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize("words", [[], ["x.yaml"], ["--config", "x.yaml"]])
+def test_a_command_that_is_left_out_is_named_with_the_line_that_has_it(capsys, monkeypatch, words):
+    assert_names(refused(capsys, monkeypatch, *words), "error: ", "fit --config", words[-1] if words else "FILE")
+
+
+def test_the_version_is_printed(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"{fl_lightning.__version__}\n"
 
 
 def pressed(monkeypatch, meanwhile):

@@ -8,7 +8,7 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from fl_lightning.client.entry import MOST_PENDING
-from fl_lightning.client.logged import Logged, tagged
+from fl_lightning.client.logged import Logged
 
 
 class Module(LightningModule):
@@ -282,13 +282,6 @@ def test_a_metric_that_is_no_attribute_or_no_number_is_refused():
     found.log("m", module.matrix)
     with refused("compute()"):
         found.end_epoch()
-
-
-@pytest.mark.parametrize(
-    ("name", "tag"), [("loss", "train/loss"), ("train/loss", "train/loss"), ("train_loss", "train_loss")]
-)
-def test_a_name_that_begins_with_its_phase_is_kept(name, tag):
-    assert tagged("train", name) == tag
 
 
 def test_the_epochs_last_hook_sees_the_epochs_values():

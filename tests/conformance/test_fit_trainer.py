@@ -237,7 +237,7 @@ def test_a_name_that_it_lacks_is_one_line_that_names_it():
             note(str(info.value))
 
     _, notes = notes_of(lambda: by_rounds(Model(), clients(Rows()), rounds=1))
-    assert len(notes) == 1 and "\n" not in notes[0] and "own_module.md" in notes[0]
+    assert len(notes) == 1 and "\n" not in notes[0] and "own_module_specification.md" in notes[0]
 
 
 class Inner(LightningModule):

@@ -27,7 +27,8 @@ from torch.optim.lr_scheduler import StepLR
 from fl_lightning import FederatedTrainer
 from fl_lightning.errors import ClientError, UsageError
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_module.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "own_module_specification.md").read_text()
 
 CALLED, GIVEN, REFUSED, INHERITED = "called", "given", "refused", "inherited"
 
@@ -482,9 +483,9 @@ def test_the_page_names_every_value_of_the_trainer():
     assert sorted(table("`self.trainer`")) == sorted([*SAME, *OTHERS])
 
 
-def test_the_module_of_the_page_runs():
+def test_the_module_of_the_guide_runs():
     names = {}
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "own_module.md").read_text(), re.DOTALL)
     exec(code, names)
     model = names["WarmUp"]()
     trainer = by_rounds(model, clients(Rows(28, held_out=[6]), 14, 14), rounds=2, precision="32-true")

@@ -191,7 +191,8 @@ def test_domains_are_a_column_of_numbers_or_names():
     assert domains(Unread(domain=torch.tensor([1, 0, 1]))) == [1, 0, 1]
     assert domains(Columns(domain=["a", "b"])) == ["a", "b"]
     assert domains(Subset(Unread(domains=[3, 4, 5]), [2, 0])) == [5, 3]
-    for none in (Unread(), Unread(domain="art"), Unread(domains=["art"]), Unread(domains=[0.5, 1.5, 2.5])):
+    assert domains(Unread(domain="art")) == ["art", "art", "art"]
+    for none in (Unread(), Unread(domains=["art"]), Unread(domains=[0.5, 1.5, 2.5])):
         assert domains(none) is None
 
 

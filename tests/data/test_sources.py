@@ -37,6 +37,7 @@ from fl_lightning.data import (
     Natural,
     NpyImages,
     OfficeHome,
+    SiteImageFolders,
     Synthetic,
     SyntheticPerClass,
     TinyImageNet,
@@ -61,6 +62,7 @@ OFFLINE = {
     STL10: (3, 96, 10, 100, 50),
     TinyImageNet: (3, 64, 200, 200, 100),
     ImageFolderImages: (3, 64, 12, 120, 60),
+    SiteImageFolders: (3, 64, 3, 156, 48),
     PACS: (3, 96, 7, 84, 56),
     OfficeHome: (3, 96, 65, 780, 260),
     HAM10000: (3, 96, 7, 136, 32),
@@ -209,7 +211,15 @@ def test_a_damaged_idx_file_is_named(tmp_path, damage):
 
 # ---------------------------------------------------------------- folders and their cache
 @pytest.fixture
-def pacs(tmp_path):
+def cache(tmp_path_factory, monkeypatch):
+    """The folder of the cache, for one test."""
+    base = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    return base / "fl_lightning"
+
+
+@pytest.fixture
+def pacs(tmp_path, cache):
     PACS(offline=True).write_offline(tmp_path)
     return tmp_path
 
@@ -233,47 +243,55 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(pacs, monkeypatch):
     assert not torch.equal(ready(make(pacs, split_seed=1)).test_dataloader().rows, rows)
 
 
-def caches(root, ending="images"):
-    files = sorted((root / ".fl_lightning").glob("*"))
+def caches(folder, ending="images"):
+    files = sorted(folder.glob("*"))
     assert {path.suffix for path in files} <= {".images", ".npz"}
     return [path for path in files if path.suffix == f".{ending}"]
 
 
-def test_images_are_decoded_once_and_again_when_something_changed(pacs, monkeypatch):
-    seen = []
+def test_images_are_decoded_once_and_again_when_something_changed(pacs, cache, monkeypatch):
+    seen, before = [], sorted(pacs.rglob("*"))
     real = Image.open
     monkeypatch.setattr(Image, "open", lambda path: seen.append(path) or real(path))
     ready(make(pacs))
     assert len(seen) == 140
-    (cache,) = caches(pacs)
+    (kept,) = caches(cache)
     ready(make(pacs))
     assert len(seen) == 140
     ready(make(pacs, image_size=16))
-    assert len(seen) == 280 and len(caches(pacs)) == 2
+    assert len(seen) == 280 and len(caches(cache)) == 2
+    assert sorted(pacs.rglob("*")) == before  # nothing is written beside the data
     first = next(pacs.rglob("*.jpg"))
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(first)
     ready(make(pacs))
     assert len(seen) == 420
-    cache.write_bytes(cache.read_bytes()[:500])
+    kept.write_bytes(kept.read_bytes()[:500])
     os.utime(first, ns=(1, 1))
-    shutil.rmtree(pacs / ".fl_lightning")
+    shutil.rmtree(cache)
     ready(make(pacs))
     assert len(seen) == 560
 
 
 def test_a_cache_in_the_folder_of_everybody_is_the_users_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    root = tmp_path / "no folder"  # cannot be written to
-    folder = cache_folder(root)
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))  # cannot be written to
+    folder = cache_folder()
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
-    assert cache_folder(root) == folder
+    assert cache_folder() == folder
     folder.chmod(0o777)
-    with refused("data.root="):
-        cache_folder(root)
+    with refused("a file/fl_lightning", "XDG_CACHE_HOME"):
+        cache_folder()
     folder.rename(tmp_path / "theirs")
     folder.symlink_to(tmp_path / "theirs")
-    with refused("data.root="):
-        cache_folder(root)
+    with refused("a file/fl_lightning", "XDG_CACHE_HOME"):
+        cache_folder()
+
+
+def test_without_the_variable_the_cache_is_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "fl_lightning"
 
 
 def flipped(content):
@@ -293,26 +311,26 @@ DAMAGES = {
 
 @pytest.mark.parametrize("ending", ["images", "npz"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_anew(pacs, damage, ending):
+def test_a_damaged_cache_is_made_anew(pacs, cache, damage, ending):
     before = ready(make(pacs)).train_dataloader(0).images.clone()
-    (cache,) = caches(pacs, ending)
-    content = cache.read_bytes()
-    cache.write_bytes(DAMAGES[damage](content))
+    (kept,) = caches(cache, ending)
+    content = kept.read_bytes()
+    kept.write_bytes(DAMAGES[damage](content))
     assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
     if ending == "images":
-        assert cache.read_bytes() == content
+        assert kept.read_bytes() == content
 
 
-def test_a_cache_whose_checksum_is_missing_or_of_other_images_is_made_anew(pacs):
+def test_a_cache_whose_checksum_is_missing_or_of_other_images_is_made_anew(pacs, cache):
     """What a crash between the two files leaves."""
     before = ready(make(pacs)).train_dataloader(0).images.clone()
-    (cache,), (beside,) = caches(pacs), caches(pacs, "npz")
-    content = cache.read_bytes()
+    (kept,), (beside,) = caches(cache), caches(cache, "npz")
+    content = kept.read_bytes()
     for left in (None, beside.read_bytes()):
-        cache.write_bytes(bytes(len(content)))
+        kept.write_bytes(bytes(len(content)))
         beside.unlink() if left is None else beside.write_bytes(left)
         assert torch.equal(ready(make(pacs)).train_dataloader(0).images, before)
-        assert cache.read_bytes() == content
+        assert kept.read_bytes() == content
 
 
 def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
@@ -322,21 +340,32 @@ def test_the_checksum_is_written_after_the_images(pacs, monkeypatch):
     assert order == [".images", ".npz"]
 
 
-def test_a_failed_decode_leaves_no_cache(pacs):
-    first = sorted(pacs.rglob("*.jpg"))[5]
-    first.write_bytes(first.read_bytes()[:300])
-    with refused("data.root", str(first)):
+def test_all_files_that_are_no_images_are_named_at_once_and_leave_no_cache(pacs, cache):
+    files = sorted(pacs.rglob("*.jpg"))
+    for file in (files[5], files[90]):
+        file.write_bytes(file.read_bytes()[:300])
+    with refused("data.root", "2 of 140 files", str(files[5]), str(files[90])):
         ready(make(pacs))
-    assert caches(pacs) == []
+    assert caches(cache) == []
 
 
-def test_where_the_folder_cannot_be_written_the_cache_lies_elsewhere(pacs, monkeypatch, tmp_path_factory):
+def test_where_the_folder_cannot_be_written_the_cache_lies_elsewhere(pacs, cache, monkeypatch, tmp_path_factory):
     other = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr("tempfile.tempdir", str(other))
-    monkeypatch.setattr(os, "access", lambda path, mode: pacs not in Path(path).parents)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != cache)
     ready(make(pacs))
-    assert caches(pacs) == []
+    assert caches(cache) == []
     assert len(list(other.rglob("*.images"))) == 1
+
+
+def test_images_of_16_bits_keep_their_shades_and_those_of_32_are_refused(tmp_path):
+    shades = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
+    Image.fromarray(shades).save(tmp_path / "deep.png")
+    images = decoded(tmp_path, [tmp_path / "deep.png"], 16)
+    assert np.array_equal(images[0, ..., 0], np.arange(256).reshape(16, 16))
+    Image.fromarray(shades.astype(np.float32)).save(tmp_path / "deeper.tif")
+    with refused("data.root", "deeper.tif", "store 8 or 16 bits"):
+        decoded(tmp_path, [tmp_path / "deeper.tif"], 16)
 
 
 def test_grey_transparent_and_large_images_are_converted(tmp_path):
@@ -507,14 +536,14 @@ def test_a_folder_that_cannot_be_listed_is_refused(pacs, monkeypatch):
         ready(make(pacs))
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, monkeypatch):
+def test_a_full_disk_is_one_line_and_leaves_no_cache(pacs, cache, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with refused(".images", "No space left"):
         ready(make(pacs))
-    assert caches(pacs) == []
+    assert caches(cache) == []
 
 
 def test_an_image_too_large_to_be_one_is_refused(pacs, monkeypatch):
@@ -676,12 +705,12 @@ USER = {"x": [[0.5] * 784], "y": [3]}
         (b"\xff\xfe", ("invalid char",)),
     ],
 )
-def test_a_file_that_is_not_leafs_is_named(tmp_path, content, named):
+def test_a_file_that_is_not_leafs_is_named(tmp_path, cache, content, named):
     FEMNIST(offline=True).write_offline(tmp_path)
     (tmp_path / "train" / "all_data_1.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused("data.root=", "all_data_1.json", "FEMNIST", *named):
         ready(FEMNIST(str(tmp_path)))
-    assert caches(tmp_path) == []
+    assert caches(cache) == []
 
 
 def test_leafs_files_are_to_be_there_with_images(tmp_path):

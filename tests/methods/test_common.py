@@ -34,6 +34,7 @@ from fl_lightning.methods import (
     FedProx,
     FedRS,
     FedUV,
+    FixBN,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -50,6 +51,7 @@ NEUTRAL = {
     "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0), "cnn"),
     "feduv": (FedUV(mu=0, lambda_=0), FedUV(), "mlp"),
     "feddecorr": (FedDecorr(beta=0), FedDecorr(), "mlp"),
+    "fixbn": (FixBN(share=1), FixBN(share=0.5), "mlp"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Makes RESULTS.md from the stored cells of the suites.
+"""Makes RESULTS.md, and the tables of each suite beside its cells, from the stored cells of the suites.
 
-python experiments/papers/programs/make_results.py [--output FILE]
+python experiments/papers/programs/make_results.py [--output FILE] [--tables]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
 from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``; what
@@ -19,10 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
-from fl_lightning.bench.fragments import leaves, of_result  # noqa: E402
+from fl_lightning.bench.fragments import leaves, of_result, write_text  # noqa: E402
 from fl_lightning.bench.readings import OF_READINGS, suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
-from fl_lightning.bench.table import render  # noqa: E402
+from fl_lightning.bench.table import FORMS, render  # noqa: E402
 from fl_lightning.errors import UsageError  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
@@ -41,6 +41,18 @@ def make(papers: Path = PAPERS) -> str:
     claims = papers / "results" / "claims.md"
     summary = [claims.read_text()] if claims.is_file() else []
     return "\n".join([HEAD, *summary, *(line for file in files for line in part(file, papers))])
+
+
+def write_tables_beside(papers: Path = PAPERS) -> list[Path]:
+    """Write the tables of each file of cells beside it, in the form that they have today; returns the files."""
+    made = []
+    for file in sorted((papers / "results").glob(f"*{ENDING}")):
+        suite = suite_of(file, papers)
+        cells, results = stored_cells(file, suite), read_cells(file)
+        for form in FORMS:
+            beside = file.with_name(f"{file.name.removesuffix(ENDING)}.table.{form}")
+            made.append(write_text(beside, render(suite, cells, results, form)))
+    return made
 
 
 def part(file: Path, papers: Path) -> Iterator[str]:
@@ -99,4 +111,8 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=PAPERS / "RESULTS.md")
-    parser.parse_args().output.write_text(make())
+    parser.add_argument("--tables", action="store_true", help="write the tables beside the cells again, too")
+    options = parser.parse_args()
+    options.output.write_text(make())
+    if options.tables:
+        write_tables_beside()

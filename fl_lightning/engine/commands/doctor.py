@@ -31,7 +31,8 @@ from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import UsageError, text_of
+from fl_lightning.engine.sent import contents_of, entries_of
+from fl_lightning.errors import UsageError, clipped, text_of
 from fl_lightning.method import Method
 from fl_lightning.records.hyperparameters import plain_arguments
 from fl_lightning.sampling import size_of_cohort
@@ -44,6 +45,7 @@ BATCHES, EVALUATED = 4, 2
 OF_BATCHES = ("data", "forward_backward", "correct", "step")
 # what is named in a line of the text; of more, only their number
 TAPS_SHOWN = 6
+ENTRIES_SHOWN, LONGEST = 2, 100
 
 Outline = dict[str, Any]
 
@@ -192,6 +194,7 @@ def measure(run: Run, done: int, batches: list[int]) -> Outline:
         "batch": sum(seconds.get(phase, 0.0) for phase in OF_BATCHES) / taken,
         "visit": (adding + sum(value for phase, value in seconds.items() if phase not in OF_BATCHES)) / len(group),
         "up": update.num_bytes,
+        "leaves": entries_of(contents_of(run.client, update)),
         "state": num_bytes(run.client.memories().get(k, {})),
         "evaluation": {phase: seconds_of_evaluation(run, phase) for phase in PHASES},
         "peak": peak_memory(run),
@@ -271,6 +274,8 @@ def of_costs(run: Run, done: int, size: int, batches: list[int], trial: Outline)
     peaks = [worker["peak"] for worker in trials if worker["peak"] is not None]
     return {
         "bytes": {"down": size * down, "up": size * trial["up"]},
+        # what a client sends, beside its weight and what is logged
+        "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in trial["leaves"]],
         "client_state": {"each": trial["state"], "all": number * trial["state"]},
         "memory": {"worker": int(max(peaks) + kept) if peaks else None, "clients": int(kept)},
         "seconds": {
@@ -344,6 +349,7 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
     source = f"{measured['batches']} batches of client {measured['client']}"
     return [
         ("traffic", f"{size(sent['down'])} down and {size(sent['up'])} up a round"),
+        *headed("leaves a client", rows_of_leaving(plan["leaves"])),
         ("client state", f"{size(state['each'])} a client after its first visit, {size(state['all'])} in all"),
         ("memory", f"{worker}, of which {size(plan['memory']['clients'])} client state"),
         ("time", f"{duration(seconds['round'])} a round, {duration(seconds['run'])} for the rounds to come"),
@@ -351,6 +357,21 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         ("extrapolated", f"from {source} and {measured['evaluation_batches']} batches of evaluation,"),
         ("", "to all clients; without callbacks and checkpoints"),
     ]
+
+
+def rows_of_leaving(entries: Sequence[Outline]) -> list[str]:
+    """What a client sends, part by part: names and shapes of the first few entries, and the bytes of all."""
+    parts: dict[str, list[Outline]] = {}
+    for entry in entries:
+        parts.setdefault(
+            "/".join(entry["name"].split("/")[: 2 if entry["name"].startswith("payload/") else 1]), []
+        ).append(entry)
+    lines = []
+    for part, several in parts.items():
+        names = [f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}" for entry in several]
+        whole = f"{part}, {size(sum(entry['bytes'] for entry in several))}: {few(names, ENTRIES_SHOWN)}"
+        lines.append(clipped(whole, LONGEST))
+    return [*lines, "its number of examples, as its weight, and the values that are logged"]
 
 
 def listed(values: Sequence[float]) -> str:

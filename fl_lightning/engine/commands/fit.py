@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client.logged import tagged
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.checkpointing import (
@@ -37,6 +36,7 @@ from fl_lightning.records.files import save
 from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable, on_cpu
+from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fl_lightning.client import Client, targets_of
-from fl_lightning.client.logged import tagged
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
@@ -20,6 +19,7 @@ from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
+from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
@@ -46,7 +46,12 @@ class Evaluator:
         self.resident = client.resident
 
     def one_model(
-        self, phase: str, state: State, observed: bool = True, data_of: int | None = None
+        self,
+        phase: str,
+        state: State,
+        observed: bool = True,
+        data_of: int | None = None,
+        domain: str | None = None,
     ) -> dict[str, float]:
         """Metrics of ``state`` by tag; none without data.
 
@@ -55,9 +60,10 @@ class Evaluator:
             state: the state.
             observed: whether callbacks see each batch.
             data_of: id of the client on whose own test data it is evaluated; None for the data of all.
+            domain: name of the domain on whose test data it is evaluated; None for the data of all.
         """
         self.resident.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, data_of), observed)
+        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
 
     def own_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True

@@ -67,6 +67,8 @@ class EvaluationLoop:
         self.resident, self.loaders, self.workers = client.resident, loaders, workers
         self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
         self.shared = can_share(client, self.stage)
+        # of a module that is usually evaluated on several loaders, and now on some of their data
+        self._needs_loader = any(needs_loader(hook) for hook in evaluation_hooks(client.module, step))
         self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
         self._states = MetricStates(client.module)
         self._sums, self._extremes = Sums(), Extremes()
@@ -97,7 +99,7 @@ class EvaluationLoop:
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
                 batch = self.loaders.to_device(batch, index)
                 self.resident.logged.begin_batch(batch, index if several else None)
-                which = (index,) if several else ()
+                which = (index,) if several or self._needs_loader else ()
                 self._call("batch_start", batch, batch_idx, *which)
                 place = (batch_idx, *which) if self._takes_index else which
                 with self.loaders.fabric.autocast():
@@ -153,11 +155,19 @@ def check_signatures(module: LightningModule, step: str, loaders: int) -> None:
     Raises:
         UsageError: ``dataloader_idx`` is missing, or required though there is a single loader.
     """
-    for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS)):
-        function = getattr(module, name)
+    for function in evaluation_hooks(module, step):
         taken = is_param_in_hook_signature(function, "dataloader_idx")
-        parameter = inspect.signature(function).parameters.get("dataloader_idx")
-        required = parameter is not None and parameter.default is parameter.empty
-        key, hint = f"{type(module).__name__}.{name}", "give it the argument dataloader_idx=0"
+        key, hint = f"{type(module).__name__}.{function.__name__}", "give it the argument dataloader_idx=0"
         require(taken or loaders < 2, key, f"{loaders} data loaders", hint)
-        require(not required or loaders > 1, key, "1 data loader", hint)
+        require(not needs_loader(function) or loaders > 1, key, "1 data loader", hint)
+
+
+def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:
+    """The module's step, and its hooks around a batch."""
+    return [getattr(module, name) for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS))]
+
+
+def needs_loader(function: Any) -> bool:
+    """Whether a step or a hook cannot be called without the index of a data loader."""
+    parameter = inspect.signature(function).parameters.get("dataloader_idx")
+    return parameter is not None and parameter.default is parameter.empty

@@ -1,0 +1,122 @@
+"""Make what the README and the site's first page show of stored runs: two pictures, and a table of results.
+
+python docs/make_front.py [--output FOLDER]
+
+The pictures, ``docs/front_*.svg``, are of the cells and spectra of ``experiments/papers/scaled/figures.yaml``. The
+table is that of ``experiments/papers/scaled/decisive.yaml``; it goes between ``<!-- results -->`` and ``<!-- end -->``
+in the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
+from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.pictures.drawing import in_style, logarithmic  # noqa: E402
+from fl_lightning.pictures.style import LIGHT, LINE_COLOURS  # noqa: E402
+
+PAPERS = ROOT / "experiments" / "papers"
+RESULTS = PAPERS / "results"
+ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
+# of a partition, by its label in the suite: its name in the picture, its colour, and how many points the name is moved
+# up; from no skew to the strongest
+LINES = {
+    "IID": ("IID", LINE_COLOURS[5], 5),
+    "1": (f"{ALPHA} = 1", LINE_COLOURS[0], -3),
+    "0.1": (f"{ALPHA} = 0.1", LINE_COLOURS[3], 5),
+    "0.05": (f"{ALPHA} = 0.05", LINE_COLOURS[1], -5),
+}
+# of 84, which is how many neurons the layer has; the last ones are rounding errors in some of the runs
+SHOWN = 70
+
+
+def accuracies() -> dict[str, np.ndarray]:
+    """FedAvg's test accuracy in % of each seed and round ``(S, R)``, by the label of the partition."""
+    suite, file = load_suite(PAPERS / "scaled" / "figures.yaml"), RESULTS / "scaled-figures.cells.csv"
+    results, found = read_cells(file), {}
+    for cell in stored_cells(file, suite):
+        if cell.labels["method"] == "FedAvg":
+            values = results[cell.digest].values
+            found.setdefault(cell.labels["alpha"], []).append([100 * values[at] for at in sorted(values)])
+    return {label: np.array(values) for label, values in found.items()}
+
+
+def spectra() -> dict[str, np.ndarray]:
+    """The singular values of the representations' covariance of each seed ``(S, d)``, by the label of the partition."""
+    with np.load(RESULTS / "figures.npz") as stored:
+        return {label: stored[f"{label}/FedAvg/representation"][:, :SHOWN] for label in LINES}
+
+
+def picture(of_label: Mapping[str, np.ndarray], log: str, **labels: str) -> Figure:
+    """A line for each partition: the mean over the seeds, and a band from the lowest to the highest."""
+    figure = Figure(figsize=(4.2, 3.3), layout="constrained", facecolor=LIGHT["card"])
+    axes = figure.add_subplot()
+    for label, (name, colour, up) in LINES.items():
+        of_seeds = of_label[label]
+        x, mean = np.arange(1, of_seeds.shape[1] + 1), of_seeds.mean(0)
+        axes.plot(x, mean, color=colour)
+        axes.fill_between(x, of_seeds.min(0), of_seeds.max(0), color=colour, alpha=0.15, linewidth=0)
+        end, style = (x[-1], mean[-1]), {"va": "center", "fontsize": 10, "fontweight": "bold"}
+        axes.annotate(name, end, (5, up), textcoords="offset points", color=colour, **style)
+    # with room for the names
+    axes.set_xlim(1, 1.23 * x[-1])
+    axes.set_xticks([1, *range(x[-1] // 4 // 5 * 5, x[-1] + 1, x[-1] // 4 // 5 * 5)])
+    axes.set(**labels)
+    logarithmic(axes, log)
+    return figure
+
+
+def results() -> Iterator[Sequence[str]]:
+    """The rows of the table, the header first: of each method and partition the accuracy, and the verdict on FedAvg."""
+    with open(RESULTS / "scaled-decisive.table.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["table"] == "1"]
+    alphas = list(dict.fromkeys(line["alpha"] for line in lines))
+    yield "", *(text for alpha in alphas for text in (f"alpha {alpha}", "against FedAvg"))
+    for method in dict.fromkeys(line["method"] for line in lines):
+        own = {line["alpha"]: line for line in lines if line["method"] == method}
+        yield method, *(text for alpha in alphas for text in texts(own[alpha]))
+
+
+def texts(line: Mapping[str, str]) -> tuple[str, str]:
+    """Mean and deviation of a method, and its difference to FedAvg with the verdict on it."""
+    verdict = f"{float(line['difference']):+.1f}, {line['verdict']}" if line["difference"] else ""
+    return f"{float(line['mean']):.1f} ± {float(line['deviation']):.1f}", verdict
+
+
+def with_table(page: str) -> str:
+    """The page with the table in its place."""
+    head, _, rest = page.partition("<!-- results -->\n")
+    first, *rows = ["| " + " | ".join(row) + " |" for row in results()]
+    table = [first, "|---|" + "---:|---|" * ((first.count("|") - 2) // 2), *rows]
+    return "\n".join([f"{head}<!-- results -->", *table, rest[rest.index("<!-- end -->") :]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT, help="folder of README.md and docs")
+    folder = parser.parse_args().output
+    (folder / "docs").mkdir(exist_ok=True)
+    with in_style():
+        accuracy = picture(accuracies(), "", title="Test accuracy in %", xlabel="round")
+        singular = picture(spectra(), "y", title="Singular values of the representations", xlabel="index")
+    for name, figure in (("accuracy", accuracy), ("spectra", singular)):
+        with in_style(), rc_context({"svg.fonttype": "path"}):  # the letters look alike everywhere
+            place = folder / "docs" / f"front_{name}.svg"
+            figure.savefig(place, transparent=False, metadata={"Date": None})
+    (folder / "README.md").write_text(with_table((ROOT / "README.md").read_text()))
+
+
+if __name__ == "__main__":
+    main()

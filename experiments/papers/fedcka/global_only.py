@@ -1,0 +1,30 @@
+"""FedCKA without its previous model: which part of the term does the work is left open by the paper."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Client, Step
+from fl_lightning.methods import FedCKA
+
+
+class GlobalOnly(FedCKA):
+    """Keeps early activations close to those of the global model alone: 1 minus the similarity, a mean over the layers.
+
+    Unlike :class:`FedCKA` it acts from a client's first visit on, and its gradient is 0 at the start of each visit,
+    where the client's model is the global one. The arguments are FedCKA's.
+    """
+
+    remembers: ClassVar[dict[str, str]] = {}
+
+    def on_client_start(self, client: Client) -> None:
+        client.load_reference("global", client.received, self.requires)
+
+    def penalty(self, client: Client, step: Step) -> Tensor:
+        of_global = client.observe("global")
+        terms = [1 - self.similarity(step.taps[tap], of_global[tap])[0] for tap in self.requires]
+        return self.mu * torch.stack(terms).mean()
+
+    def on_client_end(self, client: Client) -> None:
+        return None

@@ -1,0 +1,36 @@
+"""What runs in Flower's ServerApp: ``fit`` of a config whose clients are sites."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.cli.start import main as run_command
+from fl_lightning.engine.replaced import replaced
+
+
+def server_app(config: Path) -> Any:
+    """The ``ServerApp`` of a config that ``federate`` has written."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        # torch is imported where the run begins, and not where Flower looks at the app
+        from fl_lightning.federation.link import FlowerLink, reached_by
+
+        given = context.run_config
+        command = ["fit", "--config", str(config)]
+        command += ["--trainer.default_root_dir", given["root"]] if given.get("root") else []
+        command += ["--ckpt_path", given["ckpt-path"]] if given.get("ckpt-path") else []
+        # the arguments of Flower's own process hold a token, and are none of this program's
+        with replaced(sys, argv=[*sys.argv[:1], *command]), reached_by(FlowerLink(grid)):
+            try:
+                run_command()
+            except SystemExit as error:
+                if error.code:  # Flower counts it as a failure of the run only where it is an error
+                    raise RuntimeError(f"the run ended with status {error.code}; see above") from error
+
+    return app

@@ -1,0 +1,1 @@
+"""The clients of a run as sites of a federation, over Flower's deployment engine."""

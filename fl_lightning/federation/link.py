@@ -1,0 +1,88 @@
+"""How the server reaches its sites: nodes that it sends messages to, and that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from fl_lightning.errors import UsageError
+from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet, as_records, of_records
+
+# what a node answers: a message, or a text that says why there is none
+Answer = Packet | str
+
+
+class Link(Protocol):
+    """What carries messages between the server and the nodes of its sites."""
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+
+    def send(self, node: int, packet: Packet, seconds: float | None) -> str:
+        """Send a message to a node, whose answer counts for so many seconds; gives the number of the message."""
+
+    def receive(self, messages: Collection[str]) -> dict[str, Answer]:
+        """The answers to some of these messages that have come by now."""
+
+
+_link: ContextVar[Link | None] = ContextVar("link", default=None)
+
+
+@contextmanager
+def reached_by(link: Link) -> Iterator[None]:
+    """In this block a run whose data are ``Sites`` reaches them by this link."""
+    token = _link.set(link)
+    try:
+        yield
+    finally:
+        _link.reset(token)
+
+
+def present_link() -> Link:
+    """The link of the present run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    link = _link.get()
+    if link is None:
+        hint = "sites are reached by Flower alone; start the run by: flwr run APP CONNECTION"
+        raise UsageError(f"data='Sites': {hint}")
+    return link
+
+
+class FlowerLink:
+    """Flower's grid as a link.
+
+    Args:
+        grid: what a ``ServerApp`` is given.
+        limit: bytes of the largest answer.
+    """
+
+    def __init__(self, grid: Any, limit: int = LARGEST) -> None:
+        self.grid, self.limit = grid, limit
+
+    def nodes(self) -> list[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def send(self, node: int, packet: Packet, seconds: float | None) -> str:
+        from flwr.app import Message
+
+        message = Message(as_records(packet), dst_node_id=node, message_type="train", ttl=seconds)
+        (number,) = self.grid.push_messages([message])
+        return number
+
+    def receive(self, messages: Collection[str]) -> dict[str, Answer]:
+        answers: dict[str, Answer] = {}
+        for message in self.grid.pull_messages(messages) if messages else ():
+            number = message.metadata.reply_to_message_id
+            if message.has_error():
+                answers[number] = f"lost: {message.error.reason or f'error {message.error.code}'}"
+                continue
+            try:
+                answers[number] = of_records(message.content, self.limit)
+            except BadMessageError as error:
+                answers[number] = str(error)
+        return answers

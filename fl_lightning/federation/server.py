@@ -1,0 +1,420 @@
+"""The server's side of a federation: the clients of its run are sites, which it reaches by messages."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES
+from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
+from fl_lightning.engine.run import Run
+from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
+from fl_lightning.errors import ClientError, UsageError, clipped, require
+from fl_lightning.federation.agreement import check_numbers, check_state, check_update, digest_of, digest_of_state, room
+from fl_lightning.federation.data import Facts, Sites
+from fl_lightning.federation.link import Answer, Link
+from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
+from fl_lightning.method import Method
+from fl_lightning.state import State, select
+from fl_lightning.sums import Sums, Totals, Weighted
+from fl_lightning.systems import Fate
+
+# seconds between two looks for answers
+LOOK = 0.25
+# phases of a visit that sites measure
+PHASES_OF_A_VISIT = ("load", "data", "forward_backward", "correct", "step", "collect")
+
+
+class ClientsAtSites:
+    """The clients of a run are sites: a round sends each of its cohort the state, and adds up what they send back.
+
+    Args:
+        sites: their names, and what is known of them.
+        link: what carries the messages.
+        agreed: the part of the config that all have the same.
+        warn: tells the user something.
+        on_client_error: ``raise``, or ``skip`` what fails.
+        min_clients: sites that a round needs.
+    """
+
+    def __init__(
+        self,
+        sites: Sites,
+        link: Link,
+        agreed: Mapping[str, Any],
+        warn: Callable[[str], None],
+        on_client_error: str = "raise",
+        min_clients: int = 1,
+    ) -> None:
+        self.sites, self.link, self.agreed, self.warn = sites, link, agreed, warn
+        self.strict, self.least = on_client_error == "raise", min_clients
+        self.digest = digest_of(agreed)
+        # by the number of a client: the node of its site, and the message that a late one has not answered yet
+        self.nodes: dict[int, int] = {}
+        self.busy: dict[int, str] = {}
+        # what the updates of all sites consist of
+        self.declared: list[Entry] = []
+        self._asked: dict[str, int] = {}
+        self._known: set[int] = set()
+
+    # ------------------------------------------------------------------ who is there
+    def join(self) -> None:
+        """Wait until all sites have joined, or as long as the user has said.
+
+        Raises:
+            UsageError: a site refuses the run, where no client may fail; or too few have come.
+        """
+        end, names = time.monotonic() + self.sites.joining, self.sites.names
+        while len(self.nodes) < len(names) and time.monotonic() < end:
+            self.greet()
+            if len(self.nodes) < len(names):
+                time.sleep(LOOK)
+        missing = [name for k, name in enumerate(names) if k not in self.nodes]
+        if missing:
+            text = f"{', '.join(missing)} did not join within {self.sites.joining:.0f} s"
+            least = len(names) if self.strict else self.least
+            hint = "start their nodes, or give trainer.on_client_error=skip to begin with those that are there"
+            require(len(self.nodes) >= least, "data.names", missing, f"{text}; {hint}")
+            self.warn(f"{text}; they may join later")
+
+    def greet(self) -> None:
+        """Tell the nodes that are new what the run is, and take down the sites that have answered."""
+        there = self.link.nodes()
+        self._known &= {*there}
+        for node in there:
+            if node not in self._known and node not in self.nodes.values():
+                self._known.add(node)
+                hello = {"kind": "join", "agreed": json.dumps(self.agreed, default=str), "names": self.sites.names}
+                self._asked[self.link.send(node, encoded(hello), self.sites.joining)] = node
+        for number, answer in self.link.receive([*self._asked]).items():
+            node = self._asked.pop(number)
+            try:
+                self._admit(node, self._read(answer, LARGEST), there)
+            except BadMessageError as error:
+                self._refuse(f"node {node}: {error}")
+
+    def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
+        """Take down the site of a node, or refuse it."""
+        if "refused" in answer:
+            self._refuse(f"site {answer.get('name')!r} refuses the run: {answer['refused']}")
+            return
+        try:
+            name, facts, entries = answer["name"], answer["facts"], answer["declared"]
+            sizes = tuple((str(phase), int(size)) for phase, size in facts["evaluation"].items())
+            known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes)
+            declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
+            sensible = min(known.num_examples, known.batches, *(size for _, size in sizes), 0) == 0
+            sensible = sensible and known.num_examples < 2**40 and {phase for phase, _ in sizes} <= {*PHASES}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise BadMessageError("its answer is of another form") from None
+        if name not in self.sites.names:
+            self._refuse(
+                f"node {node} claims to be site {clipped(repr(name), 80)}, which is none of {self.sites.names}"
+            )
+            return
+        k = self.sites.names.index(name)
+        if self.nodes.get(k, node) != node and self.nodes[k] in there:
+            self._refuse(f"nodes {self.nodes[k]} and {node} both claim to be site {name!r}; the first one stays")
+            return
+        others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
+        if not sensible or (others and shapes(declared) != shapes(self.declared)):
+            self._refuse(
+                f"site {name!r} declares updates of other entries than {others[0] if others else 'any can have'}"
+            )
+            return
+        self.nodes[k], self.declared = node, self.declared or declared
+        self.sites.facts[k] = known
+
+    def _refuse(self, text: str) -> None:
+        """Tell of a node that takes no part."""
+        if self.strict and "refuses the run" in text:
+            raise UsageError(text)
+        self.warn(text)
+
+    def present(self, run: Run, round_: int) -> Sequence[int]:
+        """The sites that are there and have answered all they were asked."""
+        end = time.monotonic() + self.sites.joining
+        while True:
+            for number in self.link.receive([*self.busy.values()]):
+                self.busy = {k: late for k, late in self.busy.items() if late != number}
+            self.greet()
+            there = {*self.link.nodes()}
+            present = [k for k in sorted(self.nodes) if self.nodes[k] in there and k not in self.busy]
+            if len(present) >= self.least or time.monotonic() >= end:
+                break
+            time.sleep(LOOK)
+        if not present:
+            raise ClientError(f"round {round_}: no site is there")
+        run.server.num_examples = sum(self.sites.fact(k).num_examples for k in range(self.sites.num_clients))
+        return present
+
+    # ------------------------------------------------------------------ a round
+    def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+        """Send the state to the sites of the cohort, and add up their updates as they come."""
+        totals, outcome = Totals(run.fabric.device), Outcome()
+        run.stopwatch.reset()
+        seconds: list[Mapping[str, float]] = []
+
+        def take(k: int, answer: Mapping[str, Any]) -> None:
+            taken = self._taken(run, k, answer, totals, outcome)
+            self.sites.accepted[k] = round_
+            seconds.append(taken)
+
+        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
+        sizes = self._bytes = [0, 0]
+        self._ask(run, "train", run.server.state, memories, take, outcome.errors)
+        run.stopwatch.lap("wait")
+        arrived = share_outcome(run, round_, outcome)
+        means = {p: sum(float(s.get(p, 0.0)) for s in seconds) / max(len(seconds), 1) for p in PHASES_OF_A_VISIT}
+        run.metrics.update({f"time/{p}": value for p, value in means.items()})
+        run.metrics.update({"bytes/message/down": sizes[0], "bytes/message/up": sizes[1]})
+        return totals, arrived
+
+    def _taken(
+        self, run: Run, k: int, answer: Mapping[str, Any], totals: Totals, outcome: Outcome
+    ) -> Mapping[str, float]:
+        """Check what a site sends, add it, and count its visit.
+
+        Raises:
+            BadMessageError: it sends what it may not.
+        """
+        client, contents, largest = run.client, answer.get("update"), self.sites.bound
+        if not isinstance(contents, dict):
+            raise BadMessageError("there is no update in its answer")
+        check_update(contents, self.declared, client.sent_frozen)
+        expected = run.server.state
+        if "parameters" in contents:
+            check_state("parameters", contents["parameters"], expected, largest, client.sent)
+        check_state("buffers", contents.get("buffers"), expected, largest, client.sent_others)
+        check_numbers("update", dict(tensors_of(contents)), largest)
+        if {*contents["payload"]} - {*run.methods.names}:
+            raise BadMessageError("it sends something for a method that the run does not have")
+        update = update_of(contents, expected)
+        self._check_weight(run, k, update.weight)
+        try:
+            steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
+            seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise BadMessageError("its answer does not say how many steps it took") from None
+        totals.add(update)
+        outcome.arrived.append(k)
+        outcome.counts.update(visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped)
+        if steps:
+            outcome.rates[k] = rate
+        return seconds
+
+    def _check_weight(self, run: Run, k: int, weight: float) -> None:
+        """Refuse a weight that is not that of the site.
+
+        Raises:
+            BadMessageError: it is another one than its number of examples, or out of range.
+        """
+        own = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
+        if own:
+            fits = weight == 0 or LEAST_WEIGHT <= weight <= LARGEST_WEIGHT
+        else:
+            examples = float(self.sites.fact(k).num_examples)
+            fits = weight == (examples if run.trainer.weighting == "examples" else 1.0)
+        if not fits:
+            raise BadMessageError(f"its weight is {weight:g}, which is not that of the site")
+
+    def _ask(
+        self,
+        run: Run,
+        kind: str,
+        state: Mapping[str, Any],
+        own: Mapping[int, Mapping[str, Any]],
+        take: Callable[[int, Mapping[str, Any]], None],
+        errors: dict[int, Exception],
+    ) -> None:
+        """Send a message to some sites, and take each answer when it comes.
+
+        Args:
+            run: the run.
+            kind: what is asked: ``train`` or ``evaluate``.
+            state: the state that goes down.
+            own: what each client is told beside what all are told.
+            take: takes the answer of a client.
+            errors: filled with what went wrong, by client.
+        """
+        self.sites.run_id = self.sites.run_id or uuid.uuid4().hex
+        shared = self._shared(run, kind, state)
+        seconds, where = self.sites.seconds, f"round {run.server.round}"
+        waiting = {}
+        for k, words in own.items():
+            waiting[self._send(k, joined(shared, encoded({"client": k, **words})), seconds)] = k
+        end = None if seconds is None else time.monotonic() + seconds
+        limit = room(self.declared)
+        while waiting and (end is None or time.monotonic() < end):
+            answers = self.link.receive([*waiting])
+            for number, answer in answers.items():
+                k = waiting.pop(number)
+                self._bytes[1] += answer.num_bytes if isinstance(answer, Packet) else 0
+                try:
+                    told = self._read(answer, limit)
+                    if told.get("needs") == "whole":
+                        packet = joined(shared, encoded({"client": k, **own[k], "rest": rest_of(run)}))
+                        waiting[self._send(k, packet, seconds)] = k
+                        continue
+                    if "failed" in told or "refused" in told:
+                        text = str(told.get("failed") or f"it refuses: {told.get('refused')}")
+                        raise (UsageError if told.get("usage") else ClientError)(clipped(text, 500))
+                    take(k, told)
+                except (ClientError, UsageError, ArithmeticError) as error:
+                    text = f"client {k} (site {self.sites.names[k]}), {where}: {error}"
+                    errors[k] = UsageError(text) if type(error) is UsageError else ClientError(text)
+            run.workers.check()
+            if not answers:
+                time.sleep(LOOK)
+        for number, k in waiting.items():
+            self.busy[k] = number
+            text = f"no answer within {seconds:g} s"
+            errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
+
+    def _send(self, k: int, packet: Packet, seconds: float | None) -> str:
+        self._bytes[0] += packet.num_bytes
+        return self.link.send(self.nodes[k], packet, seconds)
+
+    def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> Packet:
+        """What all sites of a round are told."""
+        server, travels = run.server, sent_down(run)
+        return encoded(
+            {
+                "kind": kind,
+                "run": self.sites.run_id,
+                "agreed": self.digest,
+                "round": server.round,
+                "cohort": server.cohort,
+                "num_clients": server.num_clients,
+                "num_examples": server.num_examples,
+                "state": select(dict(state), travels),
+                "rest": digest_of_state(rest_of(run)),
+                "methods": run.methods.state_dict(),
+                "client_schedulers": run.local_training.monitored.state_dict(),
+                "evaluated": dict(run.resident.evaluated),
+            }
+        )
+
+    def _read(self, answer: Answer, limit: int) -> Mapping[str, Any]:
+        """The contents of an answer.
+
+        Raises:
+            BadMessageError: there is none, or it is not of the agreed form.
+        """
+        if isinstance(answer, str):
+            raise BadMessageError(answer)
+        contents = decoded(answer, limit)
+        if not isinstance(contents, dict):
+            raise BadMessageError("its answer is of another form")
+        return contents
+
+    # ------------------------------------------------------------------ evaluation
+    def evaluate(self, run: Run) -> None:
+        """Evaluate on the server's own data; where it has none, or entries stay at the sites, at the sites."""
+        if not run.client.kept:
+            evaluate(run)
+        own = bool(run.client.kept)
+        phases = [phase for phase in PHASES if own or not run.evaluator.has_data(phase)]
+        there = {*self.link.nodes()}
+        asked = {
+            k: {"phases": phases, "memory": self.sites.accepted.get(k)}
+            for k, node in sorted(self.nodes.items())
+            if node in there
+            and k not in self.busy
+            and any(phase in phases for phase, _ in self.sites.fact(k).evaluation)
+        }
+        if not asked:
+            return
+        found: dict[int, dict[str, dict[str, float]]] = {}
+        errors: dict[int, Exception] = {}
+
+        def take(k: int, answer: Mapping[str, Any]) -> None:
+            found[k] = metrics_of(answer, phases)
+
+        self._bytes = [0, 0]
+        with run.metrics.timed("evaluate"):
+            self._ask(run, "evaluate", run.methods.evaluated_state(run.server), asked, take, errors)
+        for error in errors.values():
+            if self.strict:
+                raise error
+            self.warn(f"not evaluated: {error}")
+        for phase in phases:
+            sizes = {k: 1 if own else dict(self.sites.fact(k).evaluation).get(phase, 0) for k in found}
+            run.metrics.update(
+                over_sites({self.sites.names[k]: (sizes[k], found[k].get(phase, {})) for k in sorted(found)})
+            )
+
+
+def rest_of(run: Run) -> State:
+    """The entries of the global state that sites have without being sent them."""
+    travels = {*sent_down(run)}
+    return {name: value for name, value in run.server.state.items() if name not in travels}
+
+
+def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Metrics over sites: the weighted mean, that of each site, and the worst.
+
+    Args:
+        values: by the name of a site, its weight and its metrics by tag.
+    """
+    sums, logged = Sums(), dict[str, float]()
+    tags: dict[str, list[float]] = {}
+    for name, (weight, metrics) in values.items():
+        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in metrics.items()})
+        for tag, value in metrics.items():
+            tags.setdefault(tag, []).append(value)
+            logged[f"sites/{name}/{tag}"] = value
+    worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
+    means = {tag: float(mean) for tag, mean in sums.means().items()}
+    return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
+
+
+def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The metrics that a site sends, by phase and tag.
+
+    Raises:
+        BadMessageError: they are of another form.
+    """
+    try:
+        found = {phase: answer["metrics"].get(phase, {}) for phase in phases}
+        values = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in found.items()}
+        if any(len(tags) > 1000 or any(len(tag) > 200 for tag in tags) for tags in values.values()):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise BadMessageError("its metrics are of another form") from None
+    return values
+
+
+def joined(shared: Packet, own: Packet) -> Packet:
+    """Two messages as one: what all are told, and what one is told beside it."""
+    text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
+    return Packet(text, {**shared.arrays, **own.arrays})
+
+
+def shapes(declared: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
+    """The shapes of what is declared, by name."""
+    return {entry.name: entry.shape for entry in declared}
+
+
+def check_suits(trainer: Any) -> None:
+    """Refuse what a run at sites cannot do.
+
+    Raises:
+        UsageError: an argument needs the clients' data, or simulates what sites do by themselves.
+    """
+    hint = "it simulates what sites do by themselves; leave it out"
+    require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
+    hint = "its passes over the clients' data are not done at sites; give average, keep or local"
+    require(trainer.buffers not in RECALIBRATES, "trainer.buffers", trainer.buffers, hint)
+    hint = "the server trains nobody; give 1"
+    require(str(trainer.devices) == "1" and trainer.num_nodes == 1, "trainer.devices", trainer.devices, hint)
+    hint = "it looks at each client after its visit, which is at its site; take it out"
+    for callback in trainer.callbacks:
+        sees = isinstance(callback, Callback) and callback.sees_clients
+        require(not sees, "trainer.callbacks", type(callback).__name__, hint)

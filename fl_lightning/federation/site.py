@@ -1,0 +1,309 @@
+"""The site's side of a federation: a resident worker with the data of one client, which answers the server's messages.
+
+It is the only process at the site that reads data. Flower's ClientApp passes messages on to its socket, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
+from fl_lightning.engine.commands.doctor import limited
+from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
+from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
+from fl_lightning.engine.loaders import num_pickable
+from fl_lightning.engine.run import Run
+from fl_lightning.engine.sent import Entry, contents_of, entries_of, sent_down, tensors_of
+from fl_lightning.errors import UsageError, require
+from fl_lightning.federation.agreement import (
+    check_numbers,
+    check_state,
+    check_update,
+    different_keys,
+    digest_of,
+    digest_of_state,
+    scrubbed,
+)
+from fl_lightning.federation.data import OneSite
+from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.wire import BadMessageError, Packet, receive, send
+from fl_lightning.records.files import load, save
+from fl_lightning.records.plain import on_cpu
+from fl_lightning.state import num_bytes
+
+# letters of a socket's path, which the system limits
+LONGEST_PATH = 100
+# letters of the number of a run
+RUN_ID = 32
+
+
+class Site:
+    """A site, which trains its client when the server asks it to.
+
+    Args:
+        run: the run, in which it has the only client.
+        name: its name.
+        agreed: the part of the config that it has the same as the server.
+        folder: where it keeps what its client remembers.
+        largest: the largest number that a state may hold.
+        limit: bytes of the largest message that it takes.
+    """
+
+    def __init__(
+        self, run: Run, name: str, agreed: Mapping[str, Any], folder: Path, largest: float, limit: int
+    ) -> None:
+        self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
+        self.largest, self.limit, self.digest = largest, limit, digest_of(agreed)
+        self.data: OneSite = run.data  # type: ignore[assignment]
+        self.evaluation = {
+            phase: examples_of(run, phase)
+            for phase in PHASES
+            if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None
+        }
+        self.declared = declared_of(run)
+
+    # ------------------------------------------------------------------ messages
+    def answer(self, packet: Packet) -> Packet:
+        """The answer to a message of the server; what went wrong is in it, and in full on stderr."""
+        try:
+            message = decoded(packet, self.limit)
+            if not isinstance(message, dict):
+                raise BadMessageError("a message is a dictionary")
+            return encoded(self.join(message) if message.get("kind") == "join" else self.work(message))
+        except BadMessageError as error:
+            self.tell(f"refused: {error}")
+            return encoded({"refused": str(error), "name": self.name})
+        except (Exception, SystemExit) as error:
+            self.tell(f"failed: {error}")
+            traceback.print_exception(error, file=sys.stderr)
+            return encoded({"failed": scrubbed(error), "usage": isinstance(error, UsageError), "name": self.name})
+
+    def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell what the site has and sends, unless the server's config is another one."""
+        theirs = json.loads(str(message.get("agreed")))
+        differing = different_keys(theirs, self.agreed)
+        if differing or digest_of(theirs) != self.digest:
+            raise BadMessageError(f"the server runs another config than this site: {differing or 'another form'}")
+        self.tell(f"joined a run of {len(message.get('names', []))} sites")
+        return {
+            "name": self.name,
+            "facts": {**asdict(self.data.facts(self.evaluation)), "evaluation": self.evaluation},
+            "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
+        }
+
+    def work(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Train or evaluate."""
+        shared, own = message.get("shared"), message.get("own")
+        if not isinstance(shared, dict) or not isinstance(own, dict) or shared.get("kind") not in ("train", "evaluate"):
+            raise BadMessageError(f"no such message: {message.get('kind')!r}")
+        if shared.get("agreed") != self.digest:
+            raise BadMessageError("the server runs another config than this site; start the run anew")
+        if not self.restore(shared, own):
+            return {"needs": "whole"}
+        return self.train(shared, own) if shared["kind"] == "train" else self.evaluate(shared, own)
+
+    def restore(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+        """Bring server state and methods to where the round begins; false where the site lacks a part of the state."""
+        run, server = self.run, self.run.server
+        numbers: list[Any] = [shared.get(name) for name in ("round", "num_clients", "num_examples")]
+        numbers.append(own.get("client"))
+        counts = all(type(number) is int and 0 <= number < 2**40 for number in numbers)
+        cohort: Any = shared.get("cohort")
+        listed = isinstance(cohort, list) and all(type(k) is int for k in cohort)
+        if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
+            raise BadMessageError("the numbers of a message are none of a run")
+        state: Any = shared.get("state")
+        rest = own.get("rest", {})
+        travels = {name for name in server.state if name in sent_names(run)}
+        always = [name for name in sent_down(run) if name not in run.client.frozen]
+        check_state("the state", state, server.state, self.largest, [*always, *(n for n in state if n in travels)])
+        check_state("the rest of the state", rest, server.state, self.largest, [*rest])
+        methods = shared.get("methods")
+        if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
+            raise BadMessageError("the methods are not those of the run")
+        check_numbers("a method's state", dict(tensors_of(methods)), self.largest)
+        server.assign(rest)
+        mine = {name: value for name, value in server.state.items() if name not in state}
+        if digest_of_state(mine) != shared.get("rest"):
+            return False
+        round_, before = numbers[0], (server.num_clients, server.num_examples)
+        server.num_clients, server.num_examples = numbers[1], numbers[2]
+        server.begin_round(round_, cohort)
+        # the server's hooks keep things beside its values, and these are then those of the message
+        if before != (server.num_clients, server.num_examples):
+            run.methods.on_fit_start(server)
+        for begin in (lambda _: None, run.methods.on_round_start):
+            begin(server)
+            server.assign(state)
+            run.methods.load_state_dict(methods)
+        run.resident.begin_round(round_)
+        run.local_training.monitored.load_state_dict(shared.get("client_schedulers", {}))
+        run.resident.evaluated = shared.get("evaluated", {})
+        return True
+
+    def train(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """The visit of the client: what it sends, and how it went."""
+        run, k, round_ = self.run, own["client"], shared["round"]
+        memories, client = run.client.memories(), run.client
+        run.stopwatch.reset()
+        with memories.unchanged():
+            memories.visited(k).update(move_data_to_device(self.memory(shared, own), memories.device))
+            update = run.local_training.visit(k, round_, run.server.state)
+            contents = contents_of(client, update)
+            check_update(contents, self.declared, client.sent_frozen)
+            # not the memory of the site as long as the server does not name it
+            save(on_cpu(memories.get(k, {})), self.file(shared, round_))
+            answer = {
+                "update": contents,
+                "steps": client.num_steps,
+                "rate": client.lr,
+                "skipped": client.visit.num_skipped,
+                "seconds": dict(run.stopwatch.seconds),
+            }
+            client.end_round()
+        self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})
+        self.tell(f"round {round_}: trained, sends {num_bytes(contents):,} bytes of tensors")
+        return answer
+
+    def evaluate(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of the global model, or of the client's own one, on the site's data."""
+        run, k = self.run, own["client"]
+        entries = self.memory(shared, own).get("state", {})
+        metrics: dict[str, dict[str, float]] = {}
+        for phase in (phase for phase in own.get("phases", []) if phase in self.evaluation):
+            if not run.client.kept:
+                metrics[phase] = run.evaluator.one_model(phase, run.server.state)
+            elif entries:
+                metrics[phase] = run.evaluator.own_models(phase, run.server.state, iter([(k, entries)]))
+        self.tell(f"round {shared['round']}: evaluated")
+        return {"metrics": metrics}
+
+    def report(self) -> str:
+        """What leaves the site, on lines."""
+        facts = self.data.facts(self.evaluation)
+        lines = [f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes" for entry in self.declared]
+        total = sum(entry.num_bytes for entry in self.declared)
+        told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
+        told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
+        sent = (
+            f"what leaves it in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
+        )
+        return "\n  ".join([f"site {self.name} is ready; it tells the server {told}", sent, *lines])
+
+    # ------------------------------------------------------------------ what the client remembers
+    def file(self, shared: Mapping[str, Any], round_: int) -> Path:
+        """The file of what the client remembers after its visit in a round of a run."""
+        run_id = shared.get("run")
+        if not isinstance(run_id, str) or len(run_id) != RUN_ID or not run_id.isalnum():
+            raise BadMessageError("the number of the run is none")
+        return self.folder / run_id / f"{int(round_)}.pt"
+
+    def memory(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """What the client remembers after the last visit whose update the server has taken; nothing before the first.
+
+        Raises:
+            BadMessageError: the site has no such memory.
+        """
+        last = own.get("memory")
+        if last is None:
+            return {}
+        path = self.file(shared, last)
+        if not path.is_file():
+            there = sorted(int(file.stem) for file in path.parent.glob("*.pt"))
+            raise BadMessageError(f"the memory after round {last} is not at this site, which has those after {there}")
+        return load(path)
+
+    def forget(self, shared: Mapping[str, Any], keep: set[Any]) -> None:
+        """Remove the memories that the server will not ask for."""
+        for path in self.file(shared, 0).parent.glob("*.pt"):
+            if int(path.stem) not in keep:
+                path.unlink(missing_ok=True)
+
+    def tell(self, text: str) -> None:
+        """Say on stderr what happens."""
+        print(f"site {self.name}: {text}", file=sys.stderr, flush=True)
+
+
+def sent_names(run: Run) -> set[str]:
+    """The entries of the state that may come down."""
+    return {*sent_down(run), *run.client.sent_frozen}
+
+
+def declared_of(run: Run) -> list[Entry]:
+    """What the updates of the client consist of, from two visits of one batch each, of which nothing is left."""
+    found: dict[str, Entry] = {}
+    begun = run.server.state
+    with run.client.rehearsing(run.methods):
+        for round_ in range(min(2, run.trainer.max_rounds)):
+            run.resident.begin_round(round_)
+            run.methods.on_round_start(run.server)
+            with limited(run.resident.clock, 1):
+                update = run.local_training.visit(0, round_, begun)
+            found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
+    run.client.end_round()
+    return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
+
+
+def examples_of(run: Run, phase: str) -> int:
+    """The examples of an evaluation; its batches where the examples cannot be counted."""
+    loaders = run.loaders.evaluation(phase)
+    return sum(num_pickable(loader) or len(loader) for loader in loaders)
+
+
+def serve(run: Run, make: Callable[[Run], Site], path: Path, ready: Callable[[Site], None]) -> None:
+    """Answer messages on a socket, one at a time, until the process is ended.
+
+    Args:
+        run: the run of the site.
+        make: makes the site.
+        path: the socket, which only this user may open.
+        ready: called once it listens.
+    """
+    prepare_fit(run, None, None, False)
+    begin_fit(run, fresh=True)
+    site = make(run)
+    with listening(path) as server:
+        ready(site)
+        while True:
+            connection, _ = server.accept()
+            with connection, suppress(ConnectionError):  # who has asked may be gone
+                try:
+                    packet = receive(connection, site.limit)
+                except BadMessageError as error:
+                    site.tell(f"refused: {error}")
+                    send(connection, encoded({"refused": str(error), "name": site.name}))
+                    continue
+                send(connection, site.answer(packet))
+
+
+def listening(path: Path) -> socket.socket:
+    """A socket that listens, in place of one that a process that is gone has left.
+
+    Raises:
+        UsageError: another process listens there, or the path is too long.
+    """
+    hint = f"a socket's path has at most {LONGEST_PATH} letters; give a shorter one"
+    require(len(str(path)) <= LONGEST_PATH, "socket", str(path), hint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        taken = probe.connect_ex(str(path)) == 0
+    require(not taken, "socket", str(path), "another worker of a site listens there; end it, or give another path")
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        server.bind(str(path))
+    finally:
+        os.umask(before)
+    server.listen(8)
+    return server

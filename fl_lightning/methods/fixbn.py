@@ -1,0 +1,44 @@
+"""FixBN: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023.
+
+Paper: https://arxiv.org/abs/2303.06530
+"""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+
+
+class FixBN(Method):
+    """Freezes the statistics of BatchNorm after a share of the rounds; until then it is FedAvg.
+
+    Before, clients normalise by the mean and variance of the batch. In the rounds that follow they normalise by the
+    received running statistics, in training as in evaluation, and these stay as they are. Scale and shift are trained
+    throughout. A client's gradient is then that of the network which is evaluated, so that one step of full batches by
+    all clients is one step on the pooled data.
+
+    Args:
+        share: the share of the rounds before the statistics are frozen, 0 to 1; 1 is FedAvg, and with 0 they are those
+            of the initial model throughout.
+
+    Raises:
+        UsageError: ``share`` is not from 0 to 1, or the module has no BatchNorm layer that updates running statistics.
+    """
+
+    def __init__(self, share: float = 0.5) -> None:
+        require(0 <= share <= 1, "FixBN.share", share, "give a number from 0 to 1")
+        self.share = share
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        kind = type(client.module).__name__
+        hint = "it has no BatchNorm layer that updates running statistics; take FixBN out"
+        require(bool(client.batch_norms), "FixBN with the model", kind, hint)
+
+    def on_client_start(self, client: Client) -> None:
+        clock = client.visit.clock
+        if clock.round >= self.share * clock.rounds:
+            for path in client.batch_norms:
+                client.module.get_submodule(path).eval()

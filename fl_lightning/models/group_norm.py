@@ -1,0 +1,52 @@
+"""BatchNorm replaced by GroupNorm, in any module."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule
+from torch import nn
+
+# private base of BatchNorm1d, 2d, 3d and SyncBatchNorm, as of torch 2.6 and 2.15
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_lightning.errors import require
+
+
+def with_group_norm(module: LightningModule, groups: int = 2) -> LightningModule:
+    """Put GroupNorm in the place of every BatchNorm layer of a module, which has no running statistics to average.
+
+    GroupNorm (Wu and He, ECCV 2018) normalises each example by itself, over groups of channels. Scale, shift and
+    epsilon are those of the BatchNorm layer; its running statistics are dropped, so that a trained network must be
+    trained further. In a config it stands where the module would:
+    ``model: {class_path: fl_lightning.models.with_group_norm, init_args: {module: {class_path: ...}, groups: 2}}``.
+
+    Args:
+        module: a LightningModule, or any other module; it is changed in place.
+        groups: into how many groups the channels of a layer are divided, at least 1.
+
+    Returns:
+        The module.
+
+    Raises:
+        UsageError: the module has no BatchNorm layer, or the channels of one cannot be divided so.
+    """
+    require(groups >= 1, "with_group_norm.groups", groups, "give 1 or more")
+    layers = {path: part for path, part in module.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)}
+    hint = "it has no BatchNorm layer; take with_group_norm out"
+    require(bool(layers) and "" not in layers, "with_group_norm.module", type(module).__name__, hint)
+    made = {layer: grouped(path, layer, groups) for path, layer in layers.items()}
+    for path, layer in layers.items():
+        module.set_submodule(path, made[layer])
+    return module
+
+
+def grouped(path: str, layer: _BatchNorm, groups: int) -> nn.GroupNorm:
+    """GroupNorm with scale, shift and epsilon of a BatchNorm layer, which lies at ``path``."""
+    channels = layer.num_features
+    # a value that is alone in its group would always become 0
+    alone = isinstance(layer, nn.BatchNorm1d) and channels == groups
+    hint = f"{path} has {channels} channels; give a {'smaller ' * alone}number that divides them"
+    require(channels % groups == 0 and not alone, "with_group_norm.groups", groups, hint)
+    made = nn.GroupNorm(groups, channels, layer.eps, layer.affine).train(layer.training)
+    if layer.affine:
+        made.weight, made.bias = layer.weight, layer.bias
+    return made

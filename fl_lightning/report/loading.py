@@ -1,0 +1,102 @@
+"""Finished runs in Python: one, or many at once."""
+
+from __future__ import annotations
+
+import glob
+import os
+import warnings
+from pathlib import Path
+
+from fl_lightning.errors import UsageError, require
+from fl_lightning.report.configs import differing_between, flat_config, short_keys
+from fl_lightning.report.reading import why
+from fl_lightning.report.run import ReportedRun, find_runs, read_run
+from fl_lightning.results import FitResult, FitResults, History
+
+HINT = "give the folder of a run, such as runs/fedavg/version_0, or load_runs a folder or a pattern of many"
+
+
+def load_run(path: str | os.PathLike) -> FitResult:
+    """What the fit of a run has returned, read from its folder; nothing is changed there.
+
+    A run that was stopped, or that goes on, has the rounds that are done. What cannot be read is left out, with a
+    warning.
+
+    Args:
+        path: the folder of the run, or one with this run alone below it.
+
+    Raises:
+        UsageError: there is no run, or there are several.
+    """
+    folder = Path(path).expanduser()
+    found = runs_below(folder)
+    some = f"it has {len(found)} runs below it; give one of them, such as {found[-1]}, or call load_runs"
+    require(len(found) == 1, "load_run", str(path), some)
+    try:
+        return result_of(found[0], "/".join(found[0].resolve().parts[-2:]), read_run(found[0]))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"load_run={str(path)!r}: {why(error)}; {HINT}") from error
+
+
+def load_runs(*paths: str | os.PathLike) -> FitResults:
+    """Many runs at once, which have one table and one picture; nothing is changed in their folders.
+
+    What cannot be read is left out, with a warning.
+
+    Args:
+        paths: folders that are runs or have runs below them, such as ``runs`` or the output of ``bench``; each may be
+            a pattern, such as ``runs/fed*``.
+
+    Raises:
+        UsageError: a path or a pattern has no run.
+    """
+    require(bool(paths), "load_runs", paths, "give folders that have runs below them, such as runs")
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        text = os.path.expanduser(path)
+        matching = sorted(glob.glob(text)) if not os.path.lexists(text) else [text]
+        found = [run for one in matching if os.path.isdir(one) for run in find_runs(Path(one))]
+        matched = "nothing is called so" if not matching else "there is no run in it or below it"
+        require(bool(found), "load_runs", str(path), f"{matched}; {HINT}")
+        folders.update({run.resolve(): run for run in found})
+    read: dict[Path, ReportedRun] = {}
+    for folder in folders.values():
+        try:
+            read[folder] = read_run(folder)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{folder} cannot be read and is left out: {why(error)}", stacklevel=2)
+    require(bool(read), "load_runs", [str(path) for path in paths], f"none of its runs can be read; {HINT}")
+    common = Path(os.path.commonpath([folder.resolve().parent.parent for folder in read]))
+    configs = {folder: flat_config(run.config) for folder, run in read.items()}
+    keys = short_keys(differing_between(list(configs.values())))
+    return FitResults(
+        result_of(
+            folder,
+            folder.resolve().relative_to(common).as_posix(),
+            run,
+            {short: configs[folder][key] for key, short in keys.items() if key in configs[folder]},
+        )
+        for folder, run in read.items()
+    )
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of runs at and below a folder.
+
+    Raises:
+        UsageError: there are none.
+    """
+    require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
+    found = find_runs(folder)
+    require(bool(found), "load_run", str(folder), f"there is no run in it or below it; {HINT}")
+    return found
+
+
+def result_of(folder: Path, name: str, run: ReportedRun, settings: dict[str, str] | None = None) -> FitResult:
+    """A run that was read as its fit would have returned it; what could not be read is a warning."""
+    for note in run.notes:
+        warnings.warn(f"{folder}: {note}", stacklevel=3)
+    history = History({tag: value for tag, value in row.items() if tag != "step"} for row in run.rows)
+    for row in history:
+        row["round"] = int(row["round"])
+    return FitResult(name, history, folder, run.seed, run.state, settings or {})

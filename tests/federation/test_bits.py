@@ -1,0 +1,59 @@
+"""A run at sites has the bits of the same run in one process."""
+
+import copy
+from contextlib import ExitStack
+
+import pytest
+import torch
+from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, worker, written
+
+PLATEAU = {
+    "class_path": "ImageClassifier",
+    "init_args": {
+        **SMALL["model"]["init_args"],
+        "lr_scheduler": {
+            "class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
+            "init_args": {"monitor": "test/loss", "patience": 0, "threshold": 10.0},
+        },
+    },
+}
+BATCH_NORM = {**SMALL["model"]["init_args"]["projector"]["init_args"]}
+RUNS = {
+    "fedavg": {},
+    "scaffold": {"method": ["SCAFFOLD"]},
+    "fedproto": {"method": ["FedProto"]},
+    "feddecorr_fedprox": {"method": ["FedDecorr", "FedProx"]},
+    "fedbn": {"method": ["FedBN"]},
+    "fednova": {"method": ["FedNova"]},
+    "bfloat16": {"trainer": {"precision": "bf16-true"}},
+    "cohorts": {"trainer": {"cohort_size": 2}},
+}
+# what depends on the machine, or is of the one way alone
+APART = ("time/", "memory/", "placed/", "sites/", "bytes/message/")
+
+
+def config_of(name):
+    config = copy.deepcopy(SMALL)
+    for key, value in RUNS[name].items():
+        config[key] = {**config[key], **value} if key in config else [{"class_path": method} for method in value]
+    return config
+
+
+def numbers_of(trainer):
+    return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in trainer.history]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
+    config = config_of(name)
+    app = app_of(tmp_path, config)
+    link = Sockets([tmp_path / f"{k}.sock" for k in range(SITES)])
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        ours = serve(app, link)
+    root = ("--trainer.default_root_dir", tmp_path / "fit")
+    alone = command("fit", "--config", written(tmp_path / "alone.yaml", config), *root)
+    for entry, value in alone.server.state.items():
+        assert torch.equal(ours.server.state[entry], value), entry
+    assert alone.history and numbers_of(ours) == numbers_of(alone)

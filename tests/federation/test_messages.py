@@ -1,0 +1,141 @@
+"""What a message may hold, and what is refused of one."""
+
+import math
+import socket
+import threading
+
+import pytest
+import torch
+
+from fl_lightning.errors import ClientError
+from fl_lightning.federation.agreement import check_numbers, check_state, scrubbed
+from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
+
+STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([0.1, -0.0, math.inf, math.nan], dtype=torch.bfloat16),
+        torch.tensor([[0.1, 1e-45]]),
+        torch.randn(3, 2, dtype=torch.float64).t(),
+        torch.tensor(True),
+        torch.zeros(0, 3, dtype=torch.int64),
+        torch.tensor([1 + 2j]),
+    ],
+)
+def test_tensors_keep_their_bits(tensor):
+    (same,) = decoded(encoded([tensor]))
+    assert same.dtype == tensor.dtype and same.shape == tensor.shape
+    bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in (same, tensor) if value.numel()]
+    assert not bits or torch.equal(*bits)
+
+
+def test_plain_values_and_containers_come_back_as_they_were():
+    value = {
+        "a": [1, 0.1, None, True, "ü"],
+        3: (1.5, {"b": math.inf}),
+        "c/d": torch.ones(1),
+        "c": {"d": torch.zeros(1)},
+    }
+    assert str(decoded(encoded(value))) == str(value)
+
+
+def test_bfloat16_travels_as_integers():
+    packet = encoded({"x": torch.ones(2, dtype=torch.bfloat16)})
+    assert packet.arrays["x"].dtype == "uint16" and packet.num_bytes == 4 + len(packet.text)
+
+
+def test_nothing_but_tensors_and_plain_values_is_sent():
+    with pytest.raises(TypeError, match="a/0 is a object"):
+        encoded({"a": [object()]})
+
+
+def bad(text="null", **arrays):
+    return Packet(text, arrays)
+
+
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        (bad("{"), "not JSON"),
+        (bad("[" * 10_000), "not JSON"),
+        (bad('{"object":1}'), "no known kind"),
+        (bad('{"tensor":"x","dtype":"float32"}'), "lacks the array 'x'"),
+        (bad(x=Array("uint8", (1,), b"1")), "undeclared array 'x'"),
+        (bad('{"tensor":"x","dtype":"int8"}', x=Array("uint8", (1,), b"1")), "is uint8, and not int8"),
+        (bad(x=Array("object", (1,), b"12345678")), "no object of the shape"),
+        (bad(x=Array("float32", (10**9,), b"1234")), "no float32 of the shape"),
+        (bad(x=Array("uint8", (-1,), b"")), "has the shape"),
+        (bad('{"list":[' * 30 + "1" + "]}" * 30), "more than"),
+        (bad('"' + "x" * 2000 + '"'), "at most 1,000 are taken"),
+    ],
+)
+def test_a_bad_message_is_refused(packet, why):
+    with pytest.raises(BadMessageError, match=why):
+        decoded(packet, limit=10**6 if len(packet.text) < 100 or "[" in packet.text else 1000)
+
+
+def test_a_message_goes_through_a_socket_within_its_limit():
+    packet = encoded({"x": torch.arange(1000.0)})
+    for limit, refused in ((10**6, False), (3000, True)):
+        here, there = socket.socketpair()
+        with here, there:
+            thread = threading.Thread(target=send, args=(here, packet))
+            thread.start()
+            if refused:
+                with pytest.raises(BadMessageError, match=r"at most 3,000 are taken"):
+                    receive(there, limit)
+                there.recv(10**6)
+            else:
+                assert receive(there, limit) == packet
+            thread.join()
+
+
+def test_what_claims_more_than_it_sends_reserves_nothing():
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall((2**60).to_bytes(8, "little"))
+        with pytest.raises(BadMessageError, match="an index of"):
+            receive(there)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"weight": torch.zeros(3, 2), "steps": STATE["steps"]}, r"weight is \(3, 2\)"),
+        ({"weight": torch.zeros(2, 3).double(), "steps": STATE["steps"]}, "float64"),
+        ({"weight": torch.full((2, 3), math.nan), "steps": STATE["steps"]}, "weight holds nan"),
+        ({"weight": torch.full((2, 3), 1e30), "steps": STATE["steps"]}, r"weight holds 1e\+30; at most"),
+        ({"steps": STATE["steps"]}, "lacks weight"),
+        ({**STATE, **{f"e{k}": torch.zeros(()) for k in range(1000)}}, "undeclared entry e0"),
+        ([], "no dictionary of tensors"),
+    ],
+)
+def test_a_bad_state_is_refused_by_name(state, why):
+    with pytest.raises(BadMessageError, match=why):
+        check_state("the state", state, STATE, 1e9, [*STATE])
+
+
+def test_a_buffer_that_is_infinite_from_the_start_is_taken():
+    mask = {"mask": torch.tensor([0.0, -math.inf])}
+    check_state("the state", mask, mask, 1e9, ["mask"])
+    with pytest.raises(BadMessageError, match="mask holds inf"):
+        check_numbers("the state", mask, 1e9)
+
+
+def test_of_an_exception_only_its_place_is_told():
+    def step():
+        raise ValueError("patient Jane Doe")
+
+    try:
+        try:
+            step()
+        except ValueError as error:
+            raise ClientError(f"client 0, round 1: {error}") from error
+    except ClientError as error:
+        told = scrubbed(error)
+    assert "Jane" not in told and "ValueError at test_messages.py" in told and "(step)" in told
+    assert scrubbed(ClientError("the loss became nan")) == "the loss became nan"

@@ -1,0 +1,64 @@
+"""FixBN freezes BatchNorm's statistics after a share of the rounds."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.errors import refused
+from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import FixBN
+from fl_lightning.models import MLP, ImageClassifier
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class States(Callback):
+    """The global state after each round, its statistics and the rest."""
+
+    def on_fit_start(self, trainer):
+        self.statistics, self.others = [], []
+
+    def on_round_end(self, trainer):
+        state = {name: value.clone() for name, value in trainer.server.state.items()}
+        self.statistics.append({name: value for name, value in state.items() if name.endswith(STATISTICS)})
+        self.others.append({name: value for name, value in state.items() if not name.endswith(STATISTICS)})
+
+
+def test_statistics_move_until_they_are_frozen_and_the_weights_go_on(run):
+    states = States()
+    run([FixBN(share=0.5)], max_rounds=4, callbacks=[states])
+    statistics, others = states.statistics, states.others
+    assert differs(statistics[0], statistics[1])
+    assert_same_bits(statistics[1], statistics[2])
+    assert_same_bits(statistics[1], statistics[3])
+    for before, after in pairwise(others):
+        assert all(differs({name: before[name]}, {name: after[name]}) for name in before)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_with_frozen_statistics_a_step_of_all_clients_is_one_on_the_pooled_data(run, frozen):
+    """The paper's law; with the statistics of the batch it does not hold."""
+    methods = [FixBN(share=0)] if frozen else []
+    states = []
+    for clients in (4, 1):
+        data = small_data(num_clients=clients, batch_size=400)
+        states.append(run(methods, model=plain_sgd_model(), data=data, max_rounds=1, local_epochs=1)[0])
+    apart, pooled = ({n: v for n, v in state.items() if not n.endswith(STATISTICS)} for state in states)
+    farthest = max(float((apart[name] - pooled[name]).abs().max()) for name in apart)
+    assert (farthest < 1e-6) is frozen
+
+
+def test_each_visit_begins_in_training_mode_again_and_evaluation_is_as_ever(run):
+    """A run that freezes in its last round has the mode of the start at its end."""
+    _, trainer = run([FixBN(share=0.5)])
+    layers = [part for part in trainer.client.module.modules() if isinstance(part, torch.nn.BatchNorm1d)]
+    assert layers and not any(layer.training is not trainer.client.module.training for layer in layers)
+
+
+def test_what_does_not_fit_is_refused(run):
+    with refused("FixBN.share=1.5"):
+        FixBN(share=1.5)
+    with refused("FixBN", "model='ImageClassifier'", "BatchNorm"):
+        run([FixBN()], model=ImageClassifier(MLP(64, [16])))

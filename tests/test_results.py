@@ -1,0 +1,245 @@
+"""What a fit returns, and what is read of finished runs: rows, tables, curves, and what a notebook shows."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.errors import refused, warned
+from helpers.reports import make_old, snapshot, write_run
+from helpers.runs import Stops, small_data, small_model, small_trainer
+
+from fl_lightning import FitResult, load_run, load_runs
+from fl_lightning.errors import ClientError
+from fl_lightning.results import History
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """``(trainer, result)`` of a fit of two rounds, with its model and its data."""
+    trainer, model, data = small_trainer(tmp_path_factory.mktemp("runs")), small_model(), small_data()
+    return trainer, trainer.fit(model, data), model, data
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder with three runs, of which two differ in their method alone and one in its seed."""
+    root = tmp_path / "runs"
+    write_run(root / "fedavg" / "version_0", rounds=3, measured=False)
+    write_run(root / "fedavg" / "version_1", rounds=3, measured=False, seed=1)
+    write_run(root / "feduv" / "version_0", rounds=2, measured=False, method="FedUV")
+    return root
+
+
+# ------------------------------------------------------------------ what a fit returns
+def test_a_fit_returns_what_its_folder_tells(fitted):
+    trainer, result, *_ = fitted
+    read = load_run(result.run_dir)
+    assert isinstance(result, FitResult) and result.run_dir == trainer.run_dir
+    assert result.history == trainer.history == read.history and len(result.history) == 2
+    assert result.metrics == trainer.metrics == read.metrics
+    assert (result.name, result.seed, result.state) == ("fedavg/version_0", 0, "finished")
+    assert repr(read) == repr(result)
+    assert repr(result).startswith("<fedavg/version_0: finished, 2 rounds, seed 0, in ")
+
+
+def test_evaluations_after_a_fit_leave_what_the_trainer_tells_of_it(fitted):
+    trainer, result, model, data = fitted
+    with refused("ckpt_path="):
+        trainer.test(model, data, ckpt_path="nowhere.ckpt")
+    tested = trainer.test(model, data)
+    trainer.predict(model, data)
+    assert tested["test/accuracy"] == result.metrics["test/accuracy"] and "train/loss" not in tested
+    assert (trainer.run_dir, trainer.history, trainer.metrics) == (result.run_dir, result.history, result.metrics)
+
+
+def test_a_trainer_that_has_not_fitted_tells_of_its_evaluation(tmp_path):
+    trainer = small_trainer(tmp_path)
+    tested = trainer.test(small_model(), small_data())
+    assert (trainer.run_dir, trainer.history, trainer.metrics) == (None, [], tested)
+
+
+def test_a_second_fit_leaves_the_result_of_the_first(tmp_path):
+    trainer, data = small_trainer(tmp_path, max_rounds=1, enable_progress_bar=False), small_data()
+    first, second = (trainer.fit(small_model(), data) for _ in range(2))
+    assert (first.run_dir.name, second.run_dir.name) == ("version_0", "version_1")
+    assert load_run(first.run_dir).history == first.history and first.history is not second.history
+    assert trainer.run_dir == second.run_dir
+
+
+def test_a_run_that_writes_nothing_has_a_result(tmp_path):
+    result = small_trainer(tmp_path, fast_dev_run=True).fit(small_model(), small_data())
+    assert (result.run_dir, result.name, len(result.history)) == (None, "fedavg", 1)
+    assert "in no folder" in repr(result)
+
+
+def test_a_fit_says_that_no_seed_was_set(tmp_path, monkeypatch, said):
+    def fit():
+        return small_trainer(tmp_path, fast_dev_run=True).fit(small_model(), small_data())
+
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
+    assert fit().seed == 3 and "seed_everything" not in said()
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert fit().seed == 0 and "seed 0, since none was set; call lightning.seed_everything " in said()
+
+
+# ------------------------------------------------------------------ reading runs
+def test_runs_are_read_without_torch_and_left_as_they_are(runs):
+    code = "import sys, fl_lightning; print(len(fl_lightning.load_runs(sys.argv[1])), 'torch' in sys.modules)"
+    before = snapshot(runs)
+    ended = subprocess.run([sys.executable, "-c", code, str(runs)], capture_output=True, text=True, check=True)
+    assert ended.stdout == "3 False\n"
+    assert snapshot(runs) == before
+
+
+@pytest.mark.parametrize("given", ["", "*", "fed*/version_*"])
+def test_many_runs_have_a_name_and_the_settings_in_which_they_differ(runs, given):
+    found = load_runs(str(runs / given))
+    assert [one.name for one in found] == ["fedavg/version_0", "fedavg/version_1", "feduv/version_0"]
+    assert [one.seed for one in found] == [0, 1, 0]
+    assert "FedUV" in found[2].settings.values() and "FedUV" not in found[0].settings.values()
+
+
+def test_runs_that_are_named_twice_are_read_once(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    assert [one.name for one in load_runs("feduv", runs / "feduv", "fed*")] == [
+        "feduv/version_0",
+        "fedavg/version_0",
+        "fedavg/version_1",
+    ]
+
+
+def test_the_output_of_bench_is_many_runs(tmp_path):
+    for cell in ("FedAvg_0.1_seed0", "FedAvg_0.2_seed0"):
+        write_run(tmp_path / "out" / cell / "fedavg" / "version_0", rounds=2, measured=False)
+    (tmp_path / "out" / "study.db").write_bytes(b"not read")
+    with refused("load_run=", "2 runs", "version_0", "load_runs"):
+        load_run(tmp_path / "out")
+    names = [one.name for one in load_runs(tmp_path / "out")]
+    assert names == ["FedAvg_0.1_seed0/fedavg/version_0", "FedAvg_0.2_seed0/fedavg/version_0"]
+
+
+def test_a_folder_with_one_run_below_it_is_that_run(runs):
+    assert load_run(runs / "feduv").run_dir == runs / "feduv" / "version_0"
+
+
+def test_what_is_no_run_is_refused(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    for load in (load_run, load_runs):
+        for path in ("nowhere", "empty", "empty/notes.txt"):
+            with refused(f"{load.__name__}='{path}'", "runs/fedavg/version_0"):
+                load(path)
+    with refused("load_run='runs/*'", "load_runs"):
+        load_run("runs/*")
+    with refused("load_runs='runs/moon*'", "nothing is called so"):
+        load_runs("runs/fed*", "runs/moon*")
+    with refused("load_runs=()"):
+        load_runs()
+
+
+def test_a_broken_table_is_read_up_to_the_line_that_is_broken(runs):
+    table = runs / "fedavg" / "version_0" / "metrics.csv"
+    head, first, *_ = table.read_text().splitlines()
+    table.write_text(f"{head}\n{first}\n1,this,is,cut")
+    with warned("metrics.csv", "line 3", "1 rounds"):
+        found = load_run(table.parent)
+    assert [row["round"] for row in found.history] == [0]
+    table.write_bytes(b"\x00\xff no table\n")
+    with warned("metrics.csv", "no column round"):
+        found = load_runs(runs)
+    assert [len(one.history) for one in found] == [0, 3, 2]
+    assert "version_0" in found._repr_html_() and len(found.plot().axes) > 0
+
+
+def test_a_run_of_which_nothing_can_be_read_is_left_out_of_many(runs):
+    folder = runs / "feduv" / "version_0"
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "metrics.csv").write_text("nothing\n")
+    with refused("load_run=", "metrics.csv"):
+        load_run(folder)
+    with warned(str(folder), "left out"):
+        assert len(load_runs(runs)) == 2
+
+
+def test_a_run_that_was_stopped_has_the_rounds_that_are_done(tmp_path):
+    trainer = small_trainer(tmp_path, callbacks=[Stops(1)])
+    with pytest.raises(ClientError, match="stopped"):
+        trainer.fit(small_model(), small_data())
+    make_old(tmp_path)
+    found = load_run(trainer.run_dir)
+    assert (found.state, found.history) == ("stopped", trainer.history)
+    assert len(found.history) == 1 and "stopped, 1 round," in repr(found)
+
+
+# ------------------------------------------------------------------ tables
+def test_the_history_is_a_frame_with_a_row_for_each_round(fitted):
+    pytest.importorskip("pandas")
+    result = fitted[1]
+    frame = result.frame()
+    assert frame.equals(result.history.frame())
+    assert frame.columns[0] == "round" and list(frame["round"]) == [0, 1]
+    assert frame.to_dict("records") == result.history
+    assert list(load_run(result.run_dir).frame().columns) == list(frame.columns)
+
+
+def test_many_runs_are_one_frame(runs):
+    pytest.importorskip("pandas")
+    found = load_runs(runs)
+    frame = found.frame()
+    assert list(frame.columns[:2]) == ["run", "seed"] and len(frame) == 3 + 3 + 2
+    last = frame.groupby("run")["test/accuracy"].last()
+    assert last["feduv/version_0"] == found[2].metrics["test/accuracy"]
+    assert set(found[2].settings) <= set(frame.columns)
+
+
+def test_without_pandas_the_error_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refused("pandas", "pip install pandas", kind=ModuleNotFoundError):
+        History([{"round": 0}]).frame()
+
+
+# ------------------------------------------------------------------ pictures
+def test_curves_are_drawn_of_the_metrics_that_are_asked_for(runs):
+    found = load_runs(runs)
+    (axes,) = found.plot("test/accuracy").axes
+    assert axes.get_ylabel() == "test/accuracy"
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0, 1, 2], [0, 1, 2], [0, 1]]
+    assert list(axes.lines[2].get_ydata()) == [row["test/accuracy"] for row in found[2].history]
+    usual = [axes.get_ylabel() for axes in found[0].plot().axes]
+    assert usual[:2] == ["test/accuracy", "test/loss"]
+    with refused("plot='test/nothing'", "test/accuracy"):
+        found[0].plot("test/nothing")
+
+
+def test_a_run_without_rounds_has_no_curves_and_says_so():
+    result = FitResult("fedavg/version_0", History(), None, 0)
+    with refused("plot=", "no round"):
+        result.plot()
+    assert "<img" not in result._repr_html_() and result.metrics == {}
+
+
+def test_a_notebook_shows_names_as_they_are_and_a_picture(runs):
+    found = load_runs(runs)
+    found[0].name = "<b>mine</b>"
+    for shown in (found, found[0]):
+        html = shown._repr_html_()
+        assert "&lt;b&gt;mine&lt;/b&gt;" in html and "<b>mine" not in html
+        assert "test/accuracy" in html and 'src="data:image/png;base64,iVBOR' in html
+    assert found.plot()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_guide_runs_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    page = Path(__file__).resolve().parents[1] / "docs" / "python.md"
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(code, names)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which the guide has set, too, and which is put back
+    assert (tmp_path / "curves.png").is_file() and (tmp_path / "all.png").is_file()
+    assert "0 runs/fedprox/version_0" in capsys.readouterr().out and len(names["runs"]) == 1
+    assert names["result"].history == names["trainer"].history
