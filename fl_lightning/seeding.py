@@ -52,16 +52,19 @@ def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
     python_state = random.getstate()
     drawn = address(seed, purpose, *where)
     # torch.manual_seed would queue a call for every kind of device that is not in use, with its traceback
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices), numpy_seeded(drawn % 2**32):
+    on_gpu = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
+    generators = [torch.default_generator, *on_gpu]
+    states = [generator.get_state() for generator in generators]
+    with numpy_seeded(drawn % 2**32):
         random.seed(drawn)
-        torch.default_generator.manual_seed(drawn)
-        for _ in devices:
-            torch.cuda.manual_seed(drawn)
+        for generator in generators:
+            generator.manual_seed(drawn)
         try:
             yield
         finally:
             random.setstate(python_state)
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 # generators that take the place of NumPy's global one, by the number of blocks within each other

@@ -455,7 +455,8 @@ class Client(LightningModule):
             output = module.training_step(batch, batch_idx) if resident.takes_index else module.training_step(batch)
         finally:
             taps.trains = False
-        loss = output.get("loss") if isinstance(output, Mapping) else output
+        # a tensor is asked for first: whether it is a mapping takes longer to find out
+        loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
         if loss is not None and loss.ndim and loss.numel() != 1:

@@ -237,9 +237,7 @@ class Logged:
             entry = self._entry(hook, name, value, arguments)
         if weight is None:
             weight = self._weight(entry, value) if entry.once or self._size is None else self._size
-        if isinstance(value, Metric):
-            entry.add_metric(value, weight)
-            return
+        # a tensor is asked for first: whether it is a metric takes longer to find out
         if isinstance(value, Tensor):
             if value.ndim:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
@@ -247,6 +245,9 @@ class Logged:
                 value = value.reshape(())
             # a copy: the module may change it in place
             value = value.detach().clone() if value.requires_grad else value.clone()
+        elif isinstance(value, Metric):
+            entry.add_metric(value, weight)
+            return
         else:
             check_kind(name, value)
             value = float(value)

@@ -94,7 +94,7 @@ class ClientLoader(Protocol):
 def as_client_loader(loader: Any) -> ClientLoader:
     """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
     # the check of a protocol looks at each of its members; it is skipped for this package's own loaders
-    if isinstance(loader, (Batches, PlainLoader, ClientLoader)):
+    if isinstance(loader, (Batches, ArrayBatches, PlainLoader, ClientLoader)):
         return loader
     several = isinstance(loader, (list, tuple, Mapping)) and any(map(is_loader, leaves_of(loader)))
     return PlainLoader(CombinedLoader(loader, "max_size_cycle") if several else loader)
@@ -272,9 +272,9 @@ class ArrayBatches:
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, list[Tensor]]]:
         """One pass: each batch together with its rows."""
-        places = self._places()
-        for chosen in places.split(self.batch_size):
-            yield Rows(chosen, len(places), self.batch_size), self.gather(self.rows[chosen])
+        places, number = self._places(), len(self.rows)
+        for chosen, rows in zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True):
+            yield Rows(chosen, number, self.batch_size), self.gather(rows)
 
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False

@@ -19,7 +19,7 @@ from fl_lightning.client import Client
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, needs_closure
+from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.recording import Recordings, looks_at
 from fl_lightning.engine.replaced import replaced
@@ -276,7 +276,10 @@ class LocalTraining:
         self._gradients(batch, index, rows, optimizer)
         if self._has_gradients:
             self._prepare(optimizer)
-            self.fabric.strategy.optimizer_step(optimizer)
+            if self._scaler is None:
+                take_step(optimizer)
+            else:
+                self.fabric.strategy.optimizer_step(optimizer)
             self.client.end_step(optimizer)
 
     def _call_step(self, closure: Closure, index: int, optimizer: Optimizer) -> None:
@@ -334,7 +337,7 @@ class LocalTraining:
             if "optimizer_zero_grad" in resident.hooks:
                 resident.call("optimizer_zero_grad", clock.current_epoch, index, optimizer)
             else:
-                optimizer.zero_grad()
+                clear_gradients(optimizer)
         if loss is not None:
             share = loss if clock.accumulate == 1 else loss / clock.accumulate
             self._has_gradients = True
@@ -342,7 +345,7 @@ class LocalTraining:
             if "backward" in resident.hooks:
                 resident.call("backward", share if self._scaler is None else self._scaler.scale(share))
             else:
-                self.fabric.backward(share)
+                self._precision.backward(share, None)
             resident.call("on_after_backward")
         self.stopwatch.lap("forward_backward")
         return loss

@@ -2,7 +2,8 @@
 
 Lightning's and torch's private names that this needs are used here alone, as of lightning 2.6, torch 2.6 and 2.15:
 ``lightning.pytorch.core.optimizer._configure_optimizers`` and ``_configure_schedulers_automatic_opt``, which read what
-``configure_optimizers`` may return, and the hooks and the flag ``_opt_called`` of ``torch.optim.Optimizer``.
+``configure_optimizers`` may return, the hooks, the flag ``_opt_called`` and ``profile_hook_step`` of
+``torch.optim.Optimizer``, and ``torch.autograd._profiler_enabled``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_s
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.client.transient import changed, contents, objects_in
@@ -28,6 +30,8 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
+# what torch wraps around the ``step`` of every optimizer: the call of hooks, and a span for its profiler
+WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
@@ -159,6 +163,37 @@ def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> No
     """Set the options of each parameter group."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
         group.update(values)
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """``optimizer.step()``, without what torch wraps around it where nobody looks: hooks, and a profiler's span.
+
+    For a small model the wrapper takes as long as the step.
+    """
+    step: Any = type(optimizer).step
+    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
+    if wrapped and not is_observed(optimizer):
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
+
+
+def is_observed(optimizer: Optimizer) -> bool:
+    """Whether a hook or a profiler wants to know of the steps of an optimizer."""
+    of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(of_all or own or torch.autograd._profiler_enabled())
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """``optimizer.zero_grad()``, without a profiler's span where there is none."""
+    own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
+    if own or torch.autograd._profiler_enabled():
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -200,9 +200,7 @@ def train_group(
 
 def add_updates(run: Run, group: list[int], visits: Group, totals: Totals, outcome: Outcome) -> set[int]:
     """Add at once what clients send of which no hook wants to see more; returns their rows in the group."""
-    if not visits.sends_states_alone() or any(
-        type(callback).on_client_end is not Callback.on_client_end for callback in run.callbacks
-    ):
+    if not visits.sends_states_alone() or is_watched(run):
         return set()
     rows, updates = visits.updates()
     if rows:
@@ -243,7 +241,8 @@ def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals
     """Show a client that has trained to the callbacks, and add what it sends, unless that is lost."""
     client = run.client
     if fate.lost is None:
-        observe(run, k, round_)
+        if is_watched(run):
+            observe(run, k, round_)
         try:
             totals.add(update)
         except ArithmeticError as error:
@@ -259,6 +258,12 @@ def note_visit(run: Run, k: int, steps: int, rate: float, skipped: int, outcome:
     outcome.counts.update(visits=1, stepped=steps > 0, idle=run.local_training.batches(k) == 0, skipped=skipped)
     if steps and arrived:
         outcome.rates[k] = rate
+
+
+def is_watched(run: Run) -> bool:
+    """Whether a callback is to see each client that has trained."""
+    hooks = (getattr(callback.on_client_end, "__func__", None) for callback in run.callbacks)
+    return any(hook is not Callback.on_client_end for hook in hooks)
 
 
 def observe(run: Run, k: int, round_: int) -> None:

@@ -41,7 +41,7 @@ class Update:
         """The update as ``Weighted`` values, which can be added, by field; logged extremes are left out."""
         return {
             "clients": Weighted.of(1.0),
-            "drift": Weighted.of(self.drift, torch.tensor(float(self.weight), dtype=torch.float64)),
+            "drift": Weighted.of(self.drift, float(self.weight)),
             "delta": weigh(self.delta, self.weight),
             "others": weigh(self.others, self.weight),
             "frozen": weigh(self.frozen, self.weight),

@@ -20,6 +20,8 @@ from fl_lightning.sums.exact import ExactSum
 
 # rows that are added at once, few enough that their sum is exact
 MOST_ROWS = 256
+# numbers of the vectors that wait to be added together
+MOST_WAITING = 16384
 # where a value lies in nested dictionaries
 Path = tuple[str, ...]
 # of a total and of its weight
@@ -43,6 +45,8 @@ class Weighted:
     @classmethod
     def of(cls, value: Tensor | float, weight: Tensor | float = 1.0) -> Weighted:
         """The sum over one element: ``value`` with weight ``weight``, in float64."""
+        if isinstance(value, (int, float)) and isinstance(weight, (int, float)):
+            return cls.summed(float(value) * weight, weight)
         # a plain number is never rounded to float32 on the way
         total = torch.as_tensor(value, dtype=torch.float64).detach()
         scale = torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach()
@@ -51,6 +55,8 @@ class Weighted:
     @classmethod
     def summed(cls, total: Tensor | float, weight: float) -> Weighted:
         """A total that was already added up, of values whose weights add up to ``weight``."""
+        if isinstance(total, (int, float)):
+            return cls(*torch.tensor((float(total), float(weight)), dtype=torch.float64).unbind())
         value = torch.as_tensor(total, dtype=torch.float64)
         return cls(value, torch.tensor(float(weight), dtype=torch.float64, device=value.device))
 
@@ -76,6 +82,8 @@ class Sums:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._layout: Layout = {}
         self._exact = ExactSum(0, device)
+        # vectors that are still to be added: for a small model, adding them together takes hardly longer than one
+        self._waiting: list[Tensor] = []
         self._totals: dict[str, Any] | None = None
 
     @torch.no_grad()
@@ -92,7 +100,9 @@ class Sums:
         layout = {path: (value.total.shape, value.weight.shape) for path, value in entries.items()}
         if layout != self._layout:
             self._extend(merged(self._layout, layout))
-        self._exact.add(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
+        self._waiting.append(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
+        if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
+            self._add_waiting()
 
     @torch.no_grad()
     def add_rows(self, values: Mapping[str, Any]) -> None:
@@ -123,6 +133,7 @@ class Sums:
         """Add up the sums of all workers, who all call this; returns the small ``note`` of each, by rank."""
         if workers.size == 1:
             return [note]
+        self._add_waiting()
         layout: Layout = {}
         exponents: set[int] = set()
         gathered = workers.gather((self._layout, self._exact.exponents, note))
@@ -137,6 +148,7 @@ class Sums:
     def totals(self) -> dict[str, Any]:
         """The sums, in the dictionaries in which they came."""
         if self._totals is None:
+            self._add_waiting()
             shapes = [shape for pair in self._layout.values() for shape in pair]
             flat = self._exact.value().split([shape.numel() for shape in shapes])
             parts = iter([part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
@@ -151,11 +163,18 @@ class Sums:
         """Extend the vector to a superset of the present layout, with zeros for the new values."""
         if layout == self._layout:
             return
+        self._add_waiting()
         ends = dict(zip(layout, accumulate(map(length, layout.values())), strict=True))
         places = [torch.arange(ends[path] - length(shapes), ends[path]) for path, shapes in self._layout.items()]
         places.append(torch.zeros(0, dtype=torch.int64))  # cat takes no empty list
         self._exact.spread(torch.cat(places), max(ends.values()))
         self._layout, self._totals = layout, None
+
+    def _add_waiting(self) -> None:
+        if self._waiting:
+            first, *others = self._waiting
+            self._exact.add(torch.stack(self._waiting) if others else first)
+            self._waiting = []
 
     def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> tuple[Tensor, ...]:
         device, value = self._exact.device, entries.get(path)
@@ -220,6 +239,8 @@ def length(shapes: Shapes) -> int:
 @torch.no_grad()
 def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
     """``weight`` times each of the tensors, in float64, with that weight."""
+    if not values:
+        return {}
     scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))
     scale = torch.tensor(float(weight), dtype=torch.float64)
     return {name: Weighted(total, scale) for name, total in zip(values, scaled, strict=True)}

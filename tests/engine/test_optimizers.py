@@ -8,6 +8,9 @@ from helpers.runs import assert_same_bits
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fl_lightning.engine.optimizers import clear_gradients, take_step
 
 
 def sgd(parameters):
@@ -246,3 +249,62 @@ def test_what_cannot_be_brought_back_is_refused(tmp_path, make):
     with refused(f"model={make.__name__}", "configure_optimizers", *REFUSED[make]):
         by_rounds(make("SGD"), clients(Rows()), folder=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Counts(SGD):
+    """Notes who calls its own functions."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.calls = []
+
+    def step(self, closure=None):
+        self.calls.append("step")
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.calls.append("zero_grad")
+        super().zero_grad(set_to_none)
+
+
+def with_gradient(make):
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return parameter, make([parameter])
+
+
+@pytest.mark.parametrize("make", [sgd, RECIPES["Adam, StepLR"][0], Counts])
+def test_a_step_is_that_of_torch(make):
+    (ours, optimizer), (theirs, reference) = with_gradient(make), with_gradient(make)
+    for _ in range(2):
+        take_step(optimizer)
+        reference.step()
+    assert ours.detach().equal(theirs.detach()) and not ours.detach().equal(torch.ones(2))
+    clear_gradients(optimizer)
+    assert ours.grad is None
+    assert getattr(optimizer, "calls", ["step", "step", "zero_grad"]) == ["step", "step", "zero_grad"]
+
+
+def test_hooks_of_a_step_and_a_profiler_see_it():
+    seen = []
+    _, optimizer = with_gradient(sgd)
+    hooks = [register_optimizer_step_pre_hook(lambda *_: seen.append("all"))]
+    hooks.append(optimizer.register_step_post_hook(lambda *_: seen.append("own")))
+    take_step(optimizer)
+    for hook in hooks:
+        hook.remove()
+    take_step(optimizer)
+    assert seen == ["all", "own"]
+    with torch.profiler.profile() as profile:
+        take_step(optimizer)
+        clear_gradients(optimizer)
+    spans = {event.name for event in profile.events()}
+    assert {"Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"} <= spans
+
+
+def test_a_function_in_the_place_of_a_step_is_called():
+    parameter, optimizer = with_gradient(sgd)
+    StepLR(optimizer, 1)  # puts one there, which notes that the optimizer has stepped
+    optimizer._opt_called = False
+    take_step(optimizer)
+    assert optimizer._opt_called and not parameter.detach().equal(torch.ones(2))

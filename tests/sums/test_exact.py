@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.sums import Sums, Weighted
 from fl_lightning.sums.exact import ADDITIONS, ExactSum
+from fl_lightning.sums.weighted import MOST_ROWS
 
 
 def mixed(number, size, lowest=-40, highest=12):
@@ -125,3 +126,18 @@ def test_an_entry_of_another_shape_is_refused():
     sums.add({"a": Weighted.of(torch.zeros(2))})
     with refused("a", "(3,)", "(2,)", kind=ArithmeticError):
         sums.add({"a": Weighted.of(torch.zeros(3))})
+
+
+def test_vectors_that_wait_to_be_added_have_the_bits_of_rows():
+    values = torch.randn(MOST_ROWS + 50, 40, generator=torch.Generator().manual_seed(0)).double()
+    values = values * 10.0 ** torch.arange(-20, 20)
+    one_by_one, together = Sums(), Sums()
+    for place, value in enumerate(values):
+        one_by_one.add({"a": Weighted.of(value, 0.3), **({"b": Weighted.of(1.0)} if place == 70 else {})})
+        if place == 20:
+            assert one_by_one.totals["a"].weight.item() == math.fsum([0.3] * 21)
+    weights = torch.full((len(values),), 0.3, dtype=torch.float64)
+    together.add_rows({"a": Weighted(values * 0.3, weights)})
+    assert one_by_one.totals["b"].total.item() == 1.0
+    assert one_by_one.totals["a"].total.equal(together.totals["a"].total)
+    assert one_by_one.totals["a"].weight.equal(together.totals["a"].weight)
