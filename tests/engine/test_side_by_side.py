@@ -1079,6 +1079,8 @@ def test_a_method_of_ones_own_sees_each_client_as_alone(tmp_path, method):
 class Warm(Method):
     """A penalty whose coefficient is another in each round."""
 
+    mu = 0.0
+
     def on_round_start(self, server):
         self.mu = float(server.round)
 
