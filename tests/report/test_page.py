@@ -208,8 +208,8 @@ def test_the_tables_are_the_same_in_every_form(made):
     numbers = set(re.findall(r"\d\d\.\d\d ± \d\.\d\d", made["page.html"]))
     assert len(numbers) >= 3
     assert numbers <= set(re.findall(r"\d\d\.\d\d ± \d\.\d\d", made["page.md"]))
-    assert {one.replace("±", r"$\pm$") for one in numbers} <= set(
-        re.findall(r"\d\d\.\d\d \$\\pm\$ \d\.\d\d", made["page.tex"])
+    assert {f"${one.replace('±', chr(92) + 'pm')}$" for one in numbers} <= set(
+        re.findall(r"\$\d\d\.\d\d \\pm \d\.\d\d\$", made["page.tex"])
     )
     assert made["page.csv"].startswith("title,table,caption")
 
