@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,14 @@ FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
 
 class UsageError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
+
+
+class UsageErrors(UsageError):
+    """Several things that are bad, each a UsageError by itself. The command line prints a line for each."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class ChangedCodeError(UsageError):
@@ -136,10 +145,38 @@ def is_users(file: str) -> bool:
     return not (installed or within or file.startswith("<frozen"))
 
 
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Make all of several checks that do not need each other, so that what they refuse is told at once.
+
+    Raises:
+        UsageError: one of them refuses something.
+        UsageErrors: several do.
+    """
+    errors: dict[str, UsageError] = {}
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            errors |= dict.fromkeys(lines_of(error), error)
+    if errors:
+        first = next(iter(errors.values()))
+        raise first if len(errors) == 1 else UsageErrors(list(errors)) from first
+
+
+def lines_of(error: UsageError) -> list[str]:
+    """What an error refuses, a text for each thing."""
+    return error.lines if isinstance(error, UsageErrors) else [str(error)]
+
+
 def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:
         raise UsageError(f"{key}={clipped(repr(value), LONGEST_VALUE)}: {hint}")
+
+
+def count(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import SharedStateError, UsageError, clipped, require
+from fl_lightning.errors import SharedStateError, UsageError, check_all, clipped, require
 from fl_lightning.functional._mapped import needs_gradient
 from fl_lightning.state import State, Weighted
 
@@ -288,8 +288,7 @@ class MethodList:
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
-        for method in self.methods:
-            method.setup(client, optimizer)
+        check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
@@ -301,8 +300,7 @@ class MethodList:
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Let each method refuse data that does not fit it."""
-        for method in self.methods:
-            method.check_data(data)
+        check_all(partial(method.check_data, data) for method in self.methods)
 
     def initial_state(self, client: Client) -> State:
         """The values that methods give to entries of the state which do not travel, for the client's first visit.

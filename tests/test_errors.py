@@ -3,12 +3,13 @@
 import json
 import os
 import traceback
+from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fl_lightning.errors import ClientError, is_users, located
+from fl_lightning.errors import ClientError, UsageError, UsageErrors, check_all, is_users, lines_of, located, require
 
 
 def caught(call):
@@ -59,3 +60,16 @@ def test_an_error_in_a_process_of_a_loader_has_its_place_there():
     line = Broken.__getitem__.__code__.co_firstlineno + 1
     error = caught(lambda: list(DataLoader(Broken(), num_workers=1)))
     assert located(error) == f"ValueError at test_errors.py:{line} (__getitem__): row 0 is bad"
+
+
+def test_what_several_checks_refuse_is_told_at_once_and_once():
+    def refuse(key):
+        require(False, key, 0, "give 1")
+
+    check_all([])
+    with pytest.raises(UsageErrors) as several:
+        check_all([partial(refuse, "a"), partial(refuse, "b"), partial(refuse, "a")])
+    assert lines_of(several.value) == ["a=0: give 1", "b=0: give 1"]
+    with pytest.raises(UsageError) as one:
+        check_all([partial(refuse, "a"), lambda: None])
+    assert lines_of(one.value) == ["a=0: give 1"] and not isinstance(one.value, UsageErrors)

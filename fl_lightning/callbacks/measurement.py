@@ -15,7 +15,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.pictures import Picture
 from fl_lightning.records.files import set_aside, write_atomically
 
@@ -182,3 +182,16 @@ def require_test_data(trainer: RunAccess, callback: Callback) -> None:
     hint = "it has no test data, on which the models are compared; give it a test_dataloader"
     key = f"{type(callback).__name__} with the data"
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
+
+
+def has_test_data_of(trainer: RunAccess, callback: Callback, client: int) -> bool:
+    """Whether a client has test examples of its own.
+
+    Raises:
+        UsageError: the data module gives no client test data of its own; names the callback that needs them.
+    """
+    try:
+        return trainer.has_data("test", client)
+    except UsageError as error:
+        who = f"{type(callback).__name__} needs the test data of each client"
+        raise UsageError(f"{who}: {error}, or take the callback out") from error

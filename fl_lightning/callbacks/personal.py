@@ -26,7 +26,7 @@ from fl_lightning.callbacks.by_client import (
     in_order,
     log_finite,
 )
-from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, has_test_data_of, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
 from fl_lightning.pictures.shipped import MODELS, PERSONAL
@@ -95,7 +95,7 @@ class PersonalAccuracy(Measurement):
         )
         for k in self.clients:
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
-            require(trainer.has_data("test", k), "PersonalAccuracy: test examples of client", k, hint)
+            require(has_test_data_of(trainer, self, k), "PersonalAccuracy: test examples of client", k, hint)
         self._lines: list[list[str]] = []
         # the class declares them as server values, which have no value before the first round
         methods: list[Any] = trainer.methods.methods

@@ -49,7 +49,7 @@ CAUSES = {
     "module": re.compile(r"(?P<why>No module named '[\w.]+')"),
     "attribute": re.compile(r"(?P<why>module '(?P<module>[\w.]+)' has no attribute '\w+')"),
     "base": re.compile(r"Import path (?:(?P<value>[\w.]+) )?does not correspond to (?P<why>a subclass of \w+)"),
-    "abstract": re.compile(r"Expected an instantiatable class, but (?P<value>[\w.]+) is (?P<why>abstract)"),
+    "abstract": re.compile(r"Expected an instantiatable class, but (?:(?P<value>[\w.]+) )?is (?P<why>abstract)"),
     "entries": re.compile(r"'(?P<kind>\w+)' object has no attribute 'keys'"),
     "key": re.compile(r"(?:Key must be a string, got|Spaces not allowed in keys): (?P<name>.*?)\.(?= |$)"),
     "spec": re.compile(
@@ -151,12 +151,12 @@ def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
         # the class around the cause, or the value itself
         quoted = re.search(r"Given value: ([\w.]+)", place.after)
         callable_ = place.before.endswith("callable class: ") and not INNER.search(place.after)
-        value = quoted[1] if quoted and (callable_ or not place.owner) else place.owner
+        value = quoted[1] if quoted and (callable_ or not place.owner or match["why"] == "abstract") else place.owner
     theirs = lightning_callback(value) if place.key.endswith("callbacks") else None
     if theirs:
         return f"{place.key}={value!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
-    why = f"{last_part(value)} is abstract" if why == "abstract" else why
+    why = f"it is abstract{lacking(value, place.key)}" if why == "abstract" else why
     suggestion = near(last_part(value), [*known_classes(place.key), *members(groups.get("module"))])
     return f"{place.key}={value!r}: {why}; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
 
@@ -255,6 +255,17 @@ def members(module: str | None) -> list[str]:
     return [name for name, kind in names.items() if isinstance(kind, type) and name[0] != "_"]
 
 
+def lacking(path: str, key: str) -> str:
+    """What an abstract class leaves to its subclasses, as the end of a sentence; empty where that is not known."""
+    module, _, name = path.rpartition(".")
+    base = BASES.get(last_part(key))
+    # without a module it is a short name, of a class that stands for the key
+    kinds = [getattr(import_module(module), name)] if module else [base, *(descendants(base) if base else [])]
+    kind = next((kind for kind in kinds if kind is not None and kind.__name__ == name), None)
+    missing = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+    return f", without {missing}, which a subclass has to define" if missing else ""
+
+
 def lightning_callback(path: str) -> type | None:
     """The callback of Lightning's own trainer at a class path or of a short name; None where it is no such class."""
     module, _, name = path.rpartition(".")
@@ -301,9 +312,13 @@ def known_for(key: str) -> str:
     return f"one of {', '.join(names)}, or " if names else ""
 
 
+def descendants(base: type) -> list[type]:
+    """All subclasses of a class, at any depth."""
+    children: list[type] = base.__subclasses__()
+    return [kind for child in children for kind in (child, *descendants(child))]
+
+
 def subclasses(base: type) -> list[type]:
     """The concrete subclasses that this package defines for configs, at any depth."""
-    children: list[type] = base.__subclasses__()
-    kinds = [kind for child in children for kind in (child, *subclasses(child))]
-    ours = [kind for kind in kinds if kind.__module__.startswith(FOLDERS_OF_CLASSES)]
+    ours = [kind for kind in descendants(base) if kind.__module__.startswith(FOLDERS_OF_CLASSES)]
     return [kind for kind in ours if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]

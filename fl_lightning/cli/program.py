@@ -28,9 +28,20 @@ from fl_lightning.cli.messages import key_in, shorten
 from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
-from fl_lightning.engine.commands.doctor import as_text, count
+from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.errors import ClientError, Stopped, UsageError, add_note, clipped, is_users, located, require
+from fl_lightning.errors import (
+    ClientError,
+    Stopped,
+    UsageError,
+    add_note,
+    clipped,
+    count,
+    is_users,
+    lines_of,
+    located,
+    require,
+)
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
@@ -353,7 +364,9 @@ def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    print(f"error: {clipped(str(error)) if status == 2 else error}", file=sys.stderr)
+    lines = [clipped(line) for line in lines_of(error)] if isinstance(error, UsageError) else [error]
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
     sys.exit(status)
 
 

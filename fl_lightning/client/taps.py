@@ -279,7 +279,7 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     A module names its own in an attribute ``taps``; ``extra`` (``trainer.taps``) adds to them or replaces them.
 
     Raises:
-        UsageError: a wanted tap is not bound, no submodule has its path, or no field follows its colon.
+        UsageError: wanted taps are not bound, all named at once; a path is of no submodule; no field follows a colon.
     """
     known = {**getattr(module, "taps", {}), **extra}
     submodules = [name for name, _ in module.named_modules() if name]
@@ -287,14 +287,21 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         hint = f"no submodule of {type(module).__name__} has this path; give one of "
         near = choice(submodules, submodule(binding))
         require(submodule(binding) in submodules or name in wanted, f"trainer.taps: {name}", binding, hint + near)
-    for name, asker in wanted.items():
-        if submodule(known.get(name, "")) not in submodules:
-            raise UsageError(
-                f"trainer.taps: {asker} needs the tap {name!r}, which is "
-                f"{f'bound to {known[name]!r}, no submodule of' if name in known else 'not bound in'} "
-                f"{type(module).__name__}; add trainer.taps: {{{name}: SUBMODULE}}, SUBMODULE being one of "
-                f"{choice(submodules, submodule(known.get(name, name)))}"
-            )
+    missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in submodules}
+    if missing:
+        needed: dict[str, list[str]] = {}
+        for name, asker in missing.items():
+            bound = f" (bound to {known[name]!r})" if name in known else ""
+            needed.setdefault(asker, []).append(f"{name!r}{bound}")
+        asked = " and ".join(f"{asker} needs {', '.join(names)}" for asker, names in needed.items())
+        first = next(iter(missing))
+        added = ", ".join(f"{name}: SUBMODULE" for name in missing)
+        raise UsageError(
+            f"trainer.taps: {asked}, of which {type(module).__name__} has none; "
+            f"add trainer.taps: {{{added}}}, SUBMODULE being one of "
+            f"{choice(submodules, submodule(known.get(first, first)))}"
+        )
+    for name in wanted:
         require(all(known[name].split(":")), f"trainer.taps: {name}", known[name], "name a field after the colon")
     return {name: known[name] for name in wanted}
 

@@ -8,6 +8,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
 from fl_lightning.engine.compiled import MODES
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
-from fl_lightning.errors import UsageError, clipped, require, text_of
+from fl_lightning.errors import UsageError, check_all, clipped, require, text_of
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import Logger, is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
@@ -104,12 +105,15 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     Raises:
         UsageError: an argument is; the error names it.
     """
-    for name, (fits, hint) in RANGES.items():
+
+    def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
         try:
             inside = bool(fits(arguments[name]))
         except TypeError:  # it cannot be compared with a number
             inside = False
         require(inside, f"trainer.{name}", arguments[name], hint)
+
+    check_all(partial(check, name, *condition) for name, condition in RANGES.items())
 
 
 def is_folder_name(name: Any) -> bool:
@@ -198,8 +202,6 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
     if getattr(data, "elsewhere", False):  # each site looks at its own
         return
-    check_model_fits(model, data, methods)
-    methods.check_data(data)
     idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
     if idle:
         text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
@@ -223,9 +225,18 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
             on, its ``min_batch_size``; a method that counts labels where they are not known, or beside a model with
             more classes than are counted.
     """
+    check_all(partial(check, model, data, methods) for check in (check_classes, check_batches, check_counts))
+
+
+def check_classes(model: LightningModule, data: Any, methods: MethodList) -> None:
+    """Refuse a model with fewer classes than the data."""
     ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
     if isinstance(ours, int) and isinstance(theirs, int):
         require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
+
+
+def check_batches(model: LightningModule, data: Any, methods: MethodList) -> None:
+    """Refuse clients whose every batch is smaller than those the module trains on."""
     least = getattr(model, "min_batch_size", 1)
     if isinstance(least, int) and least >= 2:
         hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
@@ -234,6 +245,11 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
         small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
         hint += f"; give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
         require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
+
+
+def check_counts(model: LightningModule, data: Any, methods: MethodList) -> None:
+    """Refuse methods that count labels where they are not known, or beside a model with other classes."""
+    ours = getattr(model, "num_classes", None)
     needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
     if needing:
         counts = data.info(0).label_counts

@@ -45,7 +45,7 @@ from fl_lightning.engine.processes.launch import (
 from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.schedules import check_length
-from fl_lightning.errors import ClientError, Stopped, add_note, located, require
+from fl_lightning.errors import ClientError, Stopped, add_note, check_all, located, require
 from fl_lightning.method import MethodList
 from fl_lightning.records.folder import RunFolder
 from fl_lightning.records.metrics import Metrics
@@ -135,7 +135,10 @@ class Run:
     def call(self, hook: str, **kwargs: Any) -> None:
         """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""
         try:
-            self.fabric.call(hook, trainer=self.trainer, **kwargs)
+            if hook == "setup":  # in which they refuse what they cannot work with
+                check_all(partial(callback.setup, self.trainer) for callback in self.callbacks)
+            else:
+                self.fabric.call(hook, trainer=self.trainer, **kwargs)
         except Exception as error:
             frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == hook)
             owner = next((frame.f_locals["self"] for frame in frames if "self" in frame.f_locals), None)
@@ -255,7 +258,11 @@ def build(
     memories = Memories(trainer.client_memory * 2**30, fabric.device)
     # each with the name of the class that asks for it
     wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
-    taps = resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted)
+    taps: dict[str, str] = {}
+    of_data = [partial(checks.check_model_fits, model, data, methods), partial(methods.check_data, data)]
+    if getattr(data, "elsewhere", False):  # each site looks at its own
+        of_data = []
+    check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)

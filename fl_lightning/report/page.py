@@ -18,7 +18,7 @@ from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose
 from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
-from fl_lightning.errors import printable, require
+from fl_lightning.errors import count, printable, require
 from fl_lightning.pictures.drawing import in_style
 from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
 from fl_lightning.report.cautions import cautions
@@ -114,11 +114,12 @@ class Report:
         parts = [self.part(at, section, cards) for at, section in enumerate(self.sections)]
         studies = [view_of(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
         contents = [(one["anchor"], one["title"]) for one in (*studies, *parts)] + [("environment", "Environment")]
+        groups = sum(len(section.groups) for section in self.sections)
         with in_style():
             return template.render(
                 version=__version__,
                 title=self.asked.title,
-                told=f"{len(runs)} runs of {sum(len(section.groups) for section in self.sections)} configurations",
+                told=f"{count(len(runs), 'run')} of {count(groups, 'configuration')}",
                 **{
                     "light": variables(LIGHT, LINE_COLOURS),
                     "dark": variables(DARK, LINES_DARK),
@@ -138,7 +139,7 @@ class Report:
                 by_heading.setdefault(heading, []).append(card)
         first = [part for part in by_heading.items() if part[0] in ("Accuracy", "Metric")]
         left = len(section.settings) - SETTINGS
-        told = [f"{len(section.runs)} runs by {section.metric.label}."]
+        told = [f"{count(len(section.runs), 'run')} by {section.metric.label}."]
         told += [f"Differences are to {section.baseline}."] if section.baseline else []
         told += [f"The figures are of the first {SETTINGS} settings of {SETTINGS + left}."] if left > 0 else []
         return {
@@ -241,7 +242,7 @@ def view_of(at: int, study: Study) -> dict[str, Any]:
         tables.append({"heading": table_heading(one), "sheets": list(sheets(one)), "verdicts": verdicts})
     return {
         **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},
-        **{"told": f"{len(study.cells)} cells: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},
+        **{"told": f"{count(len(study.cells), 'cell')}: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},
         "notes": study.suite.notes,
     }
 

@@ -128,7 +128,7 @@ def test_a_client_without_test_examples_and_data_without_clients_of_their_own_ar
     with refused("PersonalAccuracy", "client=2", "data.test_size"):
         fit(tmp_path, PersonalAccuracy(), data=data)
     data.test_dataloader = lambda: whole()
-    with refused("test_dataloader"):
+    with refused("PersonalAccuracy", "test_dataloader"):
         fit(tmp_path, PersonalAccuracy(), data=data)
     assert not (tmp_path / "fedavg").exists()
 

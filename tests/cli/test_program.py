@@ -118,6 +118,21 @@ def test_one_method_without_a_list_is_a_list_in_the_config_of_the_run(capsys, tm
     assert "| MOON |" in (tmp_path / "report.md").read_text()
 
 
+def test_all_arguments_that_are_out_of_range_are_told_a_line_each(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*FIT, "--trainer.max_rounds", "-1", "--trainer.local_epochs", "0"])
+    assert ended.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert [line.split(":")[1].strip() for line in lines] == ["trainer.max_rounds=-1", "trainer.local_epochs=0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "missing"), [("data", "ImageDataModule", "load"), ("data.partitioner", "Partitioner", "__call__")]
+)
+def test_an_abstract_class_is_refused_with_what_it_lacks(capsys, key, name, missing):
+    assert_names(refused(capsys, *FIT, f"--{key}", name), f"'{name}'", "abstract", missing)
+
+
 def test_data_model_and_method_fragments_compose(capsys):
     parts = ["data/digits", "models/fedckacnn", "protocols/short", "methods/fedcka"]
     args = [arg for part in parts for arg in ("--config", f"experiments/{part}.yaml")]

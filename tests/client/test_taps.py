@@ -77,6 +77,8 @@ def test_the_trainers_taps_replace_those_of_the_module():
     assert resolve_taps(net, {"logits": "head"}, {"logits": "FedLC"}) == {"logits": "head"}
     with refused("FedUV", "'z'", "Net"):
         resolve_taps(net, {}, {"z": "FedUV"})
+    with refused("FedUV", "'z'", "MOON", "'y'", "{z: SUBMODULE, y: SUBMODULE}"):  # all at once
+        resolve_taps(net, {}, {"z": "FedUV", "y": "MOON"})
     with refused("'neck'", "Net"):
         resolve_taps(net, {"z": "neck"}, {"z": "FedUV"})
 

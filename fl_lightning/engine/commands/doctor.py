@@ -32,7 +32,7 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import contents_of, entries_of
-from fl_lightning.errors import UsageError, clipped, text_of
+from fl_lightning.errors import UsageError, clipped, count, text_of
 from fl_lightning.method import Method
 from fl_lightning.records.hyperparameters import plain_arguments
 from fl_lightning.sampling import size_of_cohort
@@ -377,11 +377,6 @@ def rows_of_leaving(entries: Sequence[Outline]) -> list[str]:
 def listed(values: Sequence[float]) -> str:
     """Numbers, separated by commas."""
     return ", ".join(f"{value:,.10g}" for value in values)
-
-
-def count(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def size(number: float) -> str:
