@@ -6,9 +6,9 @@ import pytest
 from helpers.benches import TOY, toy_suite
 from helpers.errors import refused
 
-from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
 from fl_lightning.bench.fragments import config_digest, fragments_of, merged_config, nested_config, of_result
+from fl_lightning.bench.readings import OF_READINGS, suites_in
 from fl_lightning.bench.suite import scaled_work
 from fl_lightning.errors import UsageError
 
@@ -116,7 +116,8 @@ def test_a_file_counts_by_what_it_holds_outside_the_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)
 def test_the_cells_of_the_papers_are_still_those_of_their_suites(file):
     folder, _, name = file.name.removesuffix(".cells.csv").partition("-")
-    suite = load_suite(PAPERS / folder / f"{name}.yaml")
+    path = PAPERS / folder / f"{name.removesuffix(OF_READINGS)}.yaml"
+    suite = suites_in(path)[name.endswith(OF_READINGS)]
     stored = stored_cells(file, suite)
     assert [cell.digest for cell in stored] == list(read_cells(file))
     assert {cell.digest for cell in stored} <= {cell.digest for cell in suite.cells(seeds={one.seed for one in stored})}

@@ -21,7 +21,7 @@ from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.cli.config import check_resolved
 from fl_lightning.cli.program import FederatedCLI
-from fl_lightning.data import FederatedDataModule, ImageDataModule
+from fl_lightning.data import Digits, FederatedDataModule, ImageDataModule
 from fl_lightning.errors import UsageError
 from fl_lightning.trainer import FederatedTrainer
 
@@ -156,7 +156,7 @@ def test_a_scaled_cell_is_a_valid_config_of_less_work(path):
     whole, config = configs_of(path)[-1]
     less = parsed(suite_of(path).cell(whole.labels, 0, scale=0.001).fragments)
     assert less.trainer.max_rounds == max(1, round(0.1 * config["trainer"].max_rounds))
-    if "train_size" in config["data"].init_args:
+    if "train_size" in whole.config["data"]["init_args"]:
         assert less.data.init_args.train_size in (0.1, round(0.1 * (config["data"].init_args.train_size or 0)))
 
 
@@ -164,7 +164,8 @@ def test_a_scaled_cell_is_a_valid_config_of_less_work(path):
 def test_data_of_images_name_how_many_are_taken(path):
     """Else ``--scale`` would train on all of them."""
     for cell, config in configs_of(path):
-        if issubclass(class_of(config["data"]), ImageDataModule):
+        kind = class_of(config["data"])
+        if issubclass(kind, ImageDataModule) and kind is not Digits:  # there are 1,797, which any scale may take
             assert "train_size" in cell.config["data"]["init_args"]
 
 

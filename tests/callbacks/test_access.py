@@ -173,8 +173,16 @@ def test_clients_phases_and_steps_that_there_are_not_are_refused(tmp_path, ask, 
 
 
 def test_data_without_test_data_of_a_client_are_refused_by_name(tmp_path):
+    class InParts(TheirData):
+        def test_dataloader(self):
+            return [super().test_dataloader()] * 2
+
+    class OfParts(Theirs):
+        def test_step(self, batch, batch_idx, dataloader_idx=0):
+            return super().test_step(batch)
+
     trainer = small_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Theirs(), Partitioned(TheirData(), num_clients=2))
+    trainer.fit(OfParts(), Partitioned(InParts(), num_clients=2))
     with refused("data='Partitioned'", "test_dataloader"):
         trainer.evaluate("test", client=1)
 
