@@ -157,13 +157,13 @@ def check_all(checks: Iterable[Callable[[], object]]) -> None:
         try:
             check()
         except UsageError as error:
-            errors |= dict.fromkeys(lines_of(error), error)
+            errors |= dict.fromkeys(texts_of(error), error)
     if errors:
         first = next(iter(errors.values()))
         raise first if len(errors) == 1 else UsageErrors(list(errors)) from first
 
 
-def lines_of(error: UsageError) -> list[str]:
+def texts_of(error: UsageError) -> list[str]:
     """What an error refuses, a text for each thing."""
     return error.lines if isinstance(error, UsageErrors) else [str(error)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import require
-from fl_lightning.records.summary import best, names_to_show, told
+from fl_lightning.records.summary import best, final, names_to_show, told
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +85,7 @@ class FitResult:
 
     def _repr_html_(self) -> str:
         names = shown_tags([self])
-        rows = [[name, *best(self.history, name), last_value(self, name)] for name in names]
+        rows = [[name, *best(self.history, name), final(self.history, name)] for name in names]
         return page_of(self._told, ["", "best", "after rounds", "final"], rows, [self])
 
     @property
@@ -128,7 +128,7 @@ class FitResults(list[FitResult]):
         keys = list(dict.fromkeys(key for one in self for key in labels_of(one)))
         rows = [
             [*(labels_of(one).get(key, "") for key in keys), one.state, len(one.history)]
-            + [last_value(one, name) for name in names]
+            + [final(one.history, name) for name in names]
             for one in self
         ]
         return page_of(f"{len(self)} runs", [*keys, "state", "rounds", *names], rows, self)
@@ -163,11 +163,6 @@ def frame_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pandas.
 def shown_tags(results: Sequence[FitResult]) -> list[str]:
     """The metrics of some runs that are shown."""
     return names_to_show({tag: value for one in results for row in one.history for tag, value in row.items()})
-
-
-def last_value(result: FitResult, tag: str) -> str:
-    """The value of a metric in the last round that has it; empty where none has."""
-    return next((told(tag, row[tag]) for row in reversed(result.history) if tag in row), "")
 
 
 def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:

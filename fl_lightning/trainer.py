@@ -28,7 +28,7 @@ from fl_lightning.federation.app import write_app
 from fl_lightning.federation.data import OneSite, Sites
 from fl_lightning.federation.link import present_link
 from fl_lightning.federation.server import ClientsAtSites, check_suits
-from fl_lightning.federation.site import Site, serve
+from fl_lightning.federation.site import Site, answer_messages
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
@@ -436,7 +436,9 @@ class FederatedTrainer(RunArguments):
 
         def work(run: Run) -> None:
             self._run, self.fabric = run, run.fabric
-            serve(run, make, Path(socket or path / "worker.sock"), lambda ready: print(ready.report(), flush=True))
+            answer_messages(
+                run, make, Path(socket or path / "worker.sock"), lambda ready: print(ready.report(), flush=True)
+            )
 
         # what only the server does, and what other machines do
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}

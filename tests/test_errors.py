@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fl_lightning.errors import ClientError, UsageError, UsageErrors, check_all, is_users, lines_of, located, require
+from fl_lightning.errors import ClientError, UsageError, UsageErrors, check_all, is_users, located, require, texts_of
 
 
 def caught(call):
@@ -69,7 +69,7 @@ def test_what_several_checks_refuse_is_told_at_once_and_once():
     check_all([])
     with pytest.raises(UsageErrors) as several:
         check_all([partial(refuse, "a"), partial(refuse, "b"), partial(refuse, "a")])
-    assert lines_of(several.value) == ["a=0: give 1", "b=0: give 1"]
+    assert texts_of(several.value) == ["a=0: give 1", "b=0: give 1"]
     with pytest.raises(UsageError) as one:
         check_all([partial(refuse, "a"), lambda: None])
-    assert lines_of(one.value) == ["a=0: give 1"] and not isinstance(one.value, UsageErrors)
+    assert texts_of(one.value) == ["a=0: give 1"] and not isinstance(one.value, UsageErrors)

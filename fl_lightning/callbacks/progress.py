@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
-from fl_lightning.records.summary import best, final_names, names_to_show, told
+from fl_lightning.records.summary import best, final, final_names, names_to_show, told
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
 LINES = 20
@@ -196,8 +196,7 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
     lines = [f"{'':{width}}  {'best':>10}  {'round':>6}  {'final':>10}"] if names else []
     for name in names:
         value, round_ = best(history, name)
-        final = next(told(name, row[name]) for row in reversed(history) if name in row)
-        lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final:>10}")
+        lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final(history, name):>10}")
     number = len(history) - first
     lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
     if folder is not None:

@@ -38,9 +38,9 @@ from fl_lightning.errors import (
     clipped,
     count,
     is_users,
-    lines_of,
     located,
     require,
+    texts_of,
 )
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
@@ -364,7 +364,7 @@ def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    lines = [clipped(line) for line in lines_of(error)] if isinstance(error, UsageError) else [error]
+    lines = [clipped(line) for line in texts_of(error)] if isinstance(error, UsageError) else [error]
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

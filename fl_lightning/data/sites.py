@@ -74,7 +74,7 @@ class SiteImageFolders(FolderDataModule):
         if root.suffix.lower() != ".csv":
             return super().read(root)
         require(root.is_file(), "data.root", str(root), "there is no such file; give a folder of sites, or a CSV table")
-        return self.images_of(root, self._numbered(root, list(read_table(root))))
+        return self.images_of(root, self._numbered(root, list(read_manifest(root))))
 
     def list_files(self, root: Path) -> list[ImageFile]:
         return self._numbered(root, list(files_of_sites(root, self.layout)))
@@ -141,7 +141,7 @@ def files_of_sites(root: Path, layout: str) -> Iterator[Found]:
         rank_zero_warn(f"data.root={str(root)!r}: {left_out.total()} files are no images and are left out: {kinds}")
 
 
-def read_table(path: Path) -> Iterator[Found]:
+def read_manifest(path: Path) -> Iterator[Found]:
     """The images that a CSV table names.
 
     Raises:

@@ -65,6 +65,8 @@ class LocalTraining:
         schedules: steps the module's own schedulers.
         monitored: the scheduler that watches a metric, on the server.
         choice: how many clients train side by side.
+        recordings: the programs of clients side by side, to be repeated.
+        looks_at_index: whether the module's ``training_step`` reads the index of the batch.
     """
 
     def __init__(

@@ -62,21 +62,25 @@ class Recorder(TorchDispatchMode):
         inputs: the tensors that another one of these programs has others of, each once.
 
     Attributes:
+        operations: what was done, in order.
+        outside: tensors that are neither inputs nor results, each with the number of its slot and its version; the same
+            ones are used each time.
+        aliases: the numbers of tensors that are another one under a new name, such as one that is detached, with that
+            one's.
         obstacle: why it cannot be repeated; None as long as it can.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        # all tensors are held, so that an id stays that of one tensor
-        self.held: list[Tensor] = [*inputs]
-        self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
-        # tensors from outside that are no input, with their slots; the same ones are used each time
         self.outside: list[tuple[int, Tensor, int]] = []
-        self.obstacle: str | None = None
-        self._storages: set[int] = set()
-        # tensors that are another one under a new name, such as one that is detached, with that one
         self.aliases: dict[int, int] = {}
+        self.obstacle: str | None = None
+        # all tensors are held, so that an id stays that of one tensor
+        self._held: list[Tensor] = [*inputs]
+        self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+        # of the results: a tensor of the same memory that no operation gave was made by one that was not seen
+        self._storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,8 +111,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             number = self._numbers.get(id(value))
             if number is None:
-                number = self._numbers[id(value)] = len(self.held)
-                self.held.append(value)
+                number = self._numbers[id(value)] = len(self._held)
+                self._held.append(value)
                 place = value.untyped_storage().data_ptr()
                 if not given:
                     self._storages.add(place)
@@ -142,6 +146,9 @@ class Recording:
         num_inputs: number of its inputs.
         outputs: the tensors that it gives.
         notes: what it comes to beside tensors.
+
+    Attributes:
+        targets: what it calls, in order.
 
     Raises:
         NotRecordable: it cannot be repeated.
@@ -214,6 +221,9 @@ class Recordings:
     A program is noted down the second time that it comes, and repeated from the third on. What methods and modules keep
     outside of tensors may change between rounds, so that in each round the first program of a part is run as usual: if
     it is another one than before, all recordings of this part are dropped.
+
+    Attributes:
+        obstacles: why a part is never repeated, by part.
     """
 
     def __init__(self) -> None:
@@ -221,7 +231,6 @@ class Recordings:
         self._round, self._confirmed = -1, set[str]()
         self._checked: set[tuple[Any, ...]] = set()
         self._dropped: Counter[str] = Counter()
-        # by part, why it is never repeated
         self.obstacles: dict[str, str] = {}
 
     def begin_round(self, round_: int) -> None:

@@ -32,7 +32,7 @@ def agreed_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**part, "trainer": {key: value for key, value in trainer.items() if key not in OF_THE_MACHINE}}
 
 
-def digest_of(part: Mapping[str, Any]) -> str:
+def digest_of_part(part: Mapping[str, Any]) -> str:
     """What tells one agreed part from another."""
     return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -39,17 +39,17 @@ def _encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
         return {"tensor": name, "dtype": kind}
     if isinstance(value, dict):
         items = [
-            [_plain(key, path), _encode(part, f"{path}/{key}" if path else str(key), arrays)]
+            [_plain_value(key, path), _encode(part, f"{path}/{key}" if path else str(key), arrays)]
             for key, part in value.items()
         ]
         return {"dict": items}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(part, f"{path}/{place}", arrays) for place, part in enumerate(value)]}
-    return _plain(value, path)
+    return _plain_value(value, path)
 
 
-def _plain(value: Any, path: str) -> Any:
+def _plain_value(value: Any, path: str) -> Any:
     for kind in PLAIN:
         if type(value) is kind:
             return value

@@ -15,7 +15,14 @@ from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
 from fl_lightning.errors import ClientError, UsageError, clipped, require
-from fl_lightning.federation.agreement import check_numbers, check_state, check_update, digest_of, digest_of_state, room
+from fl_lightning.federation.agreement import (
+    check_numbers,
+    check_state,
+    check_update,
+    digest_of_part,
+    digest_of_state,
+    room,
+)
 from fl_lightning.federation.data import Facts, Sites
 from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
@@ -54,7 +61,7 @@ class ClientsAtSites:
     ) -> None:
         self.sites, self.link, self.agreed, self.warn = sites, link, agreed, warn
         self.strict, self.least = on_client_error == "raise", min_clients
-        self.digest = digest_of(agreed)
+        self.digest = digest_of_part(agreed)
         # by the number of a client: the node of its site, and the message that a late one has not answered yet
         self.nodes: dict[int, int] = {}
         self.busy: dict[int, str] = {}

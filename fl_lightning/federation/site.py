@@ -30,7 +30,7 @@ from fl_lightning.federation.agreement import (
     check_state,
     check_update,
     different_keys,
-    digest_of,
+    digest_of_part,
     digest_of_state,
     scrubbed,
 )
@@ -63,7 +63,7 @@ class Site:
         self, run: Run, name: str, agreed: Mapping[str, Any], folder: Path, largest: float, limit: int
     ) -> None:
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
-        self.largest, self.limit, self.digest = largest, limit, digest_of(agreed)
+        self.largest, self.limit, self.digest = largest, limit, digest_of_part(agreed)
         self.data: OneSite = run.data  # type: ignore[assignment]
         self.evaluation = {
             phase: examples_of(run, phase)
@@ -92,7 +92,7 @@ class Site:
         """Tell what the site has and sends, unless the server's config is another one."""
         theirs = json.loads(str(message.get("agreed")))
         differing = different_keys(theirs, self.agreed)
-        if differing or digest_of(theirs) != self.digest:
+        if differing or digest_of_part(theirs) != self.digest:
             raise BadMessageError(f"the server runs another config than this site: {differing or 'another form'}")
         self.tell(f"joined a run of {len(message.get('names', []))} sites")
         return {
@@ -260,7 +260,7 @@ def examples_of(run: Run, phase: str) -> int:
     return sum(num_pickable(loader) or len(loader) for loader in loaders)
 
 
-def serve(run: Run, make: Callable[[Run], Site], path: Path, ready: Callable[[Site], None]) -> None:
+def answer_messages(run: Run, make: Callable[[Run], Site], path: Path, ready: Callable[[Site], None]) -> None:
     """Answer messages on a socket, one at a time, until the process is ended.
 
     Args:

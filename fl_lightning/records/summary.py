@@ -30,6 +30,11 @@ def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
     return told(name, sign * value), str(int(round_) + 1)
 
 
+def final(history: Sequence[Mapping[str, float]], name: str) -> str:
+    """The value of a metric in the last round that has it; empty where none has."""
+    return next((told(name, row[name]) for row in reversed(history) if name in row), "")
+
+
 def names_to_show(metrics: Mapping[str, float]) -> list[str]:
     """The metrics that a line has room for: the first of the test and of the validation data, and the training loss."""
     others = [*of_phase("val", metrics)[:2], *(["train/loss"] if "train/loss" in metrics else [])]

@@ -1096,7 +1096,35 @@ class Counts(Own):
         return loss * (1 + batch_idx + self.trainer.global_step)
 
 
-@pytest.mark.parametrize("how", [{"methods": lambda: [Warm()]}, {"model": Counts, "data": arrays}])
+class Rated(Own):
+    """Its loss depends on the learning rate, which a scheduler lowers at each step, and it logs the rate."""
+
+    def training_step(self, batch, batch_idx):
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.log("rate", rate)
+        return super().training_step(batch, batch_idx) * (1 + 10 * rate)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.9), "interval": "step"}]
+
+
+class Slows(Method):
+    """Sets the learning rate in a hook; each visit begins with the module's own."""
+
+    def on_before_optimizer_step(self, client, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.01
+
+
+CHANGES = {
+    "a penalty by the round": {"methods": lambda: [Warm()]},
+    "a loss by the step": {"model": Counts, "data": arrays},
+    "a loss by the rate": {"model": Rated, "data": arrays},
+    "a rate that a hook sets": {"methods": lambda: [Slows()]},
+}
+
+
+@pytest.mark.parametrize("how", CHANGES.values(), ids=list(CHANGES))
 def test_what_changes_from_round_to_round_or_from_step_to_step_is_not_repeated(tmp_path, how):
     how = {"max_rounds": 4, **how}
     one, _ = trained(tmp_path, 3, **how)

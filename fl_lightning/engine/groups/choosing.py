@@ -169,7 +169,7 @@ def outside_of_state(run: Run) -> dict[str, Any]:
     ]
     parts += [(f"{type(method).__name__}.", method) for method in run.methods.methods]
     contents = {
-        f"{prefix}{name}": told(value)
+        f"{prefix}{name}": mark_of(value)
         for prefix, part in parts
         for name, value in vars(part).items()
         if name not in OWN
@@ -178,24 +178,24 @@ def outside_of_state(run: Run) -> dict[str, Any]:
     return contents | {f"{prefix}{held}": [*vars(part).get(held, ())] for prefix, part in parts for held in entries}
 
 
-def told(value: Any) -> Any:
+def mark_of(value: Any) -> Any:
     """What a value is told by: an object by itself, with a tensor's version and what a container holds."""
     if isinstance(value, Tensor):
-        return Told(value, value._version)
+        return Mark(value, value._version)
     if isinstance(value, CONTAINERS):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return Told(value, [(key, Told(part, None)) for key, part in parts])
-    return Told(value, None)
+        return Mark(value, [(key, Mark(part, None)) for key, part in parts])
+    return Mark(value, None)
 
 
-class Told:
+class Mark:
     """Equal to another one of the same object with the same contents."""
 
     def __init__(self, value: Any, contents: Any) -> None:
         self.value, self.contents = value, contents
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Told) and self.value is other.value and self.contents == other.contents
+        return isinstance(other, Mark) and self.value is other.value and self.contents == other.contents
 
 
 def is_repeatable(loader: Any) -> bool:

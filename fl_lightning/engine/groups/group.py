@@ -65,7 +65,15 @@ class Group:
 
     Attributes:
         errors: what went wrong with a client, by row.
+        visits: the visits that the methods have begun, by row.
+        counts: of each client its local steps, its last rate and the sum of its rates.
         num_steps: local steps of each client.
+        received_own: the entries of the received state that stay with each client ``(G, ...)``, by name.
+        shared: frozen parameters, which all clients have alike, by name.
+        places: where the tensors of the module are.
+        stack: the clients' states and their optimizer.
+        settings: those of the optimizer, on which a step may depend.
+        log: what the clients have logged.
     """
 
     def __init__(self, training: LocalTraining, members: Sequence[Member], round_: int, received: State) -> None:
@@ -84,7 +92,7 @@ class Group:
         # of the values that the methods keep for each client: their tables, and which of them it is
         self._tables: dict[str, Table] = {}
         self._kinds = np.zeros(self.size, dtype=np.int64)
-        self._epoch = 0
+        self._epoch, self.settings = 0, ""
         hooks = self.client.methods.having
         clips = training.client.resident.stand_in.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
@@ -166,6 +174,7 @@ class Group:
         clock.epoch, steps = self._epoch, self.clocks[0].is_step(index, length)
         clock.step = int(self._taken[0])
         self.training.schedules.after_batch(schedulers, index, steps, index + 1 == length)
+        self.note_settings()
 
     # ------------------------------------------------------------------ the beginning
     def _begin(self, optimizer: Any) -> None:
@@ -184,6 +193,7 @@ class Group:
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
         self.stack = Stack(state, client.trainable, client.live, optimizer, self.clocks[0].accumulate > 1)
         self._counts_steps = counts_steps(optimizer)
+        self.note_settings()
         self._set_tables([references for _, references in own])
 
     def _start(self, row: int) -> tuple[State, dict[str, Any]]:
@@ -317,14 +327,18 @@ class Group:
             hooks(optimizer)
             return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
 
-        # the hooks are given the optimizer
-        about = (*trained, repr([{**group, "params": None} for group in optimizer.param_groups]))
         try:
-            results = Program(self, batch.rows, mounted, Part(name, about, columns, work)).results()
+            results = Program(self, batch.rows, mounted, Part(name, tuple(trained), columns, work)).results()
         finally:
             self.stack.fill_groups(mounted)
         for name, gradient in results.items():
             mounted[name].grad = gradient
+
+    def note_settings(self) -> bool:
+        """Note the rates and other settings that the optimizer has now; returns whether they are others than before."""
+        groups = self.stack.optimizer.param_groups
+        before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
+        return self.settings != before
 
     def keep(self, rows: Rows, before: Table, changes: Changes, fresh: list[Tensor]) -> None:
         """Keep what the methods have changed of what they keep for the visits, which was in the table ``before``."""

@@ -107,7 +107,7 @@ class Program:
         leaves = [
             (value.shape, value.dtype, batched) if isinstance(value, Tensor) else value for value, batched in self.given
         ]
-        key: tuple[Any, ...] = (self.kind, self.part.about, number, *leaves)
+        key: tuple[Any, ...] = (self.kind, self.part.about, group.settings, number, *leaves)
         if len(inputs) < len(all_):
             places = {tensor: place for place, tensor in enumerate(inputs)}
             key = (*key, tuple(places[id(tensor)] for tensor in all_))
@@ -145,6 +145,9 @@ class Program:
                 after = {name: vars(held) for name, held in scratch.items()}
                 notes.changes, fresh = Changes.of(self.table, mine, {**tree, "scratch": after})
                 notes.fresh = len(fresh)
+            for record in logged.records:
+                if not isinstance(record.value, Tensor):
+                    note("a number to be logged, which may be another in the next step")
             notes.records = [
                 tuple(... if isinstance(value, Tensor) else value for value in record) for record in logged.records
             ]
@@ -156,6 +159,8 @@ class Program:
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
             outputs = [*torch.vmap(mapped, randomness="different")(*stacked)]
+        if group.note_settings():
+            note("the optimizer's settings, and changes them")
         gradients: State = {}
         if part.finish is not None:
             places = [name for name, is_tensor in notes.results.items() if is_tensor]
