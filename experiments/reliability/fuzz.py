@@ -160,6 +160,7 @@ def resolved(base: str) -> dict[str, Any]:
     small = {"offline": True, "train_size": 80, "test_size": 30, "num_clients": number, "largest": 60}
     data |= {key: value for key, value in small.items() if key in data}
     model = config["model"]["init_args"]
+    model = model["module"]["init_args"] if "module" in model else model  # of with_group_norm
     model["num_classes"] = CLASSES_OF.get(kind, 10)
     if model["encoder"]["class_path"].endswith("Logistic") and data.get("channels") == 3:
         model["encoder"]["init_args"]["in_features"] = 3 * data["image_size"] ** 2

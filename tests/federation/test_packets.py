@@ -137,5 +137,5 @@ def test_of_an_exception_only_its_place_is_told():
             raise ClientError(f"client 0, round 1: {error}") from error
     except ClientError as error:
         told = scrubbed(error)
-    assert "Jane" not in told and "ValueError at test_messages.py" in told and "(step)" in told
+    assert "Jane" not in told and "ValueError at test_packets.py" in told and "(step)" in told
     assert scrubbed(ClientError("the loss became nan")) == "the loss became nan"
