@@ -8,12 +8,11 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
@@ -43,14 +42,14 @@ LAYOUT: dict[str, dict[str, str]] = {
         "stable rank of the classifier": "rank/classifier/stable$",
     },
     "Spectra": {
-        "singular values of the representation": "spectrum/representation/",
-        "singular values of the classifier": "spectrum/classifier/",
+        f"log10 of the {which} singular value of the {what}": f"spectrum/log10/{what}/{which}$"
+        for what in ("representation", "classifier")
+        for which in ("largest", "median", "smallest")
     },
     "Drift": {"drift of the clients": "drift/client$", "drift of the global model": "drift/global$"},
     "Time": {"seconds of a round": "time/round$", "seconds of its phases": "time/(?!round$)"},
+    "Bytes": {"bytes that a round sends down": "bytes/down$", "bytes that a round sends up": "bytes/up$"},
 }
-# lines of a chart of singular values, spread evenly from the first to the last that is logged
-CURVES = 5
 
 
 class RunRecord(Callback):
@@ -95,7 +94,7 @@ class RunRecord(Callback):
                 writer.add_custom_scalars(panels)
 
 
-def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
+def layout(tags: Collection[str], callbacks: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
     """The panels of TensorBoard's page Custom Scalars: those of :data:`LAYOUT` that have tags, and the callbacks' own.
 
     Args:
@@ -105,11 +104,8 @@ def layout(tags: Iterable[str], callbacks: Iterable[Any]) -> dict[str, dict[str,
     charts: dict[str, dict[str, list[Any]]] = {}
     for panel, titles in LAYOUT.items():
         for title, pattern in titles.items():
-            matching = [tag for tag in tags if re.match(pattern, tag)]
-            if matching:
-                chosen = [f"{matching[place]}$" for place in evenly_spread(len(matching), CURVES)]
-                shown = chosen if panel == "Spectra" else [pattern]
-                charts.setdefault(panel, {})[title] = ["Multiline", shown]
+            if any(re.match(pattern, tag) for tag in tags):
+                charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
     for callback in callbacks:
         for panel, titles in getattr(callback, "panels", {}).items():
             charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
@@ -121,11 +117,6 @@ def tags_to_come(trainer: RunAccess) -> list[str]:
     known = {tag.split("/")[0] for tag in trainer.metrics}
     due = [phase for phase in ("test", "val") if phase not in known and trainer.run.evaluator.has_data(phase)]
     return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
-
-
-def evenly_spread(number: int, most: int) -> list[int]:
-    """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
-    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
 
 
 def version_of(package: str) -> str | None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
-from fl_lightning.callbacks.record import evenly_spread
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require, text_of
 from fl_lightning.functional import (
@@ -29,6 +28,7 @@ from fl_lightning.functional import (
     stable_rank,
 )
 from fl_lightning.pictures.shipped import SPECTRA, SPECTRUM_TITLES
+from fl_lightning.pictures.style import VISIBLE
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
@@ -67,8 +67,11 @@ class SpectrumMonitor(Measurement):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
     Each one is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
-    singular value, from 0) and as one figure of all rounds. ``rank/classifier/...`` and ``rank/representation/...``
-    say how far it has collapsed: its ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, how many
+    singular value, from 0) and as one figure of all rounds. TensorBoard's charts are linear, so that small values would
+    all lie at 0: for them, the decimal logarithms of three values are ``spectrum/log10/<what>/largest``, ``.../median``
+    and ``.../smallest``. A value below 1e-12 of the largest, which is a rounding error, counts as 1e-12 of it, and of a
+    spectrum of zeros there are none. ``rank/classifier/...`` and ``rank/representation/...`` say how far it has
+    collapsed: its ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, how many
     singular values are above ``threshold``, and its ``condition`` number, of the values that count for the numerical
     rank. ``spectra.npz`` holds ``rounds`` (R,), ``classifier`` (R, C) and ``representation`` (R, d), as they are,
     neither normalised nor on a logarithmic scale; :func:`compare` draws those of several runs.
@@ -212,6 +215,9 @@ class SpectrumMonitor(Measurement):
         digits = max(2, len(str(len(values) - 1)))
         for index in evenly_spread(len(values), self.max_scalars):
             trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
+        for which, index in {"largest": 0, "median": len(values) // 2, "smallest": -1}.items() if values.any() else ():
+            value = max(float(values[index]), VISIBLE * float(values[0]))
+            trainer.log(f"spectrum/log10/{what}/{which}", math.log10(value))
         ranks = {
             **{"effective": effective_rank(values), "stable": stable_rank(values), "numerical": numerical_rank(values)},
             **{"condition": condition_number(values), "above_threshold": (values > self.threshold).sum()},
@@ -236,6 +242,11 @@ class SpectrumMonitor(Measurement):
             self.series.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
         if any(parts):
             self.series.append("local_rounds", np.array(trainer.server.round))
+
+
+def evenly_spread(number: int, most: int) -> list[int]:
+    """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
 
 
 def compare(

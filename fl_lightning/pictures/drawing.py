@@ -16,12 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullLocator
 
-from fl_lightning.pictures.style import HATCHES, LIGHT, LINE_COLOURS, line_style, settings
+from fl_lightning.pictures.style import HATCHES, LIGHT, LINE_COLOURS, VISIBLE, line_style, settings
 
-# names along an axis, and rows or columns of a map with numbers in its cells, beyond which they could not be read
-MOST_NAMES, MOST_NUMBERS = 24, 16
-# of singular values; those below this share of the largest are rounding errors
-VISIBLE = 1e-12
+# names along an axis, long ones below it, and rows or columns of a map with numbers in its cells, beyond which they
+# could not be read
+MOST_NAMES, MOST_LONG, MOST_NUMBERS = 24, 12, 12
 MARKS = "os^Dv<>Pp*hX"
 Draw = Callable[[Axes], None]
 
@@ -169,7 +168,7 @@ def heat(
             for (row, column), value in np.ndenumerate(values):
                 if np.isfinite(value):
                     light = np.dot(image.to_rgba(value)[:3], (0.3, 0.6, 0.1))
-                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
                     text = axes.text(
                         column, row, format(value, numbers), color="white" if light < 0.5 else "black", **style
                     )
@@ -199,6 +198,7 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
             axes.plot(*places.T, linestyle="none", markeredgewidth=0, label=name or None, **style)
         if bare:
             axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
         logarithmic(axes, log)
         axes.set(**labels)
 
@@ -231,9 +231,9 @@ def few_numbers(axes: Axes) -> None:
 
 def name_ticks(axis: Any, names: Sequence[str]) -> None:
     """Names at 0, 1, ..., or at every second, third, ... where they are many; long ones are turned below an axis."""
-    step = math.ceil(len(names) / MOST_NAMES) or 1
-    turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-    turned = turned if axis.axis_name == "x" and max(map(len, names), default=0) > 4 else {}
+    long = axis.axis_name == "x" and max(map(len, names), default=0) > 4
+    step = math.ceil(len(names) / (MOST_LONG if long else MOST_NAMES)) or 1
+    turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if long else {}
     axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
 
 

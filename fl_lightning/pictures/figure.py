@@ -29,7 +29,9 @@ from fl_lightning.pictures.drawing import (
 # arrays by name, whose first axis is that of the measurements
 SeriesByName = Mapping[str, np.ndarray]
 # the inches of a drawing, alone and among others, and how many names a legend has at most: in axes, and below them
-ALONE, SIDE, IN_AXES, BELOW = (6.0, 4.4), (4.4, 3.3), 12, 20
+ALONE, SIDE, IN_AXES, BELOW = (5.0, 3.8), (4.4, 3.3), 12, 20
+# TensorBoard shows a figure of a run as wide as a thumb: so many drawings are one below the other, more in two columns
+STACKED = 3
 
 
 class ShownFigure(Figure):
@@ -57,12 +59,12 @@ def figure_of(picture: Picture, arrays: SeriesByName) -> Figure | None:
     rounds = arrays[own if own in arrays and arrays[own].ndim == 1 else "rounds"]
     from_all = any(panel.rounds != "last" for panel in picture.panels)
     title = picture.title if from_all else f"{picture.title}, round {rounds[-1]}".removeprefix(", ")
-    return laid_out(drawings, title)
+    return laid_out(drawings, title, 1 if len(drawings) <= STACKED else 2)
 
 
-def laid_out(drawings: Sequence[Draw], title: str = "") -> ShownFigure:
-    """A figure of some drawings, with one legend where that serves all of them."""
-    columns = len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings)))
+def laid_out(drawings: Sequence[Draw], title: str = "", columns: int = 0) -> ShownFigure:
+    """A figure of some drawings in rows of ``columns``, with one legend where that serves all of them."""
+    columns = columns or (len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings))))
     rows, (width, height) = math.ceil(len(drawings) / columns), ALONE if len(drawings) == 1 else SIDE
     with in_style():
         figure = ShownFigure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
@@ -74,12 +76,12 @@ def laid_out(drawings: Sequence[Draw], title: str = "") -> ShownFigure:
         if all(not entries or list(entries) == list(shared) for entries in legends):
             if 0 < len(shared) <= BELOW:
                 across = max(1, int(14 * width * columns / (8 + max(map(len, shared)))))
-                how: dict[str, Any] = {"ncols": min(across, len(shared)), "fontsize": 8, "frameon": False}
+                how: dict[str, Any] = {"ncols": min(across, len(shared)), "fontsize": 9, "frameon": False}
                 figure.legend(shared.values(), shared.keys(), loc="outside lower center", handlelength=3, **how)
         else:
             for axes, entries in zip(panels, legends, strict=True):
                 if 0 < len(entries) <= IN_AXES:
-                    axes.legend(entries.values(), entries.keys(), fontsize=7, framealpha=0.6, handletextpad=0.4)
+                    axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
         figure.suptitle(title, fontsize=11)
     return figure
 

@@ -25,6 +25,8 @@ MARKERS = ("", "o", "s", "^", "D", "v", "P")
 # of lines alone: each dot of a hatch would be a path of its own
 HATCHES = ("", "///", "\\\\\\", "---", "xx", "|||", "++", "/")
 FONT = "DejaVu Sans"
+# of singular values; those below this share of the largest are rounding errors
+VISIBLE = 1e-12
 
 
 def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.callbacks.record import CURVES, evenly_spread, layout
+from fl_lightning.callbacks.record import layout
 from fl_lightning.methods import FedProx
 
 
@@ -39,11 +39,9 @@ def charts(tmp_path, methods=(), **kwargs):
 
 def test_a_chart_answers_one_question(tmp_path):
     shown = charts(tmp_path, [FedProx(0.1)], callbacks=[SpectrumMonitor(), Watches()])
-    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Ranks", "Spectra", "Drift", "Time", "Mine"}
+    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Ranks", "Spectra", "Drift", "Time", "Bytes", "Mine"}
     several = {chart: tags for chart, tags in shown.items() if len(tags) != 1}
     assert several.keys() == {
-        ("Spectra", "singular values of the representation"),
-        ("Spectra", "singular values of the classifier"),
         ("Time", "seconds of its phases"),
         ("Mine", "one"),  # the callback has not logged it
         ("Time", "mine"),
@@ -53,16 +51,17 @@ def test_a_chart_answers_one_question(tmp_path):
     assert shown["Accuracy", "validation accuracy"] == ["val/accuracy"]
     assert shown["Time", "seconds of a round"] == ["time/round"]
     assert shown["Loss", "penalties"] == ["train/fedprox"]
-    spectrum = shown["Spectra", "singular values of the representation"]
-    assert len(spectrum) == CURVES
-    assert spectrum[0] == "spectrum/representation/00"
+    assert shown["Spectra", "log10 of the smallest singular value of the representation"] == [
+        "spectrum/log10/representation/smallest"
+    ]
+    assert next(panel for panel, _ in shown) == "Accuracy"
 
 
 @pytest.mark.parametrize("eval_every_n_rounds", [1, 2])
 def test_a_chart_without_any_tag_is_left_out(tmp_path, eval_every_n_rounds):
     shown = charts(tmp_path, eval_every_n_rounds=eval_every_n_rounds)
     assert all(shown.values())
-    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Drift", "Time"}
+    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Drift", "Time", "Bytes"}
     assert len(shown["Accuracy", "test accuracy"]) == 1
 
 
@@ -71,10 +70,3 @@ def test_panels_name_no_tag_twice_and_none_of_a_longer_name():
     assert shown["Accuracy"] == {"test accuracy": ["Multiline", ["test/accuracy$"]]}
     assert not re.match(shown["Loss"]["training loss"][1][0], "train/loss_of_mine")
     assert re.match(shown["Loss"]["penalties"][1][0], "train/loss_of_mine")
-
-
-@pytest.mark.parametrize(
-    ("number", "places"), [(1, [0]), (3, [0, 1, 2]), (10, [0, 2, 4, 7, 9]), (32, [0, 8, 16, 23, 31])]
-)
-def test_curves_are_spread_from_the_first_to_the_last(number, places):
-    assert evenly_spread(number, CURVES) == places

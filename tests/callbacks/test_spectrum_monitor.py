@@ -7,7 +7,7 @@ from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.spectrum import Covariance, compare
+from fl_lightning.callbacks.spectrum import Covariance, compare, evenly_spread
 from fl_lightning.data import Digits
 from fl_lightning.functional import covariance_spectrum, effective_rank
 from fl_lightning.models import MLP, ImageClassifier
@@ -45,6 +45,8 @@ def test_spectra_are_those_of_the_final_global_model(tmp_path):
     assert trainer.metrics["rank/representation/effective"] == pytest.approx(rank, rel=1e-4)
     assert trainer.metrics["spectrum/classifier/00"] == pytest.approx(weight[0])
     assert trainer.metrics["spectrum/classifier/09"] == pytest.approx(weight[9])
+    logged = [trainer.metrics[f"spectrum/log10/classifier/{which}"] for which in ("largest", "median", "smallest")]
+    assert logged == pytest.approx(np.log10(weight[[0, 5, 9]]), rel=1e-4)
 
 
 def test_covariance_by_batches_is_that_of_all_rows():
@@ -75,7 +77,15 @@ def test_tags_figures_and_panels(tmp_path):
     from tensorboard.plugins.custom_scalar import layout_pb2
 
     layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert sorted(c.title for c in layout.category) == ["Accuracy", "Drift", "Loss", "Ranks", "Spectra", "Time"]
+    assert sorted(c.title for c in layout.category) == [
+        "Accuracy",
+        "Bytes",
+        "Drift",
+        "Loss",
+        "Ranks",
+        "Spectra",
+        "Time",
+    ]
     assert sorted(path.name for path in (trainer.run_dir / "figures").iterdir()) == [
         "spectrum_classifier.png",
         "spectrum_representation.png",
@@ -173,3 +183,10 @@ def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
 def test_options_out_of_range_are_refused(options):
     with refused(f"SpectrumMonitor.{next(iter(options))}="):
         SpectrumMonitor(**options)
+
+
+@pytest.mark.parametrize(
+    ("number", "places"), [(1, [0]), (3, [0, 1, 2]), (10, [0, 2, 4, 7, 9]), (32, [0, 8, 16, 23, 31])]
+)
+def test_scalars_are_spread_from_the_first_to_the_last(number, places):
+    assert evenly_spread(number, 5) == places

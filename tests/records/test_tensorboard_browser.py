@@ -13,7 +13,7 @@ from helpers.pages import needs_browser, of_level, requests_but, shown
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.record import CURVES, LAYOUT
+from fl_lightning.callbacks.record import LAYOUT
 from fl_lightning.methods import FedProx, FedUV
 
 pytestmark = needs_browser
@@ -123,8 +123,10 @@ def test_each_panel_has_its_charts_and_each_chart_its_runs(board):
     runs = {title: [line.split(" (")[1].rstrip(")") for line in one] for title, one in lines.items()}
     assert set(runs["penalties"]) == RUNS - {"fedavg/version_0"}
     assert all(set(one) == RUNS for title, one in runs.items() if title != "penalties")
-    assert sorted(runs["test accuracy"]) == sorted(RUNS)
-    assert len(runs["singular values of the representation"]) == CURVES * len(RUNS)
+    # a colour is a run: but for the penalties and the phases of a round, a run has one line in a chart
+    assert all(
+        len(one) == len(RUNS) for title, one in runs.items() if title not in ("penalties", "seconds of its phases")
+    )
 
 
 def test_the_figures_of_each_run_are_among_the_images(board):
