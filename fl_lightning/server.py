@@ -38,6 +38,9 @@ class Server:
         parameters: the entries of it that the optimizer moves, in float64.
         round: t, from 0.
         cohort: ids of the clients of this round.
+        population: how many clients it was drawn from uniformly, 0 where it was drawn in another way.
+        at_sites: whether its clients are real sites, all of which know the run's seed.
+        metrics: what a method's server hook wants to be logged with the round, by tag.
         moved: names of the entries beside :attr:`parameters` that have changed since the start of the run.
     """
 
@@ -55,6 +58,8 @@ class Server:
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.round = 0
         self.cohort: list[int] = []
+        self.population, self.at_sites = 0, False
+        self.metrics: dict[str, float] = {}
         self.moved: set[str] = set()
         trained = set(trainable)
         moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
@@ -68,7 +73,7 @@ class Server:
 
     def begin_round(self, round_: int, cohort: list[int]) -> None:
         """Set the round that begins, and its cohort."""
-        self.round, self.cohort = round_, cohort
+        self.round, self.cohort, self.metrics = round_, cohort, {}
 
     def assign(self, state: State) -> None:
         """Overwrite entries of the global state."""

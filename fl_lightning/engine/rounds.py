@@ -26,7 +26,7 @@ from fl_lightning.engine.sent import sent_down
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
 from fl_lightning.records.files import save
 from fl_lightning.records.summary import tagged
-from fl_lightning.sampling import size_of_cohort
+from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals, Update
 from fl_lightning.systems import Fate
@@ -117,6 +117,7 @@ def play_round(run: Run, round_: int) -> bool:
 def cohort(run: Run, round_: int) -> list[int]:
     """Draw the clients of a round, from those that are there."""
     trainer, there = run.trainer, run.clients.present(run, round_)
+    run.server.population = len(there) if type(trainer.sampler) is UniformSampler else 0
     if not there:
         return []
     size = min(size_of_cohort(len(there), trainer.participation, trainer.cohort_size), len(there))
@@ -401,6 +402,7 @@ def aggregate(run: Run, totals: Totals) -> None:
         frozen = {name: server.state[name].double() + change for name, change in totals.frozen.items()}
         server.step(delta, totals.others | frozen)
         run.methods.on_round_end(server, payload)
+        run.metrics.update(server.metrics)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
     run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
 

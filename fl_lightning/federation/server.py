@@ -158,6 +158,7 @@ class ClientsAtSites:
             time.sleep(LOOK)
         if not present:
             raise ClientError(f"round {round_}: no site is there")
+        run.server.at_sites = True
         run.server.num_examples = sum(self.sites.fact(k).num_examples for k in range(self.sites.num_clients))
         return present
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import UsageError
@@ -29,8 +30,8 @@ SIZES = {
     "complex64": 8,
     "complex128": 16,
 }
-# what the records of a message are called
-TEXT, ARRAYS = "message", "arrays"
+# what the record of a message is called, and its one array
+RECORD, BYTES = "message", "bytes"
 
 
 class Array(NamedTuple):
@@ -82,29 +83,32 @@ def checked(packet: Packet, limit: int = LARGEST) -> Packet:
     return packet
 
 
-# ---------------------------------------------------------------------- the socket of a site
-def send(connection: socket.socket, packet: Packet) -> None:
-    """Write a message."""
+# ---------------------------------------------------------------------- bytes
+def pieces(packet: Packet) -> Iterator[bytes]:
+    """A message as bytes: the length of its index, the index, its text, and its arrays one after another."""
     text = packet.text.encode()
     index = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in packet.arrays.items()]
-    head = json.dumps({"text": len(text), "arrays": index}).encode()
-    connection.sendall(LENGTH.pack(len(head)) + head + text)
+    head = json.dumps({"text": len(text), "arrays": index}, separators=(",", ":")).encode()
+    yield LENGTH.pack(len(head)) + head + text
     for array in packet.arrays.values():
-        connection.sendall(array.data)
+        yield array.data
 
 
-def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
-    """Read a message; nothing is reserved that the other side has not sent.
+def read(take: Callable[[int], bytes], limit: int = LARGEST) -> Packet:
+    """Read a message; nothing is reserved that is not there.
+
+    Args:
+        take: gives the next so many bytes.
+        limit: bytes of the largest message.
 
     Raises:
         BadMessageError: it is too large, or none.
-        ConnectionError: the other side has gone.
     """
-    (size,) = LENGTH.unpack(_read(connection, LENGTH.size))
+    (size,) = LENGTH.unpack(take(LENGTH.size))
     if size > LARGEST_INDEX:
         raise BadMessageError(f"an index of {size:,} bytes; at most {LARGEST_INDEX:,} are taken")
     try:
-        head = json.loads(_read(connection, size))
+        head = json.loads(take(size))
         length, index = (
             int(head["text"]),
             [(str(n), str(d), tuple(map(int, s)), int(b)) for n, d, s, b in head["arrays"]],
@@ -116,34 +120,52 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
     if not fits or claimed > limit:
         raise BadMessageError(f"a message of {claimed:,} bytes; at most {limit:,} are taken")
     try:
-        text = _read(connection, length).decode()
+        text = take(length).decode()
     except UnicodeDecodeError as error:
         raise BadMessageError("the text of a message is not UTF-8") from error
-    return checked(Packet(text, {n: Array(d, s, _read(connection, number)) for n, d, s, number in index}), limit)
+    return checked(Packet(text, {n: Array(d, s, take(number)) for n, d, s, number in index}), limit)
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
-    parts, left = [], size
-    while left:
-        part = connection.recv(min(left, 2**20))
-        if not part:
-            raise ConnectionError("the other side has gone in the middle of a message")
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+# ---------------------------------------------------------------------- the socket of a site
+def send(connection: socket.socket, packet: Packet) -> None:
+    """Write a message."""
+    for piece in pieces(packet):
+        connection.sendall(piece)
+
+
+def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
+    """Read a message.
+
+    Raises:
+        BadMessageError: it is too large, or none.
+        ConnectionError: the other side has gone.
+    """
+
+    def take(size: int) -> bytes:
+        parts, left = [], size
+        while left:
+            part = connection.recv(min(left, 2**20))
+            if not part:
+                raise ConnectionError("the other side has gone in the middle of a message")
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    return read(take, limit)
 
 
 # ---------------------------------------------------------------------- Flower's records
 def as_records(packet: Packet) -> Any:
-    """A message as Flower's ``RecordDict``: its text in a ConfigRecord, its arrays in an ArrayRecord."""
-    from flwr.app import Array as FlowerArray
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    """A message as Flower's ``RecordDict``.
 
-    arrays = {
-        name: FlowerArray(dtype=array.dtype, shape=array.shape, stype="raw", data=array.data)
-        for name, array in packet.arrays.items()
-    }
-    return RecordDict({TEXT: ConfigRecord({"text": packet.text}), ARRAYS: ArrayRecord(arrays)})
+    It is one array, as Flower stores and asks for each array separately, on every way of the message.
+    """
+    from flwr.app import Array as FlowerArray
+    from flwr.app import ArrayRecord, RecordDict
+
+    data = b"".join(pieces(packet))
+    array = FlowerArray(dtype="uint8", shape=(len(data),), stype="raw", data=data)
+    return RecordDict({RECORD: ArrayRecord({BYTES: array})})
 
 
 def of_records(records: Any, limit: int = LARGEST) -> Packet:
@@ -153,13 +175,22 @@ def of_records(records: Any, limit: int = LARGEST) -> Packet:
         BadMessageError: the records hold something else.
     """
     try:
-        text, arrays = records.config_records[TEXT]["text"], records.array_records[ARRAYS]
-        packet = Packet(
-            text, {str(n): Array(str(a.dtype), tuple(map(int, a.shape)), bytes(a.data)) for n, a in arrays.items()}
-        )
-        plain = isinstance(text, str) and {*records} == {TEXT, ARRAYS}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        data = records.array_records[RECORD][BYTES].data
+        plain = isinstance(data, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
+    except (KeyError, TypeError, AttributeError) as error:
         raise BadMessageError("the records are not those of a message") from error
     if not plain:
         raise BadMessageError("the records are not those of a message")
-    return checked(packet, limit)
+    place = 0
+
+    def take(size: int) -> bytes:
+        nonlocal place
+        part, place = data[place : place + size], place + size
+        if len(part) < size:
+            raise BadMessageError("a message ends before its end")
+        return part
+
+    packet = read(take, limit)
+    if place < len(data):
+        raise BadMessageError("a message goes on after its end")
+    return packet

@@ -1,6 +1,9 @@
 """The published methods, one file each."""
 
 from fl_lightning.methods.decov import DeCov
+
+# no comparison of methods has it: what it costs in accuracy depends on its noise
+from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA

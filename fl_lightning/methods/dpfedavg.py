@@ -1,0 +1,128 @@
+r"""DP-FedAvg: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1.
+
+Paper: https://arxiv.org/abs/1710.06963
+
+.. math::
+    w^{t+1} = w^t + \frac{1}{n} \Bigl( \sum_{k=1}^{n} \Delta_k \min\bigl(1, \tfrac{C}{\lVert \Delta_k \rVert}\bigr)
+    + \mathcal{N}(0, \sigma^2 C^2 I) \Bigr)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from fl_lightning.client import Client
+from fl_lightning.errors import require
+from fl_lightning.method import Method, ServerValue, overrides
+from fl_lightning.seeding import torch_rng
+from fl_lightning.server import Server
+from fl_lightning.state import State, Weighted, norm
+
+# orders of the Renyi divergence that are tried
+ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
+
+# hooks with which another method would send something without noise, or change what was bounded
+IN_THE_WAY = ("on_client_end", "transform_client_update", "transform_update", "client_weight")
+
+
+class DPFedAvg(Method):
+    r"""Bounds what a client can change, and hides it in noise: client-level differential privacy, with its account.
+
+    Each client's change, all entries together, is scaled to a Euclidean norm of at most :math:`C`. The server adds
+    normal noise of standard deviation :math:`\sigma C / n` to each number of the mean, which has equal weights whatever
+    ``trainer.weighting`` says. After each round the run logs ``dpfedavg/epsilon``: with ``delta`` it bounds what the
+    models of all rounds so far tell of any one client, if the data of that client are replaced by any other
+    (Renyi accountant of the package dp-accounting, extra ``privacy``). Where ``trainer.sampler`` draws the cohort
+    uniformly, the account counts that in; else each round counts in full.
+
+    The server is trusted: it sees each change before the noise. Also outside the account are the means that clients
+    log, such as ``train/loss``, the norms of their changes, their numbers of examples, and attacks on the rounding of
+    floating-point noise. In a simulation the noise comes from the run's seed, so that the run can be repeated. With
+    real sites, which all know the seed, it comes from the operating system, and a run that resumes has other noise.
+
+    Args:
+        clip: C, the largest norm of a client's change; inf, only without noise, bounds nothing.
+        noise: :math:`\sigma`, the noise in units of C; 0 adds none, and there is no account.
+        delta: the probability :math:`\delta` with which the bound may fail, in (0, 1), below 1 / N for N clients.
+
+    Raises:
+        UsageError: an argument is out of range, dp-accounting is missing, buffers travel without noise, or another
+            method sends something beside the weights or changes what is averaged.
+    """
+
+    needs_exchange = True
+    # how many rounds there were, by "clients in the cohort/clients it was drawn from"
+    rounds = ServerValue[dict[str, int]](lambda server: {})
+
+    def __init__(self, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> None:
+        require(clip > 0, "DPFedAvg.clip", clip, "give a norm above 0")
+        require(0 <= noise < math.inf, "DPFedAvg.noise", noise, "give a number from 0")
+        require(clip < math.inf or not noise, "DPFedAvg.clip", clip, "noise is in units of it; give a finite norm")
+        require(0 < delta < 1, "DPFedAvg.delta", delta, "give a probability above 0, well below 1 / clients")
+        self.clip, self.noise, self.delta = clip, noise, delta
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        others = [method for method in client.methods.methods if method is not self]
+        for method in others:
+            hooks = [hook for hook in IN_THE_WAY if overrides(method, hook)]
+            hint = f"its {' and '.join(hooks)} would pass by the bound or the noise; take one of them out"
+            require(not hooks, "DPFedAvg beside method", type(method).__name__, hint)
+        hint = "buffers travel without noise; give trainer.buffers=keep, or a model with GroupNorm"
+        require(not (self.noise and client.sent_others), "DPFedAvg with buffers", [*client.sent_others][:1], hint)
+        if self.noise:
+            self.spent({"1/1": 1})  # names what is not installed
+
+    def client_weight(self, client: Client) -> float | None:
+        return 1.0
+
+    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+        changed = [n for n in client.sent_frozen if not torch.equal(client.live[n], client.received[n])]
+        hint = "a frozen parameter that changes in a visit would travel without noise; leave it as it is"
+        require(not (self.noise and changed), "DPFedAvg with frozen parameters", changed[:1], hint)
+        return {"clients": Weighted.summed(1.0, 1.0)}
+
+    def transform_client_update(self, client: Client, delta: State) -> State:
+        size = float(norm({name: value.double() for name, value in delta.items()}))
+        return delta if size <= self.clip else {name: value * (self.clip / size) for name, value in delta.items()}
+
+    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+        if not self.noise:
+            return delta
+        number = float(payload["clients"].total)
+        rng = torch_rng(server.seed, "privacy", server.round)
+        if server.at_sites:
+            rng.seed()
+        drawn = len(server.cohort) if server.population else 1
+        key = f"{drawn}/{server.population or 1}"
+        self.rounds = {**self.rounds, key: self.rounds.get(key, 0) + 1}
+        server.metrics["dpfedavg/epsilon"] = self.spent(self.rounds)
+        return {name: value + self._normal(value, rng) * (self.clip / number) for name, value in delta.items()}
+
+    def _normal(self, like: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Normal numbers of standard deviation sigma, in the shape of ``like``, drawn on the CPU."""
+        return (torch.randn(like.shape, generator=rng, dtype=torch.float64) * self.noise).to(like.device)
+
+    def spent(self, rounds: dict[str, int]) -> float:
+        """Epsilon after so many rounds of each kind.
+
+        Raises:
+            UsageError: the package that computes it is not installed.
+        """
+        try:
+            import dp_accounting as dp
+            from dp_accounting.rdp import RdpAccountant
+        except ImportError:
+            hint = "epsilon needs dp-accounting; install fl-lightning[privacy], or give noise: 0"
+            require(False, "DPFedAvg.noise", self.noise, hint)
+        # one client's data replaced by others move the sum by up to 2 C
+        noisy: Any = dp.GaussianDpEvent(self.noise / 2)
+        accountant = RdpAccountant(ORDERS, neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        for key, times in rounds.items():
+            drawn, number = map(int, key.split("/"))
+            sampled = dp.SampledWithoutReplacementDpEvent(number, drawn, noisy) if drawn < number else noisy
+            accountant.compose(sampled, times)
+        return float(accountant.get_epsilon(self.delta))

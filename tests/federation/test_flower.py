@@ -1,0 +1,63 @@
+"""A run through Flower itself, with TLS and keys on this machine's own address, has the bits of ``fit``."""
+
+import copy
+import json
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from helpers.flower import Flower
+from helpers.sites import SMALL, app_of, command, worker, written
+
+from fl_lightning.federation.messages import encoded
+from fl_lightning.federation.wire import BadMessageError, as_records, of_records
+
+SITES, ROUNDS = 2, 2
+APART = ("time/", "memory/", "placed/", "sites/", "bytes/message/")
+
+
+def numbers_of(rows):
+    return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in rows]
+
+
+def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_data(tmp_path):
+    config = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
+    config["data"]["init_args"]["num_clients"], config["trainer"]["max_rounds"] = SITES, ROUNDS
+    app = app_of(tmp_path, config)
+    # neither the server nor the relays of the sites can load the data set
+    blocked = tmp_path / "blocked" / "sklearn"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('no data here')\n")
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        flower = stack.enter_context(Flower(tmp_path / "flower", blocked.parent))
+        for k in range(SITES):
+            flower.register(f"node-{k}")
+            flower.start_node(f"node-{k}", tmp_path / f"{k}.sock")
+        said = flower.run(app, root=tmp_path / "server")
+    found = [*(tmp_path / "server").rglob("history.jsonl")]
+    assert found, said
+    (history,) = found
+    trainer = command(
+        "fit", "--config", written(tmp_path / "alone.yaml", config), "--trainer.default_root_dir", tmp_path / "fit"
+    )
+    ours = torch.load(history.with_name("last.ckpt"), weights_only=True)["state_dict"]
+    for entry, value in trainer.server.state.items():
+        assert torch.equal(ours[entry], value), entry
+    rows = [json.loads(line) for line in history.read_text().splitlines()]
+    assert len(rows) == ROUNDS and numbers_of(rows) == numbers_of(trainer.history)
+
+
+def test_a_message_comes_out_of_flowers_records_as_it_went_in():
+    packet = encoded({"x": torch.arange(3), "y": torch.ones(2, dtype=torch.bfloat16)})
+    records = as_records(packet)
+    assert of_records(records) == packet
+    with pytest.raises(BadMessageError, match="at most 10 are taken"):
+        of_records(records, limit=10)
+    records["more"] = records["message"]
+    with pytest.raises(BadMessageError, match="not those of a message"):
+        of_records(records)
