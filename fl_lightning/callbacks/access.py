@@ -166,16 +166,20 @@ class RunAccess:
     @property
     def domains(self) -> list[str]:
         """The names of the domains of which there are test data; none where the data have no domains."""
-        return self.run.loaders.domains
+        return self.domains_of("test")
+
+    def domains_of(self, phase: str) -> list[str]:
+        """The names of the domains of which there are ``val`` or ``test`` data."""
+        return self.run.loaders.domains(phase)
 
     @property
     def has_own_test_data(self) -> bool:
         """Whether each client has test data of its own."""
         return not self.run.loaders.lack_of_own_test_data
 
-    def num_test_examples(self, domain: str) -> int:
-        """The number of test examples of one of :attr:`domains`; 0 where a loader does not tell it."""
-        return self.run.loaders.num_test_examples(domain)
+    def num_examples(self, domain: str, phase: str = "test") -> int:
+        """The number of examples of one of :meth:`domains_of` a phase; 0 where a loader does not tell it."""
+        return self.run.loaders.num_examples(domain, phase)
 
     def has_data(self, phase: str, client: int | None = None) -> bool:
         """Whether there are data of ``val`` or ``test``; with ``client``, whether it has test examples of its own.
@@ -199,10 +203,10 @@ class RunAccess:
                 reported.
             client: id of a client: the state is completed by the entries that stay with it, and evaluated on its own
                 test data. (Validation data are not divided over clients.) None uses the data of all.
-            domain: one of :attr:`domains`, on whose test data the state is evaluated; None is all.
+            domain: one of :meth:`domains_of` the phase, on whose data the state is evaluated; None is all.
         """
         require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
-        self._check_domain(domain, phase == "test" and client is None)
+        self._check_domain(domain, phase, client is None)
         own_data = client is None or phase == "test"
         require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
         evaluator, whole, before = self.run.evaluator, self._shared(state, client), self.client.state()
@@ -242,7 +246,7 @@ class RunAccess:
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
         require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
         require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
-        self._check_domain(domain, data == "test" and client is None)
+        self._check_domain(domain, "test", data == "test" and client is None)
         whole = self._shared(state, client)
         # in the batch order of the round to come, not in the one in which the clients have just trained
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
@@ -335,12 +339,12 @@ class RunAccess:
             own = next((entries for _, entries in asked if entries), {})
         return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
 
-    def _check_domain(self, domain: str | None, of_all: bool) -> None:
-        """Refuse a domain without test data, and one in a question that is not of the test data of all."""
+    def _check_domain(self, domain: str | None, phase: str, of_all: bool) -> None:
+        """Refuse a domain without data of a phase, and one in a question that is not of such data of all."""
         if domain is not None:
-            names = ", ".join(self.domains) or "none"
-            hint = f"the test data of all have the domains: {names}; give one of them, without a client"
-            require(of_all and domain in self.domains, "domain", domain, hint)
+            known = self.domains_of(phase)
+            hint = f"the {phase} data of all have the domains: {', '.join(known) or 'none'}; give one of them"
+            require(of_all and domain in known, "domain", domain, f"{hint}, without a client")
 
     def _check(self, client: int | None, state: State | None) -> None:
         """Refuse a client that there is not, and a state that is not one of the model."""

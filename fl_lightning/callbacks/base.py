@@ -77,10 +77,14 @@ class Callback:
         ``client``. There a worker is on its own, as in :meth:`on_client_end`.
         """
 
-    def on_evaluation_command_end(self, trainer: RunAccess) -> None:
+    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
         """``validate`` or ``test`` has evaluated a model, which is now the global one of ``trainer``.
 
         No round was run. What ``trainer.log`` gets is added to the metrics that the command returns.
+
+        Args:
+            trainer: the trainer.
+            phase: ``val`` or ``test``.
         """
 
     def on_round_end(self, trainer: RunAccess) -> None:
@@ -96,7 +100,7 @@ class Callback:
         """The last round is done."""
 
     def summary_of_fit(self) -> str:
-        """What the console says of it at the end of a fit, such as a table; nothing by default."""
+        """What the console says of it at the end of a fit, ``validate`` or ``test``; nothing by default."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:

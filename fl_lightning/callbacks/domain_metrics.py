@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,6 @@ from fl_lightning.records.summary import aligned, told
 
 # the metrics that come first in the table
 USUAL = ("accuracy", "loss")
-COUNTS = ("clients", "training examples", "test examples")
 
 
 class DomainMetrics(Callback):
@@ -27,7 +28,8 @@ class DomainMetrics(Callback):
     and with ``every_n_rounds`` after others, too. What the module logs of a domain, such as ``test/accuracy`` or
     ``test/f1``, is logged as ``domain/<name>/accuracy``, ``domain/<name>/f1``. The console shows the table of the last
     round, and ``domains.csv`` in the run's folder has it: a row for each domain, with its number of clients, training
-    examples and test examples, where they are known.
+    examples and test examples, where they are known. ``test`` and ``validate`` with a checkpoint of a finished run show
+    and log the same of its model on the test and the validation data, and write no file.
 
     The model is the global one. Where entries of the state stay with the clients, it is each client's own model, and
     the value of a domain is the mean over its clients; a domain without clients is then left out.
@@ -59,35 +61,50 @@ class DomainMetrics(Callback):
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         values = self._measure(trainer)
-        found = dict.fromkeys(name for of_domain in values.values() for name in of_domain)
-        metrics = sorted(found, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
-        if not metrics:
-            return
-        counts = {name: counts_of(trainer, name) for name in values}
-        of_all = {plain(tag): value for tag, value in trainer.metrics.items() if tag.startswith(("test/", "test_"))}
-        self._lines = [["domain", *COUNTS, *metrics]]
-        for name, of_domain in [*values.items(), ("all", of_all)]:
-            shown = [told(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
-            self._lines.append([name, *(str(n or "") for n in counts.get(name, ("", "", ""))), *shown])
-        if trainer.run_dir is not None:
-            lines: list[list[object]] = [["domain", *(count.replace(" ", "_") for count in COUNTS), *metrics]]
+        counts, metrics = self._tabulate(trainer, values)
+        if trainer.run_dir is not None and metrics:
+            lines: list[list[object]] = [["domain", *(count.replace(" ", "_") for count in counted("test")), *metrics]]
             lines += [[name, *counts[name], *map(of_domain.get, metrics)] for name, of_domain in values.items()]
             write_atomically(trainer.run_dir / "domains.csv", lambda path: write_rows(path, lines))
+
+    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+        names, self._lines = trainer.domains_of(phase), []
+        self._names = names if 2 <= len(names) <= self.max_domains else []
+        self._tabulate(trainer, self._measure(trainer, phase), phase)
 
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""
 
-    def _measure(self, trainer: RunAccess) -> dict[str, dict[str, float]]:
+    def _tabulate(
+        self, trainer: RunAccess, values: Mapping[str, Mapping[str, float]], phase: str = "test"
+    ) -> tuple[dict[str, tuple[int, int, int]], list[str]]:
+        """Keep the table of the console; returns the counts of each domain, and the metrics in their order."""
+        found = dict.fromkeys(name for of_domain in values.values() for name in of_domain)
+        metrics = sorted(found, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
+        counts = {name: counts_of(trainer, name, phase) for name in values}
+        if not metrics:
+            return counts, metrics
+        own = (f"{phase}/", f"{phase}_")
+        of_all = {plain(tag): value for tag, value in trainer.metrics.items() if tag.startswith(own)}
+        self._lines = [["domain", *counted(phase), *metrics]]
+        for name, of_domain in [*values.items(), ("all", of_all)]:
+            shown = [told(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
+            self._lines.append([name, *(str(n or "") for n in counts.get(name, ("", "", ""))), *shown])
+        return counts, metrics
+
+    def _measure(self, trainer: RunAccess, phase: str = "test") -> dict[str, dict[str, float]]:
         """Log and return the metrics of each domain, by its name; all workers call this."""
-        values = {name: self._of_domain(trainer, name) for name in self._names}
+        values = {name: self._of_domain(trainer, name, phase) for name in self._names}
         for name, of_domain in values.items():
             for metric, value in of_domain.items():
                 trainer.log(f"domain/{name}/{metric}", value)
         return {name: of_domain for name, of_domain in values.items() if of_domain}
 
-    def _of_domain(self, trainer: RunAccess, name: str) -> dict[str, float]:
+    def _of_domain(self, trainer: RunAccess, name: str, phase: str) -> dict[str, float]:
         if not trainer.client.kept:
-            return {plain(tag): value for tag, value in trainer.evaluate("test", domain=name).items()}
+            return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
+        if phase == "val":  # of which clients have none of their own
+            return {}
         evaluated = [trainer.evaluate("test", client=k) for k in clients_of(trainer, name)]
         tags = dict.fromkeys(tag for of_client in evaluated for tag in of_client)
         return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
@@ -98,17 +115,22 @@ def clients_of(trainer: RunAccess, domain: str) -> list[int]:
     return [k for k in range(trainer.data.num_clients) if trainer.data.info(k).domain == domain]
 
 
-def counts_of(trainer: RunAccess, domain: str) -> tuple[int, int, int]:
-    """A domain's clients, training examples and test examples; the latter are 0 where they are not known."""
+def counted(phase: str) -> tuple[str, str, str]:
+    """The names of :func:`counts_of`."""
+    return "clients", "training examples", f"{'test' if phase == 'test' else 'validation'} examples"
+
+
+def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
+    """A domain's clients, training examples and those of a phase; examples are 0 where they are not known."""
     plan = trainer.data.plan
     known = plan.domains is not None and domain in plan.domain_names
     examples = int((plan.domains == plan.domain_names.index(domain)).sum()) if known else 0
-    return len(clients_of(trainer, domain)), examples, trainer.num_test_examples(domain)
+    return len(clients_of(trainer, domain)), examples, trainer.num_examples(domain, phase)
 
 
 def plain(tag: str) -> str:
     """A metric's name without the phase."""
-    return tag.removeprefix("test/").removeprefix("test_")
+    return re.sub("^(test|val)[/_]", "", tag)
 
 
 def write_rows(path: Path, rows: list[list[object]]) -> None:

@@ -55,7 +55,8 @@ class PersonalAccuracy(Measurement):
     Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
     ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
     ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``,
-    and the console shows the last measurement of each client at the end.
+    and the console shows the last measurement of each client at the end. ``test`` with a checkpoint of a finished run
+    shows and logs the same, and writes no file.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
@@ -105,6 +106,11 @@ class PersonalAccuracy(Measurement):
         if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
             self._measure(trainer, self.fine_tune == "always")
 
+    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+        self._lines = []
+        if phase == "test":  # clients have no validation data of their own
+            self._measured(trainer, True)
+
     def on_last_round_end(self, trainer: RunAccess) -> None:
         # where a callback ends the run after a round that was measured, this measures it again, with fine-tuning
         measured = self.series.values.get("rounds", [])
@@ -125,6 +131,10 @@ class PersonalAccuracy(Measurement):
         return aligned(self._lines) + "\n" if self._lines else ""
 
     def _measure(self, trainer: RunAccess, tune: bool) -> None:
+        self.keep(trainer, self._measured(trainer, tune))
+
+    def _measured(self, trainer: RunAccess, tune: bool) -> dict[str, Any]:
+        """The arrays of a measurement, which is logged; all workers call this."""
         with trainer.alone():
             values = {k: self._client(trainer, k, tune) for k in clients_of_worker(trainer, self.clients)}
         values = in_order(trainer.gather(values))
@@ -142,7 +152,7 @@ class PersonalAccuracy(Measurement):
             by_domain = {name: self._of_domain(trainer, name, own) for name in trainer.domains}
             measured["domains"], measured["domain"] = np.array(list(by_domain)), np.array(list(by_domain.values()))
             log_finite(trainer, {f"personal/domain/{name}": value for name, value in by_domain.items()})
-        self.keep(trainer, measured)
+        return measured
 
     def _client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
         by_logits = partial(self._hits, trainer, "logits", lambda logits: logits.argmax(1), client=k)

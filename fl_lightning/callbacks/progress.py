@@ -76,9 +76,13 @@ class ProgressBar(Callback):
         if self._speaks and len(trainer.history) > self._first:
             self._close()
             seconds = time.perf_counter() - self._began
-            summaries = [part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback)]
             table = final_table(trainer.history, seconds, self._first, trainer.run_dir)
-            self._say("\n".join([*filter(None, summaries), table]))
+            self._say("\n".join([*summaries(trainer), table]))
+
+    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+        told = summaries(trainer)
+        if trainer.global_rank == 0 and told:
+            self._say("\n".join(told))
 
     def teardown(self, trainer: RunAccess) -> None:
         self._close()
@@ -104,6 +108,11 @@ class ProgressBar(Callback):
             if bar is not None:
                 bar.close()
         self._visits = self._rounds = None
+
+
+def summaries(trainer: RunAccess) -> list[str]:
+    """What the callbacks say of a run or an evaluation that is done."""
+    return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
 
 
 def in_notebook() -> bool:

@@ -110,7 +110,7 @@ class Scores(Callback):
             last = evaluated[-self.last_k :]
             log_finite(trainer, {"scores/best": max(evaluated), "scores/mean_of_last": math.fsum(last) / len(last)})
 
-    def on_evaluation_command_end(self, trainer: RunAccess) -> None:
+    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
         self._measure(trainer)
 
     def _measure(self, trainer: RunAccess) -> None:

@@ -295,7 +295,10 @@ class FederatedCLI(LightningCLI):
 
     def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
         self._warn_of_weights(kwargs)
-        self._print(", ".join(f"{name} {told(name, value)}" for name, value in evaluate(**kwargs).items()))
+        values = evaluate(**kwargs).items()
+        # those of the domains are a table, which the callbacks have shown
+        shown = [f"{name} {told(name, value)}" for name, value in values if "domain/" not in name]
+        self._print(", ".join(shown))
 
     def _print(self, line: str) -> None:
         if self.trainer.global_rank == 0:

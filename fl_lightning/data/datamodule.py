@@ -319,7 +319,7 @@ class ImageDataModule(FederatedDataModule):
         self._train = (torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels.astype(np.int64)))
         self._test = (torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels.astype(np.int64)))
         self._val_rows, self._test_rows = torch.from_numpy(val), torch.from_numpy(test)
-        self._test_domains = data.test_domains
+        self._train_domains, self._test_domains = data.train_domains, data.test_domains
         domains = None if data.train_domains is None else data.train_domains[train]
         names = (data.domain_names, self.class_names)
         plan = self.partition(data.train_labels[train], self.num_classes, True, domains, *names)
@@ -360,11 +360,20 @@ class ImageDataModule(FederatedDataModule):
 
     def test_dataloaders_by_domain(self) -> dict[str, Batches]:
         """The test images of each domain, by its name; empty without domains."""
-        if self._test_domains is None:
-            return {}
-        here = self._test_domains[self._test_rows.numpy()]
-        rows = {name: self._test_rows[torch.from_numpy(here == i)] for i, name in enumerate(self.plan.domain_names)}
-        return {n: Batches(*self._test, r, self.eval_batch_size, **self._scale()) for n, r in rows.items()}
+        return self._by_domain(self._test, self._test_rows, self._test_domains)
+
+    def val_dataloaders_by_domain(self) -> dict[str, Batches]:
+        """The validation images of each domain that has any, by its name; empty without domains."""
+        loaders = self._by_domain(self._train, self._val_rows, self._train_domains)
+        return {name: loader for name, loader in loaders.items() if len(loader)}
+
+    def _by_domain(
+        self, images: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor, domains: np.ndarray | None
+    ) -> dict[str, Batches]:
+        here = None if domains is None else domains[rows.numpy()]
+        names = self.plan.domain_names if here is not None else ()
+        parts = {name: rows[torch.from_numpy(here == i)] for i, name in enumerate(names)}
+        return {name: Batches(*images, r, self.eval_batch_size, **self._scale()) for name, r in parts.items()}
 
     def _like(self, k: int) -> np.ndarray:
         """Positions within the test rows of the images for client ``k``, in ascending order."""

@@ -152,15 +152,13 @@ class Partitioned(FederatedDataModule):
 
     def test_dataloaders_by_domain(self) -> dict[str, Any]:
         """The test data of each domain, by its name: those of the training set first; empty without domains."""
-        if self.plan.domains is None:
-            return {}
-        if self._test_data.domains is None:
-            return self._test_data.by_name
-        domains = self._test_data.domains
-        present = set(domains.tolist())
-        names = [name for name in self.plan.domain_names if name in present]
-        names += sorted(present - set(names))
-        return {name: self._test_data.on(np.flatnonzero(domains == name)) for name in names}
+        return {} if self.plan.domains is None else self._test_data.by_domain(self.plan.domain_names)
+
+    def val_dataloaders_by_domain(self) -> dict[str, Any]:
+        """The validation data of each domain, as those for test."""
+        names = self.plan.domain_names
+        known = self.plan.domains is not None
+        return TestData(self.val_dataloader(), names, self.domains).by_domain(names) if known else {}
 
     @property
     def _test_data(self) -> TestData:
@@ -254,6 +252,15 @@ class TestData:
         from_parts = key is None and list(names) == [str(number) for number in range(len(names))]
         domains = domains_of(loader.dataset, from_parts, key) if names else None
         self.domains = None if domains is None else domains.astype(str)
+
+    def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
+        """A loader for each domain, by its name: those of the training set first; empty where they are not known."""
+        if self.domains is None:
+            return self.by_name
+        present = set(self.domains.tolist())
+        names = [name for name in trained if name in present]
+        names += sorted(present - set(names))
+        return {name: self.on(np.flatnonzero(self.domains == name)) for name in names}
 
     @cached_property
     def labels(self) -> Any:

@@ -95,11 +95,11 @@ class Loaders:
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
     def evaluation(self, phase: str, client: int | None = None, domain: str | None = None) -> list[ClientLoader]:
-        """The loaders of the ``val`` or ``test`` data; ``client`` or ``domain`` restricts the test data to its own."""
-        if phase == "val":
+        """The loaders of the ``val`` or ``test`` data, or of a domain's; ``client`` restricts test data to its own."""
+        if domain is not None:
+            loaders = self._by_domain(phase)[domain]
+        elif phase == "val":
             loaders = self.data.val_dataloader()
-        elif domain is not None:
-            loaders = self._by_domain()[domain]
         elif client is None:
             loaders = self.data.test_dataloader()
         else:
@@ -121,17 +121,16 @@ class Loaders:
         own = getattr(self.data, "lack_of_own_test_data", None)
         return FederatedDataModule.lack_of_own_test_data(self.data) if own is None else own()
 
-    @property
-    def domains(self) -> list[str]:
-        """The names of the domains of which there are test data; none where the data have no domains."""
-        return list(self._by_domain())
+    def domains(self, phase: str) -> list[str]:
+        """The names of the domains of which there are ``val`` or ``test`` data; none where the data have no domains."""
+        return list(self._by_domain(phase))
 
-    def num_test_examples(self, domain: str) -> int:
-        """The number of test examples of a domain; 0 where a loader does not tell it."""
-        return sum(num_pickable(loader) for loader in self.evaluation("test", domain=domain))
+    def num_examples(self, domain: str, phase: str) -> int:
+        """The number of ``val`` or ``test`` examples of a domain; 0 where a loader does not tell it."""
+        return sum(num_pickable(loader) for loader in self.evaluation(phase, domain=domain))
 
-    def _by_domain(self) -> Mapping[str, Any]:
-        own = getattr(self.data, "test_dataloaders_by_domain", None)
+    def _by_domain(self, phase: str) -> Mapping[str, Any]:
+        own = getattr(self.data, f"{phase}_dataloaders_by_domain", None)
         return {} if own is None else own()
 
     def probe(

@@ -156,14 +156,16 @@ def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_model(run: Run, path: Path) -> dict[int, State]:
-    """Load the global model of a checkpoint, and return the state entries that stay with each client.
+    """Load the global model and the memories of a checkpoint; return the state entries that stay with each client.
 
     Raises:
         UsageError: there is no such file, or it is a checkpoint of another model.
     """
     contents = read(path)
     load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
-    memories = {k: load(file) for k, file in client_files(path, contents).items()}
+    files = client_files(path, contents)
+    run.client.memories().restore(files, run.workers, None)
+    memories = {k: load(file) for k, file in files.items()}
     return {k: memory["state"] for k, memory in memories.items() if "state" in memory}
 
 

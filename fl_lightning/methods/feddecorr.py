@@ -22,9 +22,10 @@ class FedDecorr(Method):
     r"""Decorrelates the d dimensions of the representation, so that it does not collapse into a few of them.
 
     The term of the authors' code is about B times the printed equation, where B is the batch size, and
-    :math:`\beta = 0.1` was chosen for it. On networks without normalisation layers it can dominate the loss. A constant
-    representation also makes it 0, so training can end there: watch ``rank/representation/effective``, and try
-    ``form="paper"``.
+    :math:`\beta = 0.1` was chosen for it. Its gradient grows as the representation's spread over the batch shrinks, in
+    both forms of the correlation. On networks without normalisation layers, whose spread is small at the start, it can
+    dominate the loss. A constant representation makes it 0, so training can end there: ``train/feddecorr`` is then 0.
+    Take a network with normalisation, or a smaller ``beta``.
 
     Args:
         beta: coefficient :math:`\beta \ge 0`; 0 gives FedAvg. The authors use 0.1, and 0.05 for CIFAR-100.

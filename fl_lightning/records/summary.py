@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 LESS = ("loss", "error", "mse", "mae", "perplexity")
 MORE = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "dice", "iou")
 
+# metrics of callbacks that are all shares
+OF_SHARES = ("personal/", "scores/")
+
 
 def has_word(name: str, words: Sequence[str]) -> bool:
     """Whether one of the words is a part of a metric's name, as in ``test_f1`` or ``test/MulticlassAccuracy``."""
@@ -54,7 +57,8 @@ def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
 
 def told(name: str, value: float) -> str:
     """A metric as it is shown: shares, such as an accuracy or F1, in percent."""
-    share = has_word(name, MORE) and not has_word(name, LESS) and 0 <= value <= 1
+    share = name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
+    share = share and 0 <= value <= 1
     return f"{100 * value:.2f} %" if share else few_digits(value)
 
 

@@ -1,6 +1,8 @@
-"""The guide to data of one's own runs; what such code gives that cannot be used is refused before round 0."""
+"""The guides to data and partitioners of your own run; what such code gives that cannot be used is refused."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,14 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from fl_lightning import Partitioned
+from fl_lightning.cli import main
 from fl_lightning.data import IID, Natural, Partitioner, Plan
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "own_data.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE, OF_PARTITIONERS = ((DOCS / f"own_{name}.md").read_text() for name in ("data", "partitioner"))
+SOURCE = "\n\n".join(re.findall(r"```python\n(.*?)```", GUIDE + OF_PARTITIONERS, re.DOTALL))
 CODE = {}
-for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
-    exec(block, CODE)
+exec(SOURCE, CODE)
 
 
 class Small(LightningModule):
@@ -54,9 +58,31 @@ def test_the_code_of_the_guide_trains(tmp_path, data):
 
 
 def test_the_sites_of_the_guide_are_its_clients():
-    data = Partitioned(CODE["Hospitals"]((50, 20)), Natural(), num_clients=2)
+    data = Partitioned(CODE["Hospitals"]({"Pisa": 50, "Kent": 20}), Natural(), num_clients=2)
     data.setup("fit")
-    assert data.plan.sizes.tolist() == [50, 20]
+    assert data.plan.sizes.tolist() == [20, 50] and data.plan.domain_names == ("Kent", "Pisa")
+
+
+def test_the_config_and_the_commands_of_the_guides_run(tmp_path, monkeypatch, capsys, undrawn, one_parser):
+    (tmp_path / "my_data.py").write_text(SOURCE)
+    (tmp_path / "experiments").symlink_to(DOCS.parent / "experiments")
+    config, of_sensors = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    (tmp_path / "hospitals.yaml").write_text(config)
+    (tmp_path / "sensors.yaml").write_text(of_sensors)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    commands = re.findall(r"^python cli\.py (.*)$", GUIDE + OF_PARTITIONERS, re.MULTILINE)
+    again = " ".join(re.search(r"`python cli\.py (test\s[^`]*)`", GUIDE)[1].split())
+    for command in [*commands[:2], again, *commands[2:], "fit --config hospitals.yaml --config sensors.yaml"]:
+        few = ["--trainer.max_rounds", "1"] if command.startswith("fit") else []
+        main([*shlex.split(command), *few])
+    said = capsys.readouterr()
+    table = re.search(r"```text\n(domain.*?)\n", GUIDE, re.DOTALL)[1]
+    assert said.err.count(table) == 2
+    dealt = re.search(r"```text\n(client.*?)```", OF_PARTITIONERS, re.DOTALL)[1]
+    assert dealt in said.out
 
 
 def test_the_partitioner_of_the_guide_holds_ranges_of_classes_and_shares():

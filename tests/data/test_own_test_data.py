@@ -204,3 +204,37 @@ def test_each_client_is_in_a_table_with_its_domain(tmp_path, capsys, undrawn):
     own = np.load(trainer.run_dir / "personal.npz")["own"][-1]
     assert f"client  domain  as it is  fine-tuned\n     0    kent  {100 * own[0]:6.2f} %" in said
     assert trainer.metrics["scores/clients"] == pytest.approx(own.mean())
+
+
+@pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
+def test_a_test_of_a_finished_run_ends_with_its_tables(tmp_path, capsys, undrawn, methods):
+    callbacks = [PersonalAccuracy(examples=None, fine_tune_steps=2)]
+    trainer = fit(tmp_path, methods=methods(), callbacks=callbacks, enable_progress_bar=True)
+    tables = capsys.readouterr().err.partition("client  domain")[2].partition("best")[0]
+    assert "domain  clients" in tables and "pisa" in tables
+    fitted, folder = trainer.metrics, trainer.run_dir
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    again = small_trainer(tmp_path, callbacks=callbacks, enable_progress_bar=True)
+    data = Partitioned(Data(named((40, 30, 50)), named((8, 6, 9))), Natural(), 3)
+    metrics = again.test(Net(), data, ckpt_path=folder / "checkpoints/last.ckpt", method=methods())
+    assert capsys.readouterr().err.partition("client  domain")[2].split() == tables.split()
+    assert all(metrics[name] == pytest.approx(value) for name, value in fitted.items() if "domain/" in name)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class ValidatedNet(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+
+class Validated(Data):
+    def val_dataloader(self):
+        return DataLoader(named((3, 4, 5)), batch_size=8)
+
+
+def test_validate_shows_the_domains_of_the_validation_data(tmp_path, capsys):
+    data = Partitioned(Validated(named((40, 30, 50)), named((8, 6, 9))), Natural(), 3)
+    values = small_trainer(tmp_path, enable_progress_bar=True).validate(ValidatedNet(), data)
+    said = capsys.readouterr().err
+    assert re.search(rf"^ +oslo +1 +30 +4 +{100 * values['domain/oslo/acc']:.2f} %$", said, re.MULTILINE)
+    assert "validation examples" in said

@@ -1,6 +1,10 @@
 """Images of several sites: folders and tables, and what is wrong with others."""
 
+import re
+import shlex
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from helpers.errors import refused, warned
 from helpers.runs import small_trainer
 from PIL import Image
 
+from fl_lightning.cli import main
 from fl_lightning.data import Dirichlet, Plan, SiteImageFolders
 from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.records.partition import save_partition
@@ -225,3 +230,23 @@ def test_a_run_knows_its_sites_and_writes_nothing_beside_the_images(whole, tmp_p
     with np.load(trainer.run_dir / "plan.npz") as saved:
         assert saved["domains"].tolist() == list(SITES) and saved["class_names"].tolist() == list(CLASSES)
     assert sorted(whole.rglob("*")) == before
+
+
+def test_the_page_on_images_of_several_sites_runs(tmp_path, monkeypatch, capsys, undrawn, one_parser):
+    page = (Path(__file__).parents[2] / "docs" / "own_images.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
+    (tmp_path / "hospitals.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    table = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    for line in re.findall(r"^python cli\.py (.*)$", page, re.MULTILINE)[:3]:
+        few = ["--trainer.max_rounds", "1", "--trainer.local_epochs", "1"] if line.startswith("fit") else []
+        main([*shlex.split(line), *few])
+    said = capsys.readouterr().err
+    for line in table[1:-1]:
+        start = r"^ *" + r" +".join(line.split()[:4]) + " "
+        assert len(re.findall(start, said, re.MULTILINE)) == 2, line
+
+
+def test_validation_images_are_known_by_site(split):
+    assert {name: len(one.rows) for name, one in ready(split).val_dataloaders_by_domain().items()} == {"oslo": 3}

@@ -181,6 +181,10 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     if own:
         mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
         metrics = run.evaluator.own_models(phase, state, mine, observed=False)
+        run.resident.load(state)
+        hint = "their model is measured without what stays with them; give the methods of the run"
+        if not run.client.kept:
+            run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     else:
         metrics = run.evaluator.one_model(phase, state, observed=False)
     check_metrics(run, metrics, phase)
@@ -258,5 +262,5 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
     if any(getattr(type(callback), hook, None) not in (None, getattr(Callback, hook)) for callback in run.callbacks):
         run.server.assign(run.client.state())
         run.methods.on_fit_start(run.server)  # the values that methods keep on the server have their initial ones
-        run.call(hook)
+        run.call(hook, phase=phase)
     return run.metrics.current
