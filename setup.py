@@ -11,7 +11,7 @@ setup(
     packages=[*find_packages(include=["fl_lightning*"]), *carried],
     package_dir={name: f"experiments/{name.rpartition('.')[2]}" for name in carried},
     package_data={
-        "fl_lightning": ["py.typed", "report/*.j2", "report/*.css"],
+        "fl_lightning": ["py.typed", "report/*.j2", "report/*.css", "report/*.js"],
         **{name: ["*.yaml"] for name in carried},
     },
 )

@@ -325,7 +325,7 @@ class Comparison:
         return None if base is None else (own[0] / base[0], None if own[1] is None else own[1] / base[0])
 
     def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[CellNumber]]) -> set[Part]:
-        """The rows with the best number of a column, as it is shown; none where partitions differ."""
+        """The rows with the best number of a column, as it is shown; none of a lone one, or where partitions differ."""
         valued = [number for row in numbers.values() for number in row if number.value is not None]
         plans = {(number.cell.seed, number.result.plan) for number in valued}
         if len(plans) > len({seed for seed, _ in plans}):
@@ -334,7 +334,7 @@ class Comparison:
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
         of_metric = self.suite.minimize and self.table.show != "scores"
         lower_is_better = of_metric or self.table.show in ("rounds_to", "seconds", "rank")
-        best = (min if lower_is_better else max)(means.values(), default=None)
+        best = (min if lower_is_better else max)(means.values()) if len(means) > 1 else None
         return {row for row, mean in means.items() if mean == best}
 
 

@@ -80,7 +80,8 @@ def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | Non
             style = line.style | ({"marker": "o"} if len(line.x) == 1 else {})
             axes.plot(line.x, line.y, markevery=(number % every, every), label=line.label or None, **style)
             if line.band is not None and (line.band[0] != line.band[1]).any():
-                axes.fill_between(line.x, *line.band, color=line.style["color"], alpha=0.18, linewidth=0)
+                how = {"color": line.style["color"], "gid": line.style.get("gid")}
+                axes.fill_between(line.x, *line.band, alpha=0.18, linewidth=0, **how)
         logarithmic(axes, log)
         few_numbers(axes)
         if ticks is not None:

@@ -10,7 +10,7 @@ LESS = ("loss", "error", "mse", "mae", "perplexity")
 MORE = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "dice", "iou")
 
 # metrics of callbacks that are all shares
-OF_SHARES = ("personal/", "scores/")
+OF_SHARES = ("per_class/", "personal/", "scores/")
 
 
 def has_word(name: str, words: Sequence[str]) -> bool:
@@ -57,9 +57,12 @@ def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
 
 def told(name: str, value: float) -> str:
     """A metric as it is shown: shares, such as an accuracy or F1, in percent."""
-    share = name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
-    share = share and 0 <= value <= 1
-    return f"{100 * value:.2f} %" if share else few_digits(value)
+    return f"{100 * value:.2f} %" if is_share(name) and 0 <= value <= 1 else few_digits(value)
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is a share by its name, such as an accuracy or F1."""
+    return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
 
 
 def few_digits(value: float) -> str:

@@ -95,3 +95,28 @@ def lock(file: IO[str], inherited: bool = True) -> bool | None:
     except OSError:  # a file system without locks
         return None
     return True
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of a file, which is only read; None where that cannot be told.
+
+    It is that of :func:`lock` with ``inherited=False``. Without the file there is none.
+    """
+    if fcntl is None:
+        return None
+    try:
+        # not of a pipe: nobody may write to it
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(opened)
+    return False

@@ -13,6 +13,12 @@ Flat = dict[str, str]
 ABSENT = "-"
 # keys of a whole config that say how a run began, not what it is
 BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
+# arguments of the trainer and of the data that say how a run is calculated: a result depends on them by rounding alone
+CALCULATION = (
+    *("trainer.threads_per_worker", "trainer.clients_per_step", "trainer.accelerator", "trainer.strategy"),
+    *("trainer.compile", "trainer.channels_last", "trainer.on_client_error", "trainer.min_clients"),
+)
+LOADING = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "eval_batch_size")
 # callbacks that change the result of a run; the others observe
 ACTING = ("EarlyStopping", "CCVR")
 # arguments that tell data sets of one class apart; of a folder the name
@@ -42,7 +48,13 @@ def flat_config(config: Mapping[str, Any]) -> Flat:
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
         acting = [one for one in trainer["callbacks"] if acts(one)]
         kept["trainer"] = {**trainer, "callbacks": acting}
-    return dict(items(kept))
+    return {key: value for key, value in items(kept) if not is_of_calculation(key)}
+
+
+def is_of_calculation(key: str) -> bool:
+    """Whether a dotted key says how a run is calculated, not what."""
+    loading = key.startswith("data.") and key.rsplit(".", 1)[-1] in LOADING
+    return loading or any(key == one or key.startswith(f"{one}.") for one in CALCULATION)
 
 
 def acts(callback: Any) -> bool:

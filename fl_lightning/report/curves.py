@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_lightning.pictures.drawing import CurveLine, curves
 from fl_lightning.pictures.style import line_style
-from fl_lightning.report.figures import Drawing
+from fl_lightning.report.figures import Drawing, curve_id
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
@@ -42,7 +42,7 @@ class Curve:
     def line(self, x: np.ndarray, unit: float, number: int) -> CurveLine:
         """What is drawn of it over ``x`` as curve ``number``: the mean in a unit, and its deviation as a band."""
         band = (unit * (self.mean - self.deviation), unit * (self.mean + self.deviation))
-        return CurveLine(x, unit * self.mean, line_style(number), band)
+        return CurveLine(x, unit * self.mean, {**line_style(number), "gid": curve_id(number)}, band)
 
 
 def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:

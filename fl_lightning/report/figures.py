@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedFormatter
 
 from fl_lightning.bench.cells_csv import csv_text
 from fl_lightning.pictures.drawing import Draw, bar_style
@@ -31,6 +34,7 @@ OF_PAGE = re.compile("|".join(COLOURS))
 # what matplotlib writes around the drawing itself
 AROUND = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", re.DOTALL)
 NUMBERS = re.compile(r"-?\d+\.\d{3,}")
+CURVE_ID = re.compile(r' id="curve-(\d+)"')
 SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
@@ -155,8 +159,53 @@ def inline(figure: Figure, name: str, told: str) -> str:
     text = text.replace(f"'{FONT}', sans-serif", "var(--font)")
     text = re.sub(r'(?<= d=")[^"]*|(?<= x=")[^"]*|(?<= y=")[^"]*', lambda one: rounded(one[0]), text)
     text = own_ids(text, name)
-    head = f'<svg viewBox="{SIZE.search(text)[1]}" role="img" aria-label="{escape(told)}">'  # type: ignore[index]
+    size = SIZE.search(text)[1]  # type: ignore[index]
+    values = "".join(f" data-axes='{escape(json.dumps(one))}'" for one in curves_in(figure))
+    head = f'<svg viewBox="{size}" role="img" aria-label="{escape(told)}"{values}>'
     return re.sub(r"\s*\n\s*", "\n", SIZE.sub(lambda _: head, text, count=1)).strip()
+
+
+def curve_id(number: int) -> str:
+    """What marks the parts of curve ``number`` in a drawing."""
+    return f"curve-{number}"
+
+
+def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
+    """The curves of the first axes with what a script needs to tell their values; nothing without curves.
+
+    It is the ``box`` of the axes in the drawing (left, top, right, bottom), the ends of their scales ``x`` and ``y``
+    and whether these are logarithmic, their ``labels``, the ``names`` of places along x, and of each of the ``curves``
+    its number, its places and its values with five digits.
+    """
+    axes = figure.axes[0]
+    curves = [line for line in axes.lines if CURVE_ID.fullmatch(f' id="{line.get_gid()}"')]
+    if not curves:
+        return
+    width, height = 72 * figure.get_size_inches()
+    (left, bottom), (right, top) = axes.get_position().get_points()
+    scales = {
+        axis.axis_name: [*map(float, axis.get_view_interval()), axis.get_scale() == "log"]
+        for axis in (axes.xaxis, axes.yaxis)
+    }
+    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
+    named = isinstance(axes.xaxis.get_major_formatter(), FixedFormatter)
+    yield {
+        "box": [
+            round(float(one), 2) for one in (left * width, (1 - top) * height, right * width, (1 - bottom) * height)
+        ],
+        **scales,
+        "labels": [axes.get_xlabel(), axes.get_ylabel()],
+        "names": {f"{place:g}": text.get_text() for place, text in ticks} if named else {},
+        "curves": [
+            [int(str(line.get_gid()).split("-")[1]), *([few_digits(one) for one in data] for data in line.get_data())]
+            for line in curves
+        ],
+    }
+
+
+def few_digits(value: float) -> float | None:
+    """A number with five digits; None for one that is not finite."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def rounded(numbers: str) -> str:
@@ -168,6 +217,7 @@ def own_ids(text: str, name: str) -> str:
     """A drawing whose ids are a name and a number; those that nothing refers to are dropped."""
     used = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     short = {one: f"{name}-{at}" for at, one in enumerate(used)}
+    text = CURVE_ID.sub(r' data-curve="\1"', text)
     text = re.sub(r' id="([^"]+)"', lambda found: f' id="{short[found[1]]}"' if found[1] in short else "", text)
     text = re.sub(r'(?:xlink:)?href="#([^"]+)"', lambda found: f'href="#{short[found[1]]}"', text)
     text = re.sub(r"url\(#([^)]+)\)", lambda found: f"url(#{short[found[1]]})", text)

@@ -23,7 +23,8 @@ from fl_lightning.report.curves import (
 from fl_lightning.report.figures import HEAT_MARGINS, Card, Drawing, room
 from fl_lightning.report.measured import measured_cards
 from fl_lightning.report.run import ReportedRun
-from fl_lightning.report.sections import Group, Section
+from fl_lightning.report.sections import Group, Section, in_percent
+from fl_lightning.report.sites import parts_cards
 
 # settings that have figures; the others are in the tables
 SETTINGS = 6
@@ -49,21 +50,21 @@ ROUND_PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
-def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Card]]:
-    """The figures of a section, each with the heading that it belongs under.
+def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Card]]:
+    """The figures of a section, each with its setting and the heading that it belongs under.
 
     Args:
         section: the section.
         prefix: beginning of the names of the figures, where a report has several sections.
     """
-    for makers in ((metric_cards,), (partition_cards, tag_cards, measured_cards, cost_cards)):
+    for makers in ((metric_cards, parts_cards), (partition_cards, tag_cards, measured_cards, cost_cards)):
         for setting in section.settings[:SETTINGS]:
             for heading, card in (pair for make in makers for pair in make(section, setting)):
                 parts = [
                     re.sub(r"[^a-zA-Z0-9.]+", "-", part).strip("-") for part in (prefix, setting, card.name) if part
                 ]
                 title = f"{card.title}, {setting}" if setting else card.title
-                yield heading, replace(card, name="-".join(parts).lower(), title=title)
+                yield setting, heading, replace(card, name="-".join(parts).lower(), title=title)
 
 
 # ------------------------------------------------------------------ metrics
@@ -104,7 +105,10 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     caption = " ".join(filter(None, [band(groups), FEWER * fewer]))
     title = f"{metric.tag} against rounds, bytes and seconds"
     legend = legend_of(section, [group for group, _ in shown])
-    yield "Accuracy" if metric.percent else "Metric", Card(metric.tag, title, caption, drawings, legend, head, rows)
+    yield (
+        "Accuracy" if metric.tag.endswith("accuracy") else "Metric",
+        Card(metric.tag, title, caption, drawings, legend, head, rows),
+    )
 
 
 def in_largest_unit(
@@ -118,20 +122,25 @@ def in_largest_unit(
 
 def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """All other metrics that a run has logged against the rounds: families by the first part of their tags."""
-    rows = (row for group in section.at(setting) for run in group.runs.values() for row in run.rows)
+    runs = [run for group in section.at(setting) for run in group.runs.values()]
+    rows = (row for run in runs for row in run.rows)
     families: dict[str, list[str]] = {family: [] for family in FAMILIES}
     for tag in dict.fromkeys(tag for row in rows for tag in row):
         first = tag.split("/")[0]
         family = "learning" if tag in LEARNING else "terms" if first == "train" else first
         of_a_client = family in FAMILIES and "/local/" in tag
-        if tag != section.metric.tag and first not in ELSEWHERE and not of_a_client:
+        # what was measured once is no curve: of sites there are bars
+        once = first == "domain" and all(len(run.values(tag)) < 2 for run in runs)
+        if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
             families.setdefault(family, []).append(tag)
     for family, found in families.items():
         tags = [tag for tag in (*LEARNING, *ABOUT_TAG) if tag in found]
         others = [tag for tag in found if tag not in tags]
         tags += others if family in FAMILIES else sorted(others, key=lambda tag: (tag.count("/"), tag))
         wanted = {
-            tag: (f"{tag} in %", 100.0) if tag.endswith("accuracy") else (ABOUT_TAG.get(tag, tag), 1.0)
+            tag: (f"{tag} in %", 100.0)
+            if in_percent(tag, (value for run in runs for value in run.values(tag).values()))
+            else (ABOUT_TAG.get(tag, tag), 1.0)
             for tag in tags[:PANELS]
         }
         drawings, lines, legend = against_rounds(section, setting, wanted, ReportedRun.values)
@@ -156,9 +165,12 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         counts = group.first.label_counts
         of = f" of {group.line}" if len(partitions) > 1 else ""
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
-        draw = heat(counts.T.astype(float), "samples", log=True, xlabel="client", ylabel="class", title=title)
+        names = group.first.names_in_plan.get("class_names")
+        named = (names if names is not None and len(names) == counts.shape[1] else None, None)
+        draw = heat(counts.T.astype(float), "samples", named, log=True, xlabel="client", ylabel="class", title=title)
         told = f"samples of each class at each client, {title}"
-        drawings.append(Drawing(draw, told, margins=HEAT_MARGINS))
+        left = max(HEAT_MARGINS[0], room(named[0])) if named[0] else HEAT_MARGINS[0]
+        drawings.append(Drawing(draw, told, margins=(left, *HEAT_MARGINS[1:])))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     if drawings:
         caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."

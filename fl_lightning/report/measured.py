@@ -15,12 +15,11 @@ from fl_lightning.pictures.drawing import MOST_NAMES, bars, curves, heat, number
 from fl_lightning.pictures.figure import entry_shown, points_by_kind
 from fl_lightning.pictures.shipped import SHIPPED
 from fl_lightning.report.curves import PANELS, against_rounds, band, legend_of, number_of
-from fl_lightning.report.figures import HEAT_MARGINS, HEIGHT, Card, Drawing, room
+from fl_lightning.report.figures import HEAT_MARGINS, HEIGHT, Card, Drawing, curve_id, room
 from fl_lightning.report.run import PLAN, ReportedRun
 from fl_lightning.report.sections import Group, Section
+from fl_lightning.report.sites import BARS
 
-# more bars side by side cannot be told apart
-BARS = 4
 # values of a map in its file of data; values that are drawn; kinds of points that are told apart
 MOST_CELLS, LARGEST_DRAWN, MOST_KINDS = 10_000, 1_000_000, 256
 # the margins of what has no numbers along its axes
@@ -114,7 +113,7 @@ def when(rounds: Sequence[int], averaged: str = "the seeds") -> str:
 
 def along_cards(section: Section, setting: str, file: str, declared: Declared) -> Iterator[Card]:
     """Curves or bars over an axis, an array in each drawing; curves where there are too many names for bars."""
-    figures: dict[str, list[tuple[str, list[tuple[Group, int, np.ndarray]], list[str]]]] = defaultdict(list)
+    figures: dict[str, list[tuple[str, list[tuple[Group, int, np.ndarray]], list[str], list[str]]]] = defaultdict(list)
     for array, (shown, panel) in declared.items():
         drawn = last_of(section, setting, file, shown, panel)
         if not drawn:
@@ -122,21 +121,23 @@ def along_cards(section: Section, setting: str, file: str, declared: Declared) -
         length = max(len(values) for *_, values in drawn)
         named = drawn[0][0].first.arrays(file).names
         names = list(panel.places) or next((named[name] for name in panel.names[:1] if name in named), [])
-        if len(names) != length:
-            names = [str(at) for at in range(length)]
+        if panel.axis == "class":
+            names = drawn[0][0].first.names_in_plan.get("class_names", [])
+        numbers = [str(at) for at in range(length)]
+        names = names if len(names) == length else numbers
         kind = "curves" if panel.kind == "bars" and len(names) > MOST_NAMES else panel.kind
-        figures[f"by-{panel.axis.split(',')[0]}" if kind == "curves" else kind].append((array, drawn, names))
+        figures[f"by-{panel.axis.split(',')[0]}" if kind == "curves" else kind].append((array, drawn, names, numbers))
     for figure, arrays in figures.items():
         of_bars, spectrum = figure == "bars", figure == "spectrum"
         drawings, rows = list[Drawing](), list[list[Any]]()
-        for array, drawn, names in arrays:
+        for array, drawn, names, numbers in arrays:
             shown, panel = declared[array]
             # above the drawing, since names below it may leave a label beside it too little room
             title = "\n".join(filter(None, [panel.title, what_of(shown, panel)]))
             labels = {"xlabel": panel.axis, "ylabel": "singular value" if spectrum else "", "title": title}
             top = 0.14 + 0.16 * len(title.splitlines())
             told = f"{what_of(shown, panel) or panel.title} by {panel.axis}"
-            ticks = names if of_bars or panel.names or panel.places else None
+            ticks = names if of_bars or panel.names or panel.places or names != numbers else None
             below = max(room(names), 0.48) if ticks and max(map(len, names)) > 4 else 0.48
             # curves are all in one drawing, and bars a few at a time
             for start in range(0, len(drawn), BARS if of_bars else len(drawn)):
@@ -145,14 +146,15 @@ def along_cards(section: Section, setting: str, file: str, declared: Declared) -
                     draw, legend = bars(some, names, **labels), [(at, section.lines[at]) for at, *_ in some]
                 else:
                     clean = visible if spectrum else np.asarray
-                    lines = [numbered_line(number_of(section, group), clean(values)) for group, _, values in drawn]
+                    numbered = [(number_of(section, group), clean(values)) for group, _, values in drawn]
+                    lines = [numbered_line(number, values, gid=curve_id(number)) for number, values in numbered]
                     draw, legend = curves(lines, "y" if spectrum else panel.log, ticks, **labels), []
                 drawings.append(Drawing(draw, told, HEIGHT, legend, (0.72, below, 0.12, top)))
             for group, round_, values in drawn:
                 rows += [[array, group.line, round_, names[at], float(value)] for at, value in enumerate(values)]
         place = "index" if spectrum else figure.removeprefix("by-")
         alone = of_bars or len(figures.keys() - {"bars"}) == 1
-        measured = [(group, round_) for _, drawn, _ in arrays for group, round_, _ in drawn]
+        measured = [(group, round_) for _, drawn, *_ in arrays for group, round_, _ in drawn]
         caption = when(
             [round_ for _, round_ in measured],
             "the clients that were measured and the seeds" if of_bars else "the seeds",
@@ -175,8 +177,12 @@ def map_cards(section: Section, setting: str, file: str, declared: Declared) -> 
         what, (down, across) = what_of(shown, panel), panel.axis.split(", ")
         drawings = []
         for group, _, values in drawn[:PANELS]:
-            draw = heat(values, what, limits=limits, title=group.line, ylabel=down, xlabel=across)
-            drawings.append(Drawing(draw, f"{what}, {group.line}", margins=HEAT_MARGINS))
+            classes = group.first.names_in_plan.get("class_names", [])
+            named = classes if down == "class" and values.shape == (len(classes), len(classes)) else None
+            draw = heat(values, what, (named, named), limits=limits, title=group.line, ylabel=down, xlabel=across)
+            left, below, right, top = HEAT_MARGINS
+            margins = (max(left, room(named)), max(below, room(named)), right, top) if named else HEAT_MARGINS
+            drawings.append(Drawing(draw, f"{what}, {group.line}", margins=margins))
         rows = [
             [group.line, round_, i, j, float(values[i, j])]
             for group, round_, values in drawn

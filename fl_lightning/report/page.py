@@ -25,6 +25,7 @@ from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import Section, choose_metric, sections_of
+from fl_lightning.report.sites import HEADING, parts_of, parts_sheet
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
 from fl_lightning.report.tables import (
@@ -37,8 +38,12 @@ from fl_lightning.report.tables import (
     results_sheets,
     runs_csv,
     runs_sheet,
+    shared_first,
 )
 
+# what stands with the results of a setting
+WITH_RESULTS = ("Accuracy", "Metric", HEADING)
+PlacedCard = tuple[Section, str, str, Card]
 READINGS = "Which readings are consistent with the source"
 MARKER_SHAPES = {
     "o": '<circle cx="17" cy="5" r="3"/>',
@@ -87,14 +92,15 @@ class Report:
     asked: Asked
     warnings: list[str] = field(default_factory=list)
 
-    def cards(self) -> Iterator[tuple[Section, str, Card]]:
-        """All figures, each with its section and heading; no two have one name."""
+    def cards(self) -> Iterator[PlacedCard]:
+        """All figures, each with its section, setting and heading; no two have one name."""
         several, taken = len(self.sections) > 1, Counter[str]()
         for section in self.sections:
-            for heading, card in cards_of(section, section.title if several else ""):
+            for setting, heading, card in cards_of(section, section.title if several else ""):
                 taken[card.name] += 1
                 number = taken[card.name]
-                yield section, heading, card if number == 1 else replace(card, name=f"{card.name}-{number}")
+                named = card if number == 1 else replace(card, name=f"{card.name}-{number}")
+                yield section, setting, heading, named
 
     def files(self, stem: str) -> dict[str, str]:
         """All files of the report by name."""
@@ -124,6 +130,7 @@ class Report:
                     "light": variables(LIGHT, LINE_COLOURS),
                     "dark": variables(DARK, LINES_DARK),
                     "css": package_text("page.css"),
+                    "script": package_text("page.js"),
                 },
                 **{"contents": contents, "warnings": self.warnings, "studies": studies, "sections": parts},
                 **{"environment": environment_sheet(runs), "commands": commands(runs)[:60], "files": files},
@@ -131,26 +138,43 @@ class Report:
                 **{"swatch": swatch, "data_uri": data_uri, "command_of": self.command_of},
             )
 
-    def part(self, at: int, section: Section, cards: Sequence[tuple[Section, str, Card]]) -> dict[str, Any]:
+    def part(self, at: int, section: Section, cards: Sequence[PlacedCard]) -> dict[str, Any]:
         """What the page shows of a section; ``cards`` are those of all sections."""
+        own = [(setting, heading, card) for of, setting, heading, card in cards if of is section]
         by_heading: dict[str, list[Card]] = {}
-        for of, heading, card in cards:
-            if of is section:
+        for _, heading, card in own:
+            if heading not in WITH_RESULTS:
                 by_heading.setdefault(heading, []).append(card)
-        first = [part for part in by_heading.items() if part[0] in ("Accuracy", "Metric")]
+        settings = []
+        for number, part in enumerate(section.parts()):
+            (setting,) = part.settings
+            first = [(heading, card) for of, heading, card in own if of == setting and heading in WITH_RESULTS]
+            settings.append(
+                {
+                    **{"anchor": f"setting-{at}-{number}", "name": setting, "own": part.groups[0].own},
+                    **{"results": list(results_sheets(part)), "parts": parts_sheets(section, setting)},
+                    "accuracy": [card for heading, card in first if heading != HEADING],
+                    "bars": [card for heading, card in first if heading == HEADING],
+                }
+            )
         left = len(section.settings) - SETTINGS
         told = [f"{count(len(section.runs), 'run')} by {section.metric.label}."]
         told += [f"Differences are to {section.baseline}."] if section.baseline else []
         told += [f"The figures are of the first {SETTINGS} settings of {SETTINGS + left}."] if left > 0 else []
+        common = common_config(section)
         return {
             **{"anchor": f"section-{at}", "title": section.title, "told": " ".join(told)},
             **{
-                "results": list(results_sheets(section)),
-                "first": first,
-                "rest": [part for part in by_heading.items() if part not in first],
+                "settings": settings,
+                "rest": list(by_heading.items()),
+                "accuracy": section.metric.tag.endswith("accuracy"),
             },
-            **{"configs": config_sheet(section), "common": common_config(section), "runs": runs_sheet(section)},
-            **{"cost": cost_sheet(section), "seeds": len({run.seed for run in section.runs})},
+            **{"configs": config_sheet(section), "common": common, "shared": shared_first(common)},
+            **{
+                "runs": runs_sheet(section),
+                "cost": cost_sheet(section),
+                "seeds": len({run.seed for run in section.runs}),
+            },
         }
 
     def command_of(self, name: str) -> str:
@@ -164,7 +188,10 @@ class Report:
             for one in comparisons(study):
                 yield from ((f"{study.suite.title}: {table_heading(one)}", sheet) for sheet in sheets(one))
         for section in self.sections:
-            yield from ((section.title, sheet) for sheet in results_sheets(section))
+            for part in section.parts():
+                named = ", ".join(filter(None, [section.title, *part.settings]))
+                shown = [*results_sheets(part), *parts_sheets(section, part.settings[0])]
+                yield from ((named, sheet) for sheet in shown)
             for made in (config_sheet(section), runs_sheet(section), cost_sheet(section)):
                 if made is not None:
                     yield section.title, made
@@ -206,6 +233,11 @@ def make_report(found: Found, asked: Asked) -> Report:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
     return Report(sections, found.studies, asked, list(dict.fromkeys(warnings)))
+
+
+def parts_sheets(section: Section, setting: str) -> list[Sheet]:
+    """The tables of the sites and of the clients of a setting."""
+    return [parts_sheet(section, setting, parts) for parts in parts_of(section, setting)]
 
 
 def comparisons(study: Study) -> list[Comparison]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.errors import printable
+from fl_lightning.records.temporary import is_locked
 from fl_lightning.report.reading import (
     Arrays,
     RoundMetrics,
@@ -31,10 +32,11 @@ from fl_lightning.report.reading import (
 
 RunState = Literal["finished", "running", "stopped", "failed"]
 METRICS, ENVIRONMENT, CONFIG = "metrics.csv", "environment.json", "config.yaml"
-PLAN, CHANGES, COST = "plan.npz", "changes.yaml", "cost.csv"
+PLAN, CHANGES, COST, LOCK = "plan.npz", "changes.yaml", "cost.csv", "lock"
 # numbers of a partition that are drawn
 MOST_COUNTS = 2_000_000
-# a run still goes on, as far as one can see, while its last sign of life is younger than this many of its rounds ...
+# without locks, a run still goes on, as far as one can see, while its last sign of life is younger than this many of
+# its rounds ...
 ROUNDS = 3
 # ... or than so many seconds; the first round, which nobody has timed yet, has longer
 SECONDS, FIRST = 120.0, 1800.0
@@ -141,6 +143,20 @@ class ReportedRun:
             return None if self.folder is None else counts_of(self.folder / PLAN)
         except (OSError, ValueError):
             return None
+
+    @cached_property
+    def names_in_plan(self) -> dict[str, list[str]]:
+        """The ``class_names`` (C,) and the ``domains`` of the clients (K,), where the plan has any."""
+        try:
+            arrays = {} if self.folder is None else load_arrays(self.folder / PLAN)
+        except ValueError:
+            arrays = {}
+        texts = {name: arrays[name] for name in ("class_names", "domains") if name in arrays}
+        return {
+            name: [printable(str(text)) for text in array.tolist()]
+            for name, array in texts.items()
+            if array.ndim == 1 and array.dtype.kind == "U" and any(array.tolist())
+        }
 
 
 def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
@@ -287,14 +303,18 @@ def state_of(folder: Path, rows: list[RoundMetrics], wanted: int | None, now: fl
     """What has become of a run.
 
     It is finished once it has all its rounds, or once its final model was written after its last checkpoint, as where
-    EarlyStopping ends it. Otherwise it is running as long as one of its files was changed a short while ago, measured
-    by its own rounds, and stopped after that.
+    EarlyStopping ends it. Otherwise it is running as long as a process holds its lock, and stopped after that. Where
+    locks cannot be asked for, as on Windows, it is running as long as one of its files was changed a short while ago,
+    measured by its own rounds.
     """
     if wanted is not None and rows and int(rows[-1]["round"]) + 1 >= wanted:
         return "finished"
     last, model = changed_at(folder / "checkpoints" / "last.ckpt"), changed_at(folder / "checkpoints" / "model.ckpt")
     if model and model >= last:
         return "finished"
+    held = is_locked(folder / LOCK)
+    if held is not None:
+        return "running" if held else "stopped"
     signs = [changed_at(folder / name) for name in (METRICS, ENVIRONMENT, CONFIG, "checkpoints")]
     longest = max((row.get("time/round", 0.0) for row in rows), default=None)
     patience = FIRST if longest is None else max(SECONDS, ROUNDS * longest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fl_lightning.bench.fragments import is_of_method
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.errors import require
+from fl_lightning.records.summary import is_share
 from fl_lightning.report.configs import (
     UNKNOWN,
     Flat,
@@ -27,6 +28,11 @@ from fl_lightning.report.run import ReportedRun, RunState
 
 # what a report is about, in the order in which it is looked for
 METRICS = ("test/accuracy", "val/accuracy", "test/loss", "val/loss", "train/accuracy", "train/loss")
+# keys that make a setting even where each method has a value of its own
+OF_SETTING = (
+    *("data", "model.encoder", "trainer.max_rounds", "trainer.local_epochs", "trainer.local_steps"),
+    *("trainer.participation", "trainer.cohort_size", "trainer.sampler"),
+)
 # a run that was stopped can go on: it waits for that
 RESULT_STATES: Mapping[RunState, CellState] = {
     "finished": "done",
@@ -44,21 +50,24 @@ class Metric:
         tag: its tag.
         minimize: whether smaller values are better.
         target: value for which the rounds are counted that a run needs; None for none.
+        name: what it is called; empty for its tag.
+        percent: whether it is shown in percent; by default, an accuracy is.
     """
 
     tag: str
     minimize: bool = False
     target: float | None = None
+    name: str = ""
+    percent: bool = None  # type: ignore[assignment]
 
-    @property
-    def percent(self) -> bool:
-        """Whether it is shown in percent."""
-        return self.tag.endswith("accuracy")
+    def __post_init__(self) -> None:
+        if self.percent is None:
+            object.__setattr__(self, "percent", in_percent(self.tag))
 
     @property
     def label(self) -> str:
         """Its name with its unit."""
-        return f"{self.tag} in %" if self.percent else self.tag
+        return f"{self.name or self.tag}{' in %' * self.percent}"
 
     def in_unit(self, value: float) -> float:
         """A value in the unit that is shown."""
@@ -75,10 +84,11 @@ class Group:
 
     Args:
         line: what its curve is called, such as the method.
-        setting: the other keys in which it differs, as one text.
+        setting: what tells its setting from the others, as one text.
         runs: by seed, in ascending order.
         config: its config by dotted keys.
         repeats: runs of a seed that is there already, which do not count.
+        own: all keys in which its setting differs from others, with their values.
     """
 
     line: str
@@ -86,6 +96,7 @@ class Group:
     runs: dict[int, ReportedRun]
     config: Flat
     repeats: list[ReportedRun] = field(default_factory=list)
+    own: dict[str, str] = field(default_factory=dict)
 
     @property
     def first(self) -> ReportedRun:
@@ -135,6 +146,15 @@ class Section:
         """The groups, by setting and line."""
         return [group for setting in self.settings for group in self.at(setting)]
 
+    def parts(self) -> list[Section]:
+        """A section for each setting, without the others."""
+        made = []
+        for setting in self.settings:
+            groups = self.at(setting)
+            named = self.baseline if self.baseline in {group.line for group in groups} else ""
+            made.append(replace(self, groups=groups, baseline=named))
+        return made
+
     def comparisons(self) -> dict[Show, Comparison]:
         """What the groups come to: the ``final`` and the ``best`` value and, with a target, ``rounds_to`` it."""
         shows: tuple[Show, ...] = ("final", "best", "rounds_to")
@@ -170,7 +190,10 @@ class Section:
         for group in self.groups:
             labels = {axis: {"method": group.line, "setting": group.setting}[axis] for axis in axes}
             for seed, run in group.runs.items():
-                cell = Cell(labels, seed, ({"run": [group.line, group.setting, seed]},))
+                # the name of the run is a part of the method's, which is what a row is: no row differs in it
+                named = {"method": f"{group.line} at {group.setting or 'one setting'}, seed {seed}"}
+                config = {key: number_in(text) for key, text in group.config.items()}
+                cell = Cell(labels, seed, ({**config, **named},))
                 cells.append(cell)
                 known: Any = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds}
                 state, values = RESULT_STATES[run.state], run.values(self.metric.tag)
@@ -178,6 +201,15 @@ class Section:
                     cell.name, cell.digest, state, values=values, reason=run.reason, **known
                 )
         return Comparison(suite, table, cells, results)
+
+
+def number_in(text: str) -> float | str:
+    """A text of a config as the number that it is; another text as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) and f"{value:g}" == text else text
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:
@@ -190,6 +222,12 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
             return math.inf, part
 
     return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
+
+
+def in_percent(tag: str, values: Iterable[float] = ()) -> bool:
+    """Whether a metric with these values is shown in percent: a share by its name that lies between 0 and 1."""
+    known = [value for value in values if math.isfinite(value)]
+    return is_share(tag) and all(0 <= value <= 1 for value in known)
 
 
 def choose_metric(
@@ -205,7 +243,8 @@ def choose_metric(
         some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
         require(tag in known, "--metric", tag, f"no run has it; there are {some}")
     chosen = tag or next((metric for metric in usual if metric in known), usual[0])
-    metric = Metric(chosen, minimize or "loss" in chosen, target)
+    values = [value for run in runs for value in run.values(chosen).values()]
+    metric = Metric(chosen, minimize or "loss" in chosen, target, percent=in_percent(chosen, values))
     if target is not None:
         hint = "give the value as the run logs it, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
@@ -267,13 +306,15 @@ def name_by_labels(groups: Sequence[Group]) -> None:
     for group in groups:
         labels = group.first.labels
         group.line = labels.get(own, "")
+        group.own = {axis: labels[axis] for axis in differing if axis in labels}
         group.setting = ", ".join(f"{axis}={labels[axis]}" for axis in differing if axis in labels)
 
 
 def name_by_configs(groups: Sequence[Group]) -> None:
     """Name configurations by the keys in which they differ: method and coefficients, then the setting.
 
-    A key that follows from the method belongs to it, as a learning rate that each method has of its own.
+    A key that follows from the method belongs to it, as a learning rate that each method has of its own; but data,
+    network and how much is trained make a setting in any case.
     """
     keys = differing_between([group.config for group in groups])
     for group in groups:
@@ -288,13 +329,43 @@ def name_by_configs(groups: Sequence[Group]) -> None:
             more = [f"{short[key]}={group.config[key]}" for key in own if key in group.config]
             group.line = " ".join([name, *more])
     lines = {group.line for group in groups}
-    settings = [key for key in keys if not is_of_method(key) and (len(lines) == 1 or not follows(key, groups))]
-    short = short_keys(settings)
+    settings = [
+        key
+        for key in keys
+        if not is_of_method(key) and (len(lines) == 1 or is_of_setting(key) or not follows(key, groups))
+    ]
+    short, telling = short_keys(settings), telling_keys(settings, [group.config for group in groups])
     for group in groups:
-        group.setting = ", ".join(f"{short[key]}={group.config[key]}" for key in settings if key in group.config)
+        group.own = {short[key]: group.config[key] for key in settings if key in group.config}
+        group.setting = ", ".join(f"{short[key]}={group.config.get(key, 'not set')}" for key in telling)
     if len(lines) == 1 and settings:  # the settings are what is compared
         for group in groups:
-            group.line, group.setting = group.setting or group.line, ""
+            group.line, group.setting, group.own = group.setting or group.line, "", {}
+
+
+def is_of_setting(key: str) -> bool:
+    """Whether a key says what is learned from which data, or how much is trained, whatever the method."""
+    return key == "model" or any(key == one or key.startswith(f"{one}.") for one in OF_SETTING)
+
+
+def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
+    """Of some keys as few as tell apart what all of them tell apart, those of the data first.
+
+    What comes with a class, such as the arguments of a network, needs no name beside that of the class.
+    """
+    wanted = len({tuple(config.get(key) for key in keys) for config in configs})
+    ordered = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
+    chosen: list[str] = []
+
+    def number(some: Sequence[str]) -> int:
+        return len({tuple(config.get(key) for key in some) for config in configs})
+
+    while number(chosen) < wanted:
+        chosen.append(max(ordered, key=lambda key: number([*chosen, key])))
+    for key in list(chosen):
+        rest = [other for other in chosen if other != key]
+        chosen = rest if number(rest) == wanted else chosen
+    return [key for key in ordered if key in chosen]
 
 
 def follows(key: str, groups: Sequence[Group]) -> bool:

@@ -74,9 +74,15 @@ def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[P
         os.listdir(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
-    databases = [path / DATABASE] if (path / DATABASE).is_file() else []
+    # of a folder with all that one has, the outputs of bench within it are studies, too
+    databases = sorted(Path(folder) / DATABASE for folder, _, files in os.walk(path) if DATABASE in files)
     for database in databases:
-        found.studies += of_database(f"sqlite:///{database}", suites, path)
+        try:
+            found.studies += of_database(f"sqlite:///{database}", suites, database.parent)
+        except UsageError as error:
+            if database.parent == path:
+                raise
+            found.notes.append(f"{printable(str(database))} is left out, and its runs count by themselves: {error}")
     runs = find_runs(path, found.notes)
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
     for file in cells:

@@ -177,9 +177,13 @@ def studies_of(
                     address = (tuple(labels.values()), seed)
                     if address not in begun:
                         cells.append(StoredCell(labels, seed, (), scale, f"{seed} {address[0]}"))
-        results = {result.digest: result for _, result in fitting}
-        runs = [run_of(cell, result, suite.metric, root) for cell, result in fitting]
-        yield Study(suite, cells, results, [run for run in runs if run is not None], tuple(notes))
+        results, runs = {}, list[ReportedRun]()
+        for cell, result in fitting:
+            run = run_of(cell, result, suite.metric, root)
+            interrupted = run is not None and run.state == "stopped" and result.state == "running"
+            results[result.digest] = replace(result, state="waiting") if interrupted else result
+            runs += [run] if run is not None else []
+        yield Study(suite, cells, results, runs, tuple(notes))
 
 
 def suite_of(name: str, cells: Sequence[Cell], metric: str) -> Suite:
@@ -206,7 +210,10 @@ def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> Re
     notes: tuple[str, ...] = ()
     if folder is not None:
         try:
-            return replace(read_run(folder, printable(f"{folder.parent.name}/{folder.name}")), **known)
+            run = read_run(folder, printable(f"{folder.parent.name}/{folder.name}"))
+            # a process that was killed has not told the study of its end
+            interrupted = known["state"] == "running" and run.state == "stopped"
+            return replace(run, **{**known, "state": "stopped"} if interrupted else known)
         except (OSError, ValueError) as error:
             notes = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
     rows = [{"round": float(round_), metric: value} for round_, value in sorted(result.values.items())]

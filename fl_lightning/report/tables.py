@@ -23,37 +23,41 @@ from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Section
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
+# of the keys that all runs have in common, those that are told at once, by their last part
+SHARED_FIRST = (
+    *("partitioner", "alpha", "num_clients", "batch_size", "model", "encoder", "optimizer", "lr", "momentum"),
+    *("max_rounds", "local_epochs", "local_steps", "participation", "cohort_size"),
+)
 
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
-    """What the configurations came to, and the differences to the baseline."""
+    """What the configurations of a section with one setting came to, and the differences to the baseline."""
     compared, notes = section.comparisons(), dict[str, str]()
-    several = len(section.settings) > 1
     lines = []
     for group in section.in_order:
-        place = ((group.line,), (group.setting,) if several else ())
-        numbers = [entry_text(comparison, place, notes) for comparison in compared.values()]
+        numbers = [entry_text(comparison, ((group.line,), ()), notes) for comparison in compared.values()]
         runs = list(group.runs.values())
         rounds = sorted({run.rounds for run in runs})
         told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None]
         spent = (str(len(runs)), told, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
-        lines.append([*[Text(group.setting)] * several, Text(group.line), *numbers, *map(Text, spent)])
+        lines.append([Text(group.line), *numbers, *map(Text, spent)])
     heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
     if section.metric.target is not None:
         heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
-    names = ["setting", "method"] if several else ["method"]
-    yield Sheet(caption(section), names, [(head, []) for head in heads], lines, notes, section.title)
+    title = ", ".join(filter(None, [section.title, *section.settings]))
+    yield Sheet(caption(section, lines), ["method"], [(head, []) for head in heads], lines, notes, title, "results")
     final = compared["final"]
     if section.baseline and any(map(differs, final.entries.values())):
         yield differences_sheet(final, notes)
 
 
-def caption(section: Section) -> str:
+def caption(section: Section, lines: Sequence[Sequence[Text]]) -> str:
     """How to read the table of results."""
-    said = ["Mean ± standard deviation over the seeds, of the runs that are finished."]
-    said += [f"In bold: the best{' of each setting' if len(section.settings) > 1 else ''}."]
+    several = any(len(group.runs) > 1 for group in section.groups)
+    said = [f"{'Mean ± standard deviation over the seeds' if several else 'Values'} of the runs that are finished."]
+    said += ["In bold: the best."] * any(text.bold for line in lines for text in line)
     if section.metric.target is not None:
         said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
     return " ".join(said)
@@ -121,6 +125,14 @@ def common_config(section: Section) -> list[tuple[str, str]]:
     configs = [group.config for group in section.groups]
     differ = set(differing_between(configs))
     return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
+
+
+def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of the keys that all have in common those that tell most, by their last part."""
+    known: dict[str, str] = {}
+    for key, value in common:
+        known.setdefault(key.rsplit(".", 1)[-1], value)
+    return [(name, known[name]) for name in SHARED_FIRST if name in known]
 
 
 def cost_sheet(section: Section) -> Sheet | None:

@@ -2,7 +2,10 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 SPEED = Path(__file__).resolve().parents[2] / "experiments" / "speed" / "report.py"
@@ -17,6 +20,25 @@ def make_old(folder, seconds=86_400):
     then = time.time() - seconds
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (then, then))
+
+
+HOLDER = """
+import sys
+from fl_lightning.records.temporary import lock
+with open(sys.argv[1], "a+") as file:
+    print(lock(file, inherited=False), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(folder):
+    """Have another process hold the lock of a run, as one that trains does."""
+    args, pipe = [sys.executable, "-c", HOLDER, folder / "lock"], subprocess.PIPE
+    with subprocess.Popen(args, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline().strip() == "True"
+        yield
+        process.stdin.close()
 
 
 def accuracies(folder):

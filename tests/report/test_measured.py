@@ -21,7 +21,7 @@ def cards(tmp_path):
         runs = [read_run(folder) for folder in find_runs(tmp_path)]
         (section,) = sections_of(runs, Metric("test/accuracy"), None)
         stem = file.removesuffix(".npz").replace("_", "-")
-        return {card.name: card for _, card in cards_of(section) if card.name.startswith(stem)}
+        return {card.name: card for *_, card in cards_of(section) if card.name.startswith(stem)}
 
     return make
 

@@ -1,8 +1,10 @@
 """The page shows what it should, on any screen, without colour and without a network."""
 
 import base64
+import json
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -125,7 +127,14 @@ def test_drawings_are_xml_and_have_no_colour_of_their_own(made):
 
 def test_sections_follow_from_the_files_that_are_there(root, made, tmp_path):
     text = made["page.html"]
-    for heading in ("Accuracy", "Who holds what", "Spectra", "Similarity layer by layer", "Drift in detail", "Cost"):
+    for heading in (
+        "model=ImageClassifier",
+        "Who holds what",
+        "Spectra",
+        "Similarity layer by layer",
+        "Drift in detail",
+        "Cost",
+    ):
         assert f"<h3>{heading}</h3>" in text
     for heading in ("Accuracy by class", "Embedding of the representations", "Terms of the loss", "What was run"):
         assert f"<h3>{heading}</h3>" in text
@@ -140,7 +149,7 @@ def test_a_run_without_a_round_has_a_page(tmp_path):
     folder = write_run(tmp_path / "version_0", measured=False)
     (folder / "metrics.csv").unlink()
     text = report_of(tmp_path).files("page")["page.html"]
-    assert "running, 0 of 10 rounds so far" in text
+    assert "stopped, 0 of 10 rounds" in text
 
 
 # ------------------------------------------------------------------ seen by anyone
@@ -183,7 +192,7 @@ def test_all_text_has_a_contrast_of_4_5(made, dark):
         assert contrast(colours[f"line-{at}"], colours["card"]) >= 3, at
 
 
-@pytest.mark.parametrize("name", ["page.css", "page.html.j2"])
+@pytest.mark.parametrize("name", ["page.css", "page.html.j2", "page.js"])
 def test_no_colour_is_set_but_by_variables(name):
     text = re.sub(r"@media print\{.*", "", package_text(name))
     assert re.findall(r"(?<![&\w])#(?:[0-9a-fA-F]{3}){1,2}\b", text) == []
@@ -201,6 +210,30 @@ def test_the_page_fits_a_phone(made, page):
     # what is wider than the screen scrolls by itself
     assert made["page.html"].count('<div class="scroll"') == len(page.all("table"))
     assert all("width" not in attributes for attributes in page.all("svg"))
+
+
+# ------------------------------------------------------------------ with scripts
+def test_a_drawing_tells_a_script_what_its_data_tell_a_reader(made):
+    figure = text_of_figure(made, "model-imageclassifier-test-accuracy")
+    (data,) = re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', figure)
+    head, *rows = [line.split(",") for line in base64.b64decode(data).decode().splitlines()]
+    axes = [json.loads(unescape(one)) for one in re.findall(r"data-axes='([^']*)'", figure)]
+    assert [one["labels"][0].split(" ")[0] for one in axes] == ["round", "MB", "seconds"]
+    labels = dict(re.findall(r'<li data-curve="(\d+)"><svg.*?</svg>([^<]*)</li>', figure))
+    told = {(labels[str(at)], f"{x:g}"): y for at, *line in axes[0]["curves"] for x, y in zip(*line, strict=True)}
+    written = {(row[0], row[1]): 100 * float(row[head.index("test/accuracy")]) for row in rows}
+    assert told == pytest.approx(written, rel=1e-4) and len(told) == 24
+    # the box of the axes lies within the drawing, and what is toggled is there
+    left, top, right, bottom = axes[0]["box"]
+    _, _, width, height = map(float, re.search(r'viewBox="([^"]+)"', figure)[1].split(" "))
+    assert 0 < left < right < width and 0 < top < bottom < height
+    assert {f'<g data-curve="{at}"' in figure for at in labels} == {True}
+
+
+def test_without_scripts_nothing_is_hidden_but_the_button_of_the_theme(made, page):
+    assert [attributes["id"] for _, attributes in page.elements if "hidden" in attributes] == ["theme"]
+    assert not page.all("input") and len(page.all("button")) == 1  # what needs a script is made by the script
+    assert "fetch(" not in package_text("page.js") and "XMLHttpRequest" not in package_text("page.js")
 
 
 # ------------------------------------------------------------------ other forms
@@ -221,9 +254,9 @@ def test_no_two_figures_have_one_name(root):
 
 def test_names_that_are_equal_are_numbered(root, monkeypatch):
     def twice(section, prefix):
-        for heading, card in original(section, prefix):
-            yield heading, card
-            yield heading, replace(card)
+        for *place, card in original(section, prefix):
+            yield *place, card
+            yield *place, replace(card)
 
     original = module.cards_of
     monkeypatch.setattr(module, "cards_of", twice)

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 import yaml
-from helpers.reports import accuracies, make_old, write_run
+from helpers.reports import accuracies, held, make_old, snapshot, write_run
 
+from fl_lightning.report import run as run_module
 from fl_lightning.report.reading import Arrays, read_arrays, read_metrics
 from fl_lightning.report.run import find_runs, read_run
 
@@ -66,27 +67,31 @@ def test_a_run_with_all_its_rounds_is_finished(run):
     assert read_run(run).told == "finished, 4 rounds"
 
 
-def test_a_run_with_a_recent_sign_of_life_is_running_and_stopped_after_that(tmp_path):
+def test_a_run_is_running_while_a_process_holds_its_lock_and_stopped_after_that(tmp_path):
     folder = write_run(tmp_path / "version_0", rounds=9, done=3, measured=False)
-    assert read_run(folder).state == "running"
-    assert read_run(folder).told == "running, 3 of 9 rounds so far"
+    with held(folder):
+        before = snapshot(folder)
+        assert read_run(folder).state == "running"
+        assert read_run(folder).told == "running, 3 of 9 rounds so far"
+        assert snapshot(folder) == before
+    assert (folder / "lock").is_file()
+    assert read_run(folder).told == "stopped, 3 of 9 rounds"
+    (folder / "lock").unlink()
+    assert read_run(folder).state == "stopped"
+
+
+def test_without_locks_a_run_is_running_for_some_of_its_rounds_after_a_sign_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "is_locked", lambda path: None)
+    folder = write_run(tmp_path / "version_0", rounds=9, done=3, measured=False)
     now = time.time()
     assert read_run(folder, now=now + 119).state == "running"
     assert read_run(folder, now=now + 200).state == "stopped"
-
-
-def test_a_run_of_long_rounds_is_given_longer(tmp_path):
-    folder = write_run(tmp_path / "version_0", rounds=9, done=1, measured=False)
     (folder / "metrics.csv").write_text("round,time/round\n0,1000\n")
-    assert read_run(folder, now=time.time() + 2900).state == "running"
-    assert read_run(folder, now=time.time() + 3100).state == "stopped"
-
-
-def test_a_run_in_its_first_round_is_running(tmp_path):
-    folder = write_run(tmp_path / "version_0", rounds=9, measured=False)
-    (folder / "metrics.csv").unlink()
-    assert read_run(folder, now=time.time() + 1700).state == "running"
-    assert read_run(folder, now=time.time() + 1900).state == "stopped"
+    assert read_run(folder, now=now + 2900).state == "running"
+    assert read_run(folder, now=now + 3100).state == "stopped"
+    (folder / "metrics.csv").unlink()  # its first round, which nobody has timed
+    assert read_run(folder, now=now + 1700).state == "running"
+    assert read_run(folder, now=now + 1900).state == "stopped"
 
 
 @pytest.mark.parametrize(("later", "state"), [(1, "finished"), (-1, "stopped")])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.errors import refused
-from helpers.reports import accuracies, make_old, write_run
+from helpers.reports import accuracies, held, write_run
 
 from fl_lightning.bench.statistics import paired_difference
 from fl_lightning.report.cautions import cautions
@@ -19,6 +19,16 @@ def sections(root, metric=ACCURACY, baseline=None):
     return sections_of(
         [read_run(folder, str(folder.relative_to(root))) for folder in find_runs(root)], metric, baseline
     )
+
+
+def results(section):
+    """The rows of the results of all settings, each after its setting."""
+    return [[part.settings[0], *line] for part in section.parts() for line in texts(next(results_sheets(part)))]
+
+
+def differences(section):
+    """The rows of the differences of all settings, each after its setting."""
+    return [[part.settings[0], *line] for part in section.parts() for line in texts(list(results_sheets(part))[1])]
 
 
 def texts(sheet):
@@ -43,8 +53,7 @@ def finals(root, method, alpha):
 # ------------------------------------------------------------------ the numbers
 def test_means_and_deviations_are_those_of_the_files(table):
     (section,) = sections(table)
-    results, _ = results_sheets(section)
-    found = {(line[0], line[1]): line[2] for line in texts(results)}
+    found = {(line[0], line[1]): line[2] for line in results(section)}
     assert list(found) == [(f"alpha={a}", m) for a in ("0.1", "1") for m in ("FedAvg", "FedUV")]
     for (setting, method), text in found.items():
         values = [100 * one for one in finals(table, method, float(setting.split("=")[1]))]
@@ -53,11 +62,10 @@ def test_means_and_deviations_are_those_of_the_files(table):
 
 def test_differences_are_taken_seed_by_seed_within_a_setting(table):
     (section,) = sections(table)
-    _, differences = results_sheets(section)
-    for line, alpha in zip(texts(differences), (0.1, 1.0), strict=True):
+    for line, alpha in zip(differences(section), (0.1, 1.0), strict=True):
         pairs = zip(finals(table, "FedUV", alpha), finals(table, "FedAvg", alpha), strict=True)
         expected = paired_difference([(100 * a, 100 * b) for a, b in pairs], "t", 0.95)
-        assert line[:3] == ["FedUV", f"alpha={alpha:g}", f"{expected.mean:+.2f}"]
+        assert line[:3] == [f"alpha={alpha:g}", "FedUV", f"{expected.mean:+.2f}"]
         assert line[3] == f"[{expected.interval[0]:+.2f}, {expected.interval[1]:+.2f}]"
         assert line[4] == "3"
 
@@ -68,34 +76,31 @@ def test_a_method_that_is_the_baseline_under_another_name_differs_by_nothing(tab
         ours, theirs = (table / f"{method}-0.1-{seed}" / "version_0" for method in ("FedUV", "FedAvg"))
         (ours / "metrics.csv").write_bytes((theirs / "metrics.csv").read_bytes())
     (section,) = sections(table)
-    _, differences = results_sheets(section)
-    assert texts(differences)[0][2:4] == ["+0.00", "-"] and "are equal" in next(iter(differences.notes.values()))
+    _, sheet = results_sheets(section.parts()[0])
+    assert texts(sheet)[0][1:3] == ["+0.00", "-"] and "are equal" in next(iter(sheet.notes.values()))
 
 
 def test_another_baseline_changes_the_sign(table):
     (section,) = sections(table, baseline="FedUV")
-    _, differences = results_sheets(section)
-    assert section.lines == ["FedUV", "FedAvg"] and all(line[2].startswith("-") for line in texts(differences))
+    assert section.lines == ["FedUV", "FedAvg"] and all(line[2].startswith("-") for line in differences(section))
 
 
 def test_rounds_to_a_target_are_the_first_that_reach_it(table):
     (section,) = sections(table, Metric("test/accuracy", target=0.4))
-    results, _ = results_sheets(section)
-    column = [name for name, _ in results.groups].index("rounds to 40 %") + 2
+    column = [name for name, _ in next(results_sheets(section.parts()[0])).groups].index("rounds to 40 %") + 2
     values = [accuracies(table / f"FedUV-0.1-{seed}" / "version_0") for seed in range(3)]
     reached = [next(at for at, one in enumerate(run, 1) if one >= 0.4) for run in values]
-    assert texts(results)[1][column].split(" ")[0].removesuffix(".0") == f"{np.mean(reached):.1f}".removesuffix(".0")
+    assert results(section)[1][column].split(" ")[0].removesuffix(".0") == f"{np.mean(reached):.1f}".removesuffix(".0")
 
 
 def test_only_finished_runs_are_in_the_means(table):
-    stopped = write_run(table / "FedAvg-0.1-3" / "version_0", "FedAvg", 3, 6, 2, alpha=0.1, measured=False)
-    make_old(stopped)
-    write_run(table / "FedAvg-0.1-4" / "version_0", "FedAvg", 4, 6, 2, alpha=0.1, measured=False)
-    (section,) = sections(table)
-    results, _ = results_sheets(section)
+    write_run(table / "FedAvg-0.1-3" / "version_0", "FedAvg", 3, 6, 2, alpha=0.1, measured=False)
+    running = write_run(table / "FedAvg-0.1-4" / "version_0", "FedAvg", 4, 6, 2, alpha=0.1, measured=False)
+    with held(running):
+        (section,) = sections(table)
     values = [100 * one for one in finals(table, "FedAvg", 0.1)]
     text = f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f} (3 of 5 seeds, 1 running, 1 stopped)"
-    assert texts(results)[0][2] == text
+    assert results(section)[0][2] == text
     warned = "\n".join(cautions(section))
     assert "FedAvg-0.1-4/version_0 is still running, 2 of 6 rounds so far" in warned
     assert "FedAvg-0.1-3/version_0 was stopped: 2 of 6 rounds" in warned
@@ -156,6 +161,41 @@ def test_a_learning_rate_that_each_method_has_of_its_own_is_no_setting(tmp_path)
     assert "model.optimizer.lr" in [name for name, _ in config_sheet(section).groups]
 
 
+def test_another_network_or_other_data_make_a_setting_even_where_each_method_has_its_own(tmp_path):
+    """Else FedAvg on one network would be compared with FedUV on another."""
+    for method, encoder, rounds in (("FedAvg", "CNN", 6), ("FedProx", "CNN", 6), ("FedUV", "MLP", 9)):
+        arguments = {"encoder": {"class_path": f"mine.{encoder}", "init_args": {f"{encoder}_width": 4}}}
+        own = {"model": {"class_path": "ImageClassifier", "init_args": arguments}}
+        write_run(tmp_path / method / "version_0", method, rounds=rounds, config=own, measured=False)
+    (section,) = sections(tmp_path)
+    # as few keys as tell the settings apart name them, and all of them are told once
+    assert section.settings == ["encoder=CNN", "encoder=MLP"]
+    first, second = section.parts()
+    assert first.lines == ["FedAvg", "FedProx"] and second.lines == ["FedUV"] and second.baseline == ""
+    assert second.groups[0].own == {"max_rounds": "9", "encoder": "MLP", "MLP_width": "4"}
+    assert not any(text.bold for line in next(results_sheets(second)).lines for text in line)  # a lone row
+    assert any(text.bold for line in next(results_sheets(first)).lines for text in line)
+
+
+def test_how_a_run_is_calculated_makes_no_setting(tmp_path):
+    for seed in range(2):
+        own = {"trainer": {"max_rounds": 10, "threads_per_worker": seed + 1, "clients_per_step": seed + 1}}
+        write_run(tmp_path / str(seed) / "version_0", seed=seed, config=own, measured=False)
+    ((group,),) = [section.groups for section in sections(tmp_path)]
+    assert sorted(group.runs) == [0, 1]
+
+
+def test_a_footnote_names_what_beside_the_method_differs_and_nothing_else(tmp_path):
+    for method, lr in (("FedAvg", 0.01), ("FedProx", 0.01), ("FedUV", 0.03)):
+        optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}}
+        own = {"model": {"class_path": "ImageClassifier", "init_args": {"optimizer": optimizer}}}
+        write_run(tmp_path / method / "version_0", method, config=own, measured=False)
+    (section,) = sections(tmp_path)
+    results, _ = results_sheets(section)
+    assert list(results.notes.values()) == ["not the settings of FedAvg: model.optimizer.lr 0.03 instead of 0.01"]
+    assert [[text.marks for text in line[1:3]] for line in results.lines] == [[(), ()], [(), ()], [("1",), ("1",)]]
+
+
 def test_runs_of_one_method_are_compared_by_their_settings(tmp_path):
     for alpha in (0.1, 10.0, 1.0):
         write_run(tmp_path / str(alpha) / "version_0", alpha=alpha, measured=False)
@@ -210,8 +250,9 @@ def test_different_partitions_are_not_compared(table):
         (folder / "environment.json").write_text('{"plan_hash": "%s"}' % ("f" * 64))
     (section,) = sections(table)
     assert any("Different partitions are compared (alpha=0.1, seed 1)" in one for one in cautions(section))
-    _, differences = results_sheets(section)
-    assert texts(differences)[0][:2] == ["FedUV", "alpha=1"]
+    first, second = (list(results_sheets(part)) for part in section.parts())
+    assert all("not compared" in note for note in first[0].notes.values())
+    assert not second[0].notes and texts(second[1])[0][0] == "FedUV"
 
 
 def test_values_that_are_not_finite_and_skipped_clients_are_warned_of(tmp_path):
