@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -197,7 +198,10 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
         "labels": [axes.get_xlabel(), axes.get_ylabel()],
         "names": {f"{place:g}": text.get_text() for place, text in ticks} if named else {},
         "curves": [
-            [int(str(line.get_gid()).split("-")[1]), *([few_digits(one) for one in data] for data in line.get_data())]
+            [
+                int(str(line.get_gid()).split("-")[1]),
+                *([few_digits(one) for one in np.asarray(data, float)] for data in line.get_data()),
+            ]
             for line in curves
         ],
     }

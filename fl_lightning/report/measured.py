@@ -180,8 +180,7 @@ def map_cards(section: Section, setting: str, file: str, declared: Declared) -> 
             classes = group.first.names_in_plan.get("class_names", [])
             named = classes if down == "class" and values.shape == (len(classes), len(classes)) else None
             draw = heat(values, what, (named, named), limits=limits, title=group.line, ylabel=down, xlabel=across)
-            left, below, right, top = HEAT_MARGINS
-            margins = (max(left, room(named)), max(below, room(named)), right, top) if named else HEAT_MARGINS
+            margins = (room(named), room(named), *HEAT_MARGINS[2:]) if named else HEAT_MARGINS
             drawings.append(Drawing(draw, f"{what}, {group.line}", margins=margins))
         rows = [
             [group.line, round_, i, j, float(values[i, j])]
