@@ -279,6 +279,7 @@ class ClientsAtSites:
                     errors[k] = UsageError(text) if type(error) is UsageError else ClientError(text)
             run.workers.check()
             if not answers:
+                self.greet()  # who comes now takes part in the next round
                 time.sleep(LOOK)
         for number, k in waiting.items():
             self.busy[k] = number

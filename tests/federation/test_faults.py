@@ -1,13 +1,16 @@
 """A lost server, a lost answer, bad updates, a second claim and another config."""
 
 import copy
+import threading
+import time
 from contextlib import ExitStack
 
 import pytest
 import torch
-from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, worker, written
+from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, until, worker, written
 
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.federation import site
 from fl_lightning.federation.messages import decoded, encoded
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
@@ -71,6 +74,7 @@ def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
         1: undeclared,
         2: with_first(lambda value: value + 1e30),
     }
+    link.altered[3] = link.altered[0]  # it may be the first to answer
     with ExitStack() as stack:
         for k in range(SITES):
             stack.enter_context(worker(app, k, tmp_path))
@@ -106,3 +110,101 @@ def test_a_site_of_another_config_refuses_the_run_with_the_differing_keys(tmp_pa
     with worker(app, 0, tmp_path, "--trainer.local_epochs", 7), pytest.raises(UsageError) as refused:
         serve(app, Sockets([tmp_path / "0.sock"]))
     assert "trainer.local_epochs: there 1, here 7" in str(refused.value)
+
+
+def test_a_worker_that_is_killed_in_a_visit_is_given_the_message_again_and_the_bits_are_those_of_fit(
+    tmp_path, monkeypatch
+):
+    """Its client's memory has not advanced by the first attempt."""
+    app, paths, begun = app_of(tmp_path, SCAFFOLD), [tmp_path / f"{k}.sock" for k in range(SITES)], tmp_path / "begun"
+    train = site.Site.train
+
+    def hanging(self, shared, own):
+        answer = train(self, shared, own)
+        if self.name == "site-1" and shared["round"] == 1 and not begun.exists():
+            begun.touch()  # its visit is over, and its memory written
+            time.sleep(60)
+        return answer
+
+    monkeypatch.setattr(site.Site, "train", hanging)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker(app, k, tmp_path)) for k in range(SITES)]
+
+        def kill():
+            until(begun.exists)
+            workers[1].kill()
+            workers[1].join()
+            stack.enter_context(worker(app, 1, tmp_path))
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        ours = serve(app, Sockets(paths))
+        killing.join()
+    config = written(tmp_path / "alone.yaml", SCAFFOLD)
+    alone = command("fit", "--config", config, "--trainer.default_root_dir", tmp_path / "fit")
+    for entry, value in alone.server.state.items():
+        assert torch.equal(ours.server.state[entry], value), entry
+
+
+class Slow(Sockets):
+    """Node 1 answers what it is asked in round 0 when round 2 begins; node 2 comes in round 1."""
+
+    def nodes(self):
+        rounds = [decoded(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]
+        self.gone = set() if max(rounds, default=0) else {2}
+        return super().nodes()
+
+    def receive(self, messages):
+        answers = super().receive(messages)
+        for number in [*answers]:
+            node, packet = self.sent[int(number) - 1]
+            if node == 1 and decoded(packet).get("shared", {}).get("round") == 0 and not self.seen_of_round(2):
+                self.answers[number] = answers.pop(number)
+        return answers
+
+    def seen_of_round(self, round_):
+        return any(decoded(packet).get("shared", {}).get("round") == round_ for _, packet in self.sent)
+
+
+def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_joins(tmp_path):
+    config = copy.deepcopy(SKIPPING)
+    config["trainer"]["max_rounds"] = 4
+    app, paths = app_of(tmp_path, config, deadline=4.0, join_within=3.0), [tmp_path / f"{k}.sock" for k in range(SITES)]
+    link = Slow(paths)
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        until(lambda: all(path.exists() for path in paths))
+        with pytest.warns(UserWarning, match="no answer within 4 s"):
+            trainer = serve(app, link)
+    asked = [(decoded(packet).get("shared", {}), node) for node, packet in link.sent]
+    trained = [
+        sorted(node for message, node in asked if (message.get("kind"), message.get("round")) == ("train", t))
+        for t in range(4)
+    ]
+    assert trained == [[0, 1], [0], [0, 2], [0, 1, 2]]
+    assert [row["clients"] for row in trainer.history] == [1, 1, 2, 3]
+
+
+def test_sites_refuse_a_bad_state_by_name(tmp_path):
+    app = app_of(tmp_path, SKIPPING)
+    bad = [lambda value: value[:1], lambda value: value * torch.nan, lambda value: value + 1e30]
+
+    class Bad(Sockets):
+        def send(self, node, packet, seconds):
+            message = decoded(packet)
+            if "shared" in message:
+                state = message["shared"]["state"]
+                name = next(iter(state))
+                state[name] = bad[node](state[name])
+            return super().send(node, encoded(message), seconds)
+
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        with pytest.warns(UserWarning, match="site") as warned, pytest.raises(ClientError, match="only 0 clients"):
+            serve(app, Bad([tmp_path / f"{k}.sock" for k in range(SITES)]))
+    texts = " ".join(str(warning.message) for warning in warned)
+    for k, why in enumerate(("is (1, 64) torch.float32", "holds nan", "holds 1e+30")):
+        assert f"(site site-{k}), round 0: it refuses: the state: encoder.layers.1.0.weight {why}" in texts
+        assert why in (tmp_path / f"{k}.log").read_text()

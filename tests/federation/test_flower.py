@@ -37,7 +37,7 @@ def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_dat
         flower = stack.enter_context(Flower(tmp_path / "flower", blocked.parent))
         for k in range(SITES):
             flower.register(f"node-{k}")
-            flower.start_node(f"node-{k}", tmp_path / f"{k}.sock")
+            flower.start_node(f"node-{k}", f'socket="{tmp_path / f"{k}.sock"}"')
         said = flower.run(app, root=tmp_path / "server")
     found = [*(tmp_path / "server").rglob("history.jsonl")]
     assert found, said

@@ -88,11 +88,11 @@ class Flower:
         write_key(self.folder, name)
         self.command("supernode", "register", self.folder / f"{name}.key.pub", "tls")
 
-    def start_node(self, name, worker, ca="ca.crt"):
-        """Start the node of a site, whose worker listens at a socket."""
-        link = ("--superlink", f"{ADDRESS}:{self.port}", "--root-certificates", self.folder / ca)
+    def start_node(self, name, config, ca="ca.crt", port=None):
+        """Start the node of a site with a config of Flower's, such as ``socket="path"`` of its worker."""
+        link = ("--superlink", f"{ADDRESS}:{port or self.port}", "--root-certificates", self.folder / ca)
         own = ("--auth-supernode-private-key", self.folder / f"{name}.key", "--port", free_port())
-        return self.start(name, "flower-supernode", *link, *own, "--node-config", f'socket="{worker}"')
+        return self.start(name, "flower-supernode", *link, *own, "--node-config", config)
 
     def command(self, *words, seconds=120):
         """What a command of ``flwr`` says, which must succeed."""
