@@ -29,6 +29,7 @@ COMMANDS = {
     "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
     "tune": "Tune what a suite says under its key `tune`, on a validation split.",
     "report": "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV.",
+    "completion": "Print a script by which bash, zsh or tcsh completes commands, options and names of classes.",
 }
 
 

@@ -15,9 +15,9 @@ from fl_lightning import __version__
 from fl_lightning.cli.arguments import COMMANDS, end_with_status, program
 from fl_lightning.errors import UsageError
 
-# The commands that need no torch. That of a suite talks to a database from several threads, and starts processes that
-# train: it never imports it. A report reads what runs have left.
-WITHOUT_TORCH = {"bench": "bench", "tune": "bench", "report": "report"}
+# The commands that have a module of their own; the others are methods of the trainer. That of a suite talks to a
+# database from several threads, and starts processes that train: it never imports torch, nor does that of a report.
+APART = {"bench": "bench", "tune": "bench", "report": "report", "completion": "completion"}
 
 
 def main(args: list[str] | None = None) -> None:
@@ -34,8 +34,8 @@ def main(args: list[str] | None = None) -> None:
     try:
         if not known:
             end_with_status(lambda: without_command(words))
-        elif words[0] in WITHOUT_TORCH:
-            imported(f"fl_lightning.cli.{WITHOUT_TORCH[words[0]]}").main(words)
+        elif words[0] in APART:
+            imported(f"fl_lightning.cli.{APART[words[0]]}").main(words)
         else:
             imported("fl_lightning.cli.program").main(args)
     except KeyboardInterrupt:

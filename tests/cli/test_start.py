@@ -96,7 +96,7 @@ def test_a_config_is_printed_or_refused_without_the_libraries_that_training_need
 
 
 def test_the_commands_are_those_of_the_trainer_and_of_suites_and_reports():
-    assert set(COMMANDS) == {*FederatedTrainer.commands, *start.WITHOUT_TORCH}
+    assert set(COMMANDS) == {*FederatedTrainer.commands, *start.APART}
 
 
 def refused(capsys, monkeypatch, *words):
