@@ -188,7 +188,7 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         empty = np.flatnonzero(data.plan.sizes == 0).tolist()
     for k in (0, *empty):
         num_batches(data, k)
-    if empty:
+    if empty and not getattr(data, "elsewhere", False):  # a site that joins late tells its size late
         text = "no examples: they train nothing; give the partitioner a min_size, or fewer data.num_clients"
         trainer.warn(f"data: {len(empty)} of {number} clients ({few(empty, CLIENTS_SHOWN)}) have {text}")
     hint = f"there are {number} clients, give at most that"

@@ -25,6 +25,7 @@ RUNS = {
     "feddecorr_fedprox": {"method": ["FedDecorr", "FedProx"]},
     "fedbn": {"method": ["FedBN"]},
     "fednova": {"method": ["FedNova"]},
+    "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
@@ -35,7 +36,11 @@ APART = ("time/", "memory/", "placed/", "sites/", "bytes/message/")
 def config_of(name):
     config = copy.deepcopy(SMALL)
     for key, value in RUNS[name].items():
-        config[key] = {**config[key], **value} if key in config else [{"class_path": method} for method in value]
+        config[key] = (
+            {**config[key], **value}
+            if key in config
+            else [one if isinstance(one, dict) else {"class_path": one} for one in value]
+        )
     return config
 
 
