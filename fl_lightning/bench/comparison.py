@@ -334,7 +334,8 @@ class Comparison:
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
         of_metric = self.suite.minimize and self.table.show != "scores"
         lower_is_better = of_metric or self.table.show in ("rounds_to", "seconds", "rank")
-        best = (min if lower_is_better else max)(means.values()) if len(means) > 1 else None
+        alone = sum(entry.ours is not None for entry in entries.values()) < 2
+        best = None if alone else (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
 
 

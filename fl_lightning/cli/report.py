@@ -17,6 +17,9 @@ BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
 # what a page of a report says in its head
 GENERATOR = '<meta name="generator" content="fl-lightning '
 PICTURE = (".pdf", ".svg", ".png")
+# what a file of a figure says of itself but for the date, which would make each another one
+UNDATED: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
+HINT = "cannot be written: {} is no folder, or not writable; give another {}"
 
 
 def report_parser() -> argparse.ArgumentParser:
@@ -39,6 +42,10 @@ def report_parser() -> argparse.ArgumentParser:
         help="suites of the studies, where these do not know the file",
     )
     parser.add_argument("--title", default="Report", help="title of the page")
+    about = "what methods, settings and metrics are called in tables and figures, such as test/accuracy=Accuracy"
+    parser.add_argument("--names", metavar="OLD=NEW", nargs="+", action="extend", default=[], help=about)
+    about = "write each drawing there, too, as PDF and SVG as wide as a column of a paper"
+    parser.add_argument("--figures", metavar="FOLDER", type=Path, help=about)
     parser.add_argument("--figure", metavar="NAME", help="make this one figure, as --output FILE.pdf, .svg or .png")
     return parser
 
@@ -54,6 +61,10 @@ def report(options: argparse.Namespace) -> None:
     output = options.output or Path("report.html" if not options.figure else f"{options.figure}.pdf")
     require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
     check_output(output)
+    names = names_of(options.names)
+    if options.figures is not None:
+        require(not options.figure, "--figures", str(options.figures), "is for all figures; leave out --figure")
+        check_folder(options.figures)
     if not options.figure:
         output = output.with_suffix(".html")
         check_others(output)
@@ -67,8 +78,9 @@ def report(options: argparse.Namespace) -> None:
         command += [f"--{key}", str(getattr(options, key))] if getattr(options, key) is not None else []
     command += ["--minimize"] * options.minimize
     command += ["--suite", *map(str, options.suite)] if options.suite else []
+    command += ["--names", *options.names] if options.names else []
     how = {key: getattr(options, key) for key in ("metric", "minimize", "baseline", "target", "title")}
-    made = make_report(read_sources(options.sources, options.suite), Asked(**how, command=command))
+    made = make_report(read_sources(options.sources, options.suite), Asked(**how, names=names, command=command))
     if options.figure:
         write_figure(made, options.figure, output)
         return
@@ -82,6 +94,24 @@ def report(options: argparse.Namespace) -> None:
     runs = sum(len(section.runs) for section in made.sections)
     beside = ", ".join(name for name in files if name != output.name)
     print(printable(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it"))
+    if options.figures is not None:
+        print(printable(f"{write_figures(made, options.figures)} drawings as PDF and SVG in {options.figures}"))
+
+
+def names_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Other names by what they stand for.
+
+    Raises:
+        UsageError: an entry is no pair, or one is named twice.
+    """
+    made: dict[str, str] = {}
+    for pair in pairs:
+        # what is named may be a setting, such as alpha=0.1
+        old, _, new = pair.rpartition("=")
+        require(bool(old and new), "--names", pair, "give OLD=NEW, such as test/accuracy=Accuracy")
+        require(old not in made, "--names", pair, f"{old} is called {made.get(old)} already; give it one name")
+        made[old] = new
+    return made
 
 
 def check_output(output: Path) -> None:
@@ -91,11 +121,23 @@ def check_output(output: Path) -> None:
         UsageError: it cannot.
     """
     require(not output.is_dir(), "--output", str(output), "is a folder; give a file")
-    folder = output.absolute().parent
+    require(can_be_made(output.absolute().parent), "--output", str(output), HINT.format("its folder", "file"))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written into.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    require(can_be_made(folder.absolute()), "--figures", str(folder), HINT.format("it", "folder"))
+
+
+def can_be_made(folder: Path) -> bool:
+    """Whether a folder is there, or can be made, and can be written into."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    hint = "cannot be written: its folder is not one, or not writable; give another file"
-    require(folder.is_dir() and os.access(folder, os.W_OK), "--output", str(output), hint)
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def check_others(output: Path) -> None:
@@ -138,7 +180,25 @@ def write_figure(made: object, name: str, output: Path) -> None:
     require(name in cards, "--figure", name, f"the report has none of this name; it has {', '.join(cards)}")
     with in_style(), writing_into("--output", output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        keys = {".pdf": "CreationDate", ".svg": "Date"}
-        metadata = {keys[output.suffix]: None} if output.suffix in keys else None
-        cards[name].figure().savefig(output, dpi=200, metadata=metadata, bbox_inches="tight")
+        cards[name].figure().savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
     print(output)
+
+
+def write_figures(made: object, folder: Path) -> int:
+    """Write each drawing of a report as PDF and SVG; returns their number.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
+    from fl_lightning.pictures.drawing import in_style
+
+    number = 0
+    with in_style(), writing_into("--figures", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for *_, card in made.cards():  # type: ignore[attr-defined]
+            for name, figure in card.printed():
+                number += 1
+                for ending in (".pdf", ".svg"):
+                    figure.savefig(folder / f"{name}{ending}", dpi=300, metadata=UNDATED[ending])
+                    figure.set_layout_engine("none")  # laying it out again takes as long as to draw it
+    return number

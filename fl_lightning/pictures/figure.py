@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def laid_out(drawings: Sequence[Draw], title: str = "", columns: int = 0) -> Sho
             for axes, entries in zip(panels, legends, strict=True):
                 if 0 < len(entries) <= IN_AXES:
                     axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(fill(title, int(11 * width * columns)), fontsize=11)
     return figure
 
 

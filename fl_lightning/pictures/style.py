@@ -55,6 +55,8 @@ def settings() -> dict[str, Any]:
     colours = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
     return {
         **dict.fromkeys(colours, ink),
+        # of a PDF outlines, as journals ask for: matplotlib's own would be of Type 3
+        "pdf.fonttype": 42,
         **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
         **{"font.family": ["sans-serif"], "font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
         **{"axes.grid": True, "grid.color": grid, "grid.linewidth": 0.7, "axes.axisbelow": True},

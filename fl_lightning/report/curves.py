@@ -129,5 +129,5 @@ def against_rounds(
             rows += [[name, group.line, *row] for row in zip(*(column.tolist() for column in columns), strict=True)]
             groups[group.line] = group
         if lines:
-            drawings.append(Drawing(curves(lines, xlabel="round", ylabel=label), f"{label} against rounds"))
+            drawings.append(Drawing(curves(lines, xlabel="round", ylabel=label), f"{label} against rounds", name=name))
     return drawings, rows, legend_of(section, list(groups.values()))

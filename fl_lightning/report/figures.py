@@ -29,6 +29,8 @@ MARGINS = (0.72, 0.48, 0.12, 0.14)
 HEAT_MARGINS = (0.55, 0.48, 0.85, 0.3)
 # of a legend below a drawing
 LEGEND_COLUMNS = 3
+# inches of a column of a paper, and names of a legend side by side within it
+COLUMN, COLUMN_LEGEND = 3.3, 2
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
 COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
 OF_PAGE = re.compile("|".join(COLOURS))
@@ -49,6 +51,7 @@ class Drawing:
         height: in inches, without its legend.
         legend: number and label of each of its bars.
         margins: left, bottom, right and top of its axes, in inches.
+        name: what tells it from the others of its figure; empty for its number.
     """
 
     draw: Draw
@@ -56,6 +59,7 @@ class Drawing:
     height: float = HEIGHT
     legend: Sequence[tuple[int, str]] = ()
     margins: tuple[float, float, float, float] = MARGINS
+    name: str = ""
 
     def alone(self) -> Figure:
         """The drawing alone; its margins are given, since to measure all texts takes as long as to draw them."""
@@ -102,6 +106,23 @@ class Card:
         """Its data as CSV, with six digits."""
         rows = ([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in self.rows)
         return csv_text([self.head, *rows])
+
+    def printed(self) -> Iterator[tuple[str, Figure]]:
+        """Each of its drawings as a figure of its own that is as wide as a column, with its legend; and its name."""
+        for at, drawing in enumerate(self.drawings, 1):
+            entries = (*self.legend, *drawing.legend)
+            rows = -(-len(entries) // COLUMN_LEGEND)
+            scale = COLUMN / WIDTH if drawing.height >= HEIGHT else 1.0
+            size = (COLUMN, drawing.height * scale + 0.2 * rows)
+            figure = Figure(figsize=size, layout="constrained")
+            drawing.draw(figure.subplots())
+            add_legend(figure, self.legend, COLUMN_LEGEND, lambda at: Line2D([], [], **line_style(at)))
+            add_legend(figure, drawing.legend, COLUMN_LEGEND, bar_handle)
+            for artist in figure.findobj(lambda one: one.get_gid() is not None):
+                artist.set_gid(None)  # what a script looks for
+            own = re.sub(r"[^a-z0-9.]+", "-", (drawing.name or str(at)).lower()).strip("-")
+            own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # of drift-drift-client
+            yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, figure
 
     def figure(self) -> Figure:
         """All of it as one figure with its legend, as for a paper."""

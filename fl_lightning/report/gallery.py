@@ -91,7 +91,7 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         ]
         if lines:
             told = f"{metric.label} against {what}, {setting}".rstrip(", ")
-            drawings.append(Drawing(curves(lines, xlabel=label, ylabel=metric.label), told))
+            drawings.append(Drawing(curves(lines, xlabel=label, ylabel=metric.label), told, name=what))
     rows = [
         [
             *(group.line, int(mean.rounds[i]), float(mean.mean[i]), float(mean.deviation[i]), int(mean.n[i])),
@@ -103,7 +103,7 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     head = ("curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds")
     fewer = any(len(set(mean.n.tolist())) > 1 for _, mean in shown)
     caption = " ".join(filter(None, [band(groups), FEWER * fewer]))
-    title = f"{metric.tag} against rounds, bytes and seconds"
+    title = f"{metric.called} against rounds, bytes and seconds"
     legend = legend_of(section, [group for group, _ in shown])
     yield (
         "Accuracy" if metric.tag.endswith("accuracy") else "Metric",
@@ -138,9 +138,9 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         others = [tag for tag in found if tag not in tags]
         tags += others if family in FAMILIES else sorted(others, key=lambda tag: (tag.count("/"), tag))
         wanted = {
-            tag: (f"{tag} in %", 100.0)
+            tag: (f"{section.names.get(tag, tag)} in %", 100.0)
             if in_percent(tag, (value for run in runs for value in run.values(tag).values()))
-            else (ABOUT_TAG.get(tag, tag), 1.0)
+            else (section.names.get(tag, ABOUT_TAG.get(tag, tag)), 1.0)
             for tag in tags[:PANELS]
         }
         drawings, lines, legend = against_rounds(section, setting, wanted, ReportedRun.values)

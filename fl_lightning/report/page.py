@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import groupby
@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose
+from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, renamed, with_names
 from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import count, printable, require
@@ -24,7 +24,7 @@ from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import Section, choose_metric, sections_of
+from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
 from fl_lightning.report.sites import HEADING, parts_of, parts_sheet
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
@@ -64,6 +64,7 @@ class Asked:
         minimize: whether smaller values of it are better.
         baseline: label to compare with; None for FedAvg.
         target: value of the metric for which rounds are counted; None for none.
+        names: what methods, settings and metrics are called, where it is something else, by what they are.
         command: the command line that makes the report, without ``--output``.
         title: title of the page.
     """
@@ -72,6 +73,7 @@ class Asked:
     minimize: bool = False
     baseline: str | None = None
     target: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = ("fl-lightning", "report")
     title: str = "Report"
 
@@ -118,7 +120,7 @@ class Report:
         runs = [run for section in self.sections for run in section.runs]
         cards = list(self.cards())
         parts = [self.part(at, section, cards) for at, section in enumerate(self.sections)]
-        studies = [view_of(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
+        studies = [view_of(at, study, self.asked) for at, study in enumerate(self.studies) if study.suite.tables]
         contents = [(one["anchor"], one["title"]) for one in (*studies, *parts)] + [("environment", "Environment")]
         groups = sum(len(section.groups) for section in self.sections)
         with in_style():
@@ -184,14 +186,16 @@ class Report:
     def sheets(self) -> Iterator[tuple[str, Sheet]]:
         """All tables, each with its heading."""
         for study in self.studies:
-            yield from ((f"{study.suite.title}: {READINGS}", sheet) for sheet in readings_sheets(study))
-            for one in comparisons(study):
-                yield from ((f"{study.suite.title}: {table_heading(one)}", sheet) for sheet in sheets(one))
+            names = {**study.suite.names, **self.asked.names}
+            shown = [(READINGS, sheet) for sheet in readings_sheets(study)]
+            shown += [(table_heading(one), sheet) for one in comparisons(study) for sheet in sheets(one)]
+            for heading, sheet in shown:
+                yield f"{study.suite.title}: {with_names(heading, names)}", renamed(sheet, names)
         for section in self.sections:
             for part in section.parts():
                 named = ", ".join(filter(None, [section.title, *part.settings]))
-                shown = [*results_sheets(part), *parts_sheets(section, part.settings[0])]
-                yield from ((named, sheet) for sheet in shown)
+                yield from ((named, sheet) for sheet in results_sheets(part))
+                yield from ((named, sheet) for sheet in parts_sheets(section, part.settings[0]))
             for made in (config_sheet(section), runs_sheet(section), cost_sheet(section)):
                 if made is not None:
                     yield section.title, made
@@ -213,7 +217,8 @@ def make_report(found: Found, asked: Asked) -> Report:
     """The report of some runs and studies.
 
     Raises:
-        UsageError: no run has the metric, no line is called like the baseline, or the target cannot be reached.
+        UsageError: no run has the metric, no line is called like the baseline, the target cannot be reached, or two
+            lines would have one name.
     """
     sections: list[Section] = []
     if found.runs:
@@ -225,10 +230,12 @@ def make_report(found: Found, asked: Asked) -> Report:
         suite = study.suite
         minimize = suite.minimize if asked.metric is None else asked.minimize
         metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (suite.metric,))
-        sections += sections_of(study.runs, metric, asked.baseline, suite.title)
+        of_study = sections_of(study.runs, metric, asked.baseline, suite.title)
+        sections += [replace(section, names=suite.names) for section in of_study]
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no run is called so; there are {', '.join(lines)}"
     require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
+    sections = [with_other_names(section, {**section.names, **asked.names}) for section in sections]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
@@ -258,8 +265,9 @@ def table_heading(comparison: Comparison) -> str:
     return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
 
 
-def view_of(at: int, study: Study) -> dict[str, Any]:
+def view_of(at: int, study: Study, asked: Asked) -> dict[str, Any]:
     """What the page shows of a study."""
+    names = {**study.suite.names, **asked.names}
     states = Counter(
         study.results[cell.digest].state if cell.digest in study.results else "waiting" for cell in study.cells
     )
@@ -268,10 +276,11 @@ def view_of(at: int, study: Study) -> dict[str, Any]:
     tables = []
     for sheet in readings_sheets(study):
         said = list(conclusions(study.suite, comparisons(study)))
-        tables.append({"heading": READINGS, "sheets": [sheet], "verdicts": said})
+        tables.append({"heading": READINGS, "sheets": [renamed(sheet, names)], "verdicts": said})
     for one in comparisons(study):
-        verdicts = [line.removeprefix("- ") for line in summary_lines(one) if line]
-        tables.append({"heading": table_heading(one), "sheets": list(sheets(one)), "verdicts": verdicts})
+        verdicts = [with_names(line.removeprefix("- "), names) for line in summary_lines(one) if line]
+        shown = [renamed(sheet, names) for sheet in sheets(one)]
+        tables.append({"heading": with_names(table_heading(one), names), "sheets": shown, "verdicts": verdicts})
     return {
         **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},
         **{"told": f"{count(len(study.cells), 'cell')}: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},

@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.fragments import is_of_method
+from fl_lightning.bench.layout import with_names
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.errors import require
@@ -65,9 +66,14 @@ class Metric:
             object.__setattr__(self, "percent", in_percent(self.tag))
 
     @property
+    def called(self) -> str:
+        """Its name, or else its tag."""
+        return self.name or self.tag
+
+    @property
     def label(self) -> str:
         """Its name with its unit."""
-        return f"{self.name or self.tag}{' in %' * self.percent}"
+        return f"{self.called}{' in %' * self.percent}"
 
     def in_unit(self, value: float) -> float:
         """A value in the unit that is shown."""
@@ -118,12 +124,14 @@ class Section:
         groups: the configurations.
         metric: what they are compared by.
         baseline: the line with which the others are compared; empty for none.
+        names: what methods, settings and metrics are called, where it is something else.
     """
 
     title: str
     groups: list[Group]
     metric: Metric
     baseline: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -270,6 +278,22 @@ def sections_of(runs: Iterable[ReportedRun], metric: Metric, baseline: str | Non
         wanted = "FedAvg" if baseline is None else baseline
         made.append(Section(named, groups, metric, wanted if wanted in {group.line for group in groups} else ""))
     return made
+
+
+def with_other_names(section: Section, names: Mapping[str, str]) -> Section:
+    """A section whose methods, settings and metric have other names.
+
+    Raises:
+        UsageError: two lines would have one name.
+    """
+    lines = {line: with_names(line, names) for line in section.lines}
+    hint = f"give each its own; there are {', '.join(lines)}"
+    require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
+    for group in section.groups:
+        group.line, group.setting = lines[group.line], with_names(group.setting, names)
+        group.own = {with_names(key, names): value for key, value in group.own.items()}
+    metric = replace(section.metric, name=names.get(section.metric.tag, ""))
+    return replace(section, metric=metric, baseline=lines.get(section.baseline, ""), names=names)
 
 
 def grouped(runs: Sequence[ReportedRun]) -> list[Group]:

@@ -376,6 +376,13 @@ def test_a_target_that_is_not_reached_makes_a_bound(make):
     assert (line["bound"], line["low"], line["high"]) == (">", "", "")
 
 
+def test_a_lone_number_is_not_the_best(make):
+    finals = {key: values if key[1] == "FedProx" or key[0] == "1" else [None] * 3 for key, values in FINALS.items()}
+    first, second = row_of(md_of(make(), finals), "FedProx")[:2]
+    assert first.startswith("65.33") and not second.startswith("**")
+    assert row_of(md_of(make(), finals), "MOON")[1].startswith("**")
+
+
 def test_a_difference_that_is_bounded_on_both_sides_is_left_out(make):
     suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
     low, high = {"values": {0: 0.1}}, {"values": {0: 0.9}}

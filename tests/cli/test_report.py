@@ -4,13 +4,14 @@ import csv
 import gc
 import hashlib
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from helpers.benches import TOY, FakeRunner, outcome, toy_driver, toy_suite
 from helpers.errors import assert_names
-from helpers.reports import make_old, write_run
+from helpers.reports import held, write_run
 from optuna import create_study
 
 from fl_lightning.bench.study import open_database, open_study, results_of
@@ -104,6 +105,10 @@ def files(folder):
         (["RUNS", "--figure", "nothing"], ("--figure='nothing'", "test-accuracy")),
         (["RUNS", "--figure", "test-accuracy", "--output", "a.html"], (".pdf", ".svg", ".png")),
         (["RUNS", "--suite", "nowhere.yaml"], ("nowhere.yaml",)),
+        (["RUNS", "--names", "FedAvg"], ("--names='FedAvg'", "OLD=NEW")),
+        (["RUNS", "--names", "FedAvg=a", "FedAvg=b"], ("--names='FedAvg=b'",)),
+        (["RUNS", "--figures", "notes.txt"], ("--figures='notes.txt'",)),
+        (["RUNS", "--figures", "figures", "--figure", "test-accuracy"], ("--figures='figures'", "--figure")),
         (["RUNS", "--nothing"], ("--nothing",)),
     ],
 )
@@ -157,11 +162,11 @@ def test_runs_are_taken_once_however_often_they_are_named(command, run, tmp_path
 
 
 def test_a_run_that_goes_on_and_one_that_is_torn_are_shown_as_such(command, tmp_path):
-    write_run(tmp_path / "runs" / "goes_on" / "version_0", rounds=9, done=2, measured=False)
+    goes_on = write_run(tmp_path / "runs" / "goes_on" / "version_0", rounds=9, done=2, measured=False)
     torn = write_run(tmp_path / "runs" / "torn" / "version_0", seed=1, rounds=4, measured=False)
     (torn / "metrics.csv").write_bytes((torn / "metrics.csv").read_bytes()[:-20])
-    make_old(torn)
-    status, _, err = command(tmp_path / "runs")
+    with held(goes_on):
+        status, _, err = command(tmp_path / "runs")
     assert status == 0
     assert_names(err, "warning: goes_on/version_0", "2 of 9 rounds")
     assert_names(err, "metrics.csv: line 5", "3 rounds")
@@ -175,6 +180,37 @@ def test_one_figure_is_made_by_the_command_on_the_page(command, run, tmp_path, e
     assert (status, out) == (0, f"a.{ending}\n") and files(tmp_path / "here") == [f"a.{ending}"]
     begins = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}[ending]
     assert (tmp_path / "here" / f"a.{ending}").read_bytes().startswith(begins)
+
+
+def test_every_drawing_is_written_as_wide_as_a_column_with_the_names_that_are_given(command, tmp_path):
+    for method in ("FedAvg", "FedUV"):
+        folder = write_run(tmp_path / "runs" / method / "version_0", method, rounds=3, measured=False)
+        (folder / "metrics.csv").write_text(
+            "round,test/accuracy,bytes/down,bytes/up\n0,0.5,9,9\n1,0.6,9,9\n2,0.7,9,9\n"
+        )
+    names = ["--names", "test/accuracy=Accuracy", "FedUV=Ours"]
+    status, out, _ = command(tmp_path / "runs", "--figures", "figures", *names)
+    written = sorted(path.name for path in (tmp_path / "here" / "figures").iterdir())
+    drawn = ["partition", "test-accuracy-bytes", "test-accuracy-rounds"]
+    assert status == 0 and f"{len(drawn)} drawings" in out
+    assert written == [f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg")]
+    text = (tmp_path / "here" / "figures" / "test-accuracy-rounds.svg").read_text()
+    assert float(re.search(r'width="([\d.]+)pt"', text)[1]) == pytest.approx(3.3 * 72, abs=0.01)
+    assert ">Accuracy in %<" in text and ">Ours<" in text and "curve-" not in text
+    assert b"/Type3" not in (tmp_path / "here" / "figures" / "test-accuracy-rounds.pdf").read_bytes()
+    for ending in ("html", "md", "tex"):
+        page = (tmp_path / "here" / f"report.{ending}").read_text()
+        assert "final Accuracy in" in page.replace("\\%", "%") and "Ours" in page
+    # the command that makes one figure makes it with these names
+    assert "--names test/accuracy=Accuracy FedUV=Ours --figure" in (tmp_path / "here" / "report.html").read_text()
+
+
+def test_two_methods_cannot_have_one_name(command, tmp_path):
+    for method in ("FedAvg", "FedUV"):
+        write_run(tmp_path / "runs" / method / "version_0", method, rounds=3, measured=False)
+    status, _, err = command(tmp_path / "runs", "--names", "FedUV=FedAvg")
+    assert status == 2
+    assert_names(err, "--names='FedUV=FedAvg'", "FedAvg, FedUV")
 
 
 CHECK = """
@@ -274,6 +310,19 @@ def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
     report = (tmp_path / "here" / "report.md").read_text()
     for line in table.read_text().splitlines():
         assert not line.startswith("|") or line in report
+
+
+def test_a_folder_of_everything_has_its_runs_and_its_studies(command, tmp_path):
+    (tmp_path / "runs").mkdir()
+    run_study(tmp_path / "runs")
+    write_run(tmp_path / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "other" / "study.db").write_text("no database")
+    status, out, err = command(tmp_path / "runs")
+    assert status == 0 and out == f"9 runs: {WITH_PAPER}\n"
+    assert_names(err, "other", "study.db", "left out")
+    page = page_of(tmp_path)
+    assert ">reversed<" in page and ">CIFAR10</h2>" in page
 
 
 @pytest.mark.parametrize("how", ["folder", "database", "url", "cells", "suite"])
