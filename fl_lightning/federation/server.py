@@ -101,6 +101,8 @@ class ClientsAtSites:
                 self._asked[self.link.send(node, encoded(hello), self.sites.joining)] = node
         for number, answer in self.link.receive([*self._asked]).items():
             node = self._asked.pop(number)
+            if isinstance(answer, str):  # lost on the way: it is asked again
+                self._known.discard(node)
             try:
                 self._admit(node, self._read(answer, LARGEST), there)
             except BadMessageError as error:

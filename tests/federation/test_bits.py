@@ -7,17 +7,6 @@ import pytest
 import torch
 from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, worker, written
 
-PLATEAU = {
-    "class_path": "ImageClassifier",
-    "init_args": {
-        **SMALL["model"]["init_args"],
-        "lr_scheduler": {
-            "class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
-            "init_args": {"monitor": "test/loss", "patience": 0, "threshold": 10.0},
-        },
-    },
-}
-BATCH_NORM = {**SMALL["model"]["init_args"]["projector"]["init_args"]}
 RUNS = {
     "fedavg": {},
     "scaffold": {"method": ["SCAFFOLD"]},
@@ -26,6 +15,7 @@ RUNS = {
     "fedbn": {"method": ["FedBN"]},
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
+    "plateau": {"model": {"class_path": "helpers.sites.Watching"}},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
@@ -59,6 +49,7 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
         ours = serve(app, link)
     root = ("--trainer.default_root_dir", tmp_path / "fit")
     alone = command("fit", "--config", written(tmp_path / "alone.yaml", config), *root)
+    assert name != "plateau" or ours.history[-1]["lr"] < ours.history[0]["lr"]
     for entry, value in alone.server.state.items():
         assert torch.equal(ours.server.state[entry], value), entry
     assert alone.history and numbers_of(ours) == numbers_of(alone)

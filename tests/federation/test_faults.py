@@ -105,6 +105,26 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
     assert memories == {0: [None, 0, 1], 1: [None, 0, 1], 2: [None, None, 1]}
 
 
+def test_a_node_whose_first_answer_is_lost_is_asked_again(tmp_path):
+    config = copy.deepcopy(SMALL)
+    config["trainer"]["max_rounds"] = 1
+    app = app_of(tmp_path, config)
+
+    class Lossy(Sockets):
+        def receive(self, messages):
+            return {
+                number: "lost: on the way" if number == "1" else a for number, a in super().receive(messages).items()
+            }
+
+    link = Lossy([tmp_path / f"{k}.sock" for k in range(SITES)])
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        with pytest.warns(UserWarning, match="node 0: lost: on the way"):
+            trainer = serve(app, link)
+    assert [row["clients"] for row in trainer.history] == [SITES]
+
+
 def test_a_site_of_another_config_refuses_the_run_with_the_differing_keys(tmp_path):
     app = app_of(tmp_path, SMALL)
     with worker(app, 0, tmp_path, "--trainer.local_epochs", 7), pytest.raises(UsageError) as refused:

@@ -7,10 +7,12 @@ import time
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import yaml
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.federation.link import reached_by
 from fl_lightning.federation.relay import relayed
+from fl_lightning.models import ImageClassifier
 
 ROUNDS, SITES = 3, 3
 SMALL = {
@@ -34,6 +36,15 @@ SMALL = {
     },
     "trainer": {"max_rounds": ROUNDS, "clients_per_step": 1, "logger": False, "enable_progress_bar": False},
 }
+
+
+class Watching(ImageClassifier):
+    """Halves its rate after each round, as the test loss never falls by ten."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "test/loss"}}
 
 
 class Sockets:
