@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import require
-from fl_lightning.records.summary import best, final, names_to_show, told
+from fl_lightning.records.summary import best, final, is_share, names_to_show, told
 
 if TYPE_CHECKING:
     import pandas
@@ -168,6 +168,8 @@ def shown_tags(results: Sequence[FitResult]) -> list[str]:
 def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     """Curves of metrics against the rounds: a drawing for each metric, and in it a curve for each run.
 
+    Shares are in percent, as on the console.
+
     Raises:
         UsageError: no run has a metric of a name, or there is none at all.
     """
@@ -184,14 +186,16 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     drawings = []
     for tag in wanted:
         require(tag in known, "plot", tag, f"there is no such metric; there are {', '.join(known) or 'none'}")
+        values = [row[tag] for one in results for row in one.history if tag in row]
+        percent = is_share(tag) and all(0 <= value <= 1 for value in values)
         lines = []
         for at, one in enumerate(results):
             rows = [(row["round"], row[tag]) for row in one.history if tag in row]
             label = "" if len(results) == 1 else ", ".join([one.name, *map("=".join, one.settings.items())])
             if rows:
                 x, y = np.array(rows, float).T
-                lines.append(CurveLine(x, y, line_style(at), label=label))
-        drawings.append(over_rounds(lines, tag))
+                lines.append(CurveLine(x, 100 * y if percent else y, line_style(at), label=label))
+        drawings.append(over_rounds(lines, f"{tag} (%)" if percent else tag))
     return laid_out(drawings)
 
 

@@ -206,11 +206,11 @@ def test_without_pandas_the_error_names_the_package(monkeypatch):
 def test_curves_are_drawn_of_the_metrics_that_are_asked_for(runs):
     found = load_runs(runs)
     (axes,) = found.plot("test/accuracy").axes
-    assert axes.get_ylabel() == "test/accuracy"
+    assert axes.get_ylabel() == "test/accuracy (%)"
     assert [list(line.get_xdata()) for line in axes.lines] == [[0, 1, 2], [0, 1, 2], [0, 1]]
-    assert list(axes.lines[2].get_ydata()) == [row["test/accuracy"] for row in found[2].history]
+    assert list(axes.lines[2].get_ydata()) == [100 * row["test/accuracy"] for row in found[2].history]
     usual = [axes.get_ylabel() for axes in found[0].plot().axes]
-    assert usual[:2] == ["test/accuracy", "test/loss"]
+    assert usual[:2] == ["test/accuracy (%)", "test/loss"]
     with refused("plot='test/nothing'", "test/accuracy"):
         found[0].plot("test/nothing")
 

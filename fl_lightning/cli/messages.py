@@ -110,6 +110,10 @@ def key_in(message: str) -> str:
 
 def line_of_unknown_key(text: str) -> str | None:
     """The line about a key that the parser does not have; None where the message is not about one."""
+    word = re.match(r"unrecognized arguments: ([^\s-]\S*)", text)
+    if word is not None:
+        hint = f"--config {word[1]}" if word[1].endswith((".yaml", ".yml")) else "--KEY before its value"
+        return f"{word[1]}: no key stands before it; give {hint}"
     match = re.search(r"(?:does not accept option|^Option) '([^']+)'|^unrecognized arguments: --([\w.+]+)", text)
     if match is None:
         return None
@@ -139,8 +143,10 @@ def line_of_option(place: ErrorPlace, match: re.Match[str]) -> str | None:
 
 def line_of_required(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about an argument that is missing."""
-    where = f"{last_part(place.owner)}." if place.owner else ""
-    return f"{where}{match['name']}: it is required; give a value"
+    where, name = f"{last_part(place.owner)}." if place.owner else "", match["name"]
+    if not where and last_part(name) in ("model", "data"):
+        return f"{last_part(name)}: it is required; give a config by --config FILE, or a class by --{last_part(name)}"
+    return f"{where}{name}: it is required; give a value"
 
 
 def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
@@ -191,6 +197,10 @@ def line_of_value(place: ErrorPlace, match: re.Match[str]) -> str:
     owner = f"{last_part(place.owner)}." if place.owner else ""
     key = re.findall(r'Parser key "([^"]+)"(?: element \d+)?', place.before)
     where = owner + (key[-1] if key else "")
+    names = known_classes(place.key) if re.fullmatch(r"'[A-Za-z_]\w*'", value) else []
+    if names:
+        suggestion = near(value.strip("'"), names)
+        return f"{place.key}={value}: no such class; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
     return f"{where}={value}: give {wanted(several[1] if several else match['type'])}"
 
 
@@ -283,9 +293,9 @@ def last_part(path: str) -> str:
 
 def wanted(kind: str) -> str:
     """The values that a type allows, in words: ``a or b`` for ``typing.Literal['a', 'b']``."""
-    choices = re.match(r"typing.Literal\[(.+)\]$", kind)
+    choices = re.match(r"typing.Literal\[(.+?)\](, NoneType)?$", kind)
     if choices:
-        return " or ".join(re.findall(r"'([^']*)'", choices[1]))
+        return " or ".join(re.findall(r"'([^']*)'", choices[1])) + (" or null" if choices[2] else "")
     plain = re.sub(r"<class '|'>", "", kind)
     plain = re.sub(r"typing\.Callable\[\[.*?\], ([\w.]+)\]", lambda match: f"the class of {last_part(match[1])}", plain)
     return f"a value of type {plain.replace(', ', ' or ')}".replace("NoneType", "null")

@@ -10,6 +10,7 @@ from fl_lightning.method import Method
     ("kind", "words"),
     [
         ("typing.Literal['a', 'b']", "a or b"),
+        ("typing.Literal['a', 'b'], NoneType", "a or b or null"),
         ("<class 'float'>", "a value of type float"),
         ("<class 'int'>, NoneType", "a value of type int or null"),
     ],
@@ -29,7 +30,7 @@ def test_known_classes_are_ours_and_concrete():
     names = {kind.__name__ for kind in subclasses(Method)}
     assert {"FedProx", "MOON"} <= names
     assert "MethodList" not in names
-    assert known_for("fit.method").startswith("one of DeCov, FedBABU")
+    assert known_for("fit.method").startswith("one of DPFedAvg, DeCov")
     assert known_for("fit.model") == "one of ImageClassifier, or "
     assert known_for("fit.weights") == ""
 
@@ -41,6 +42,9 @@ def test_the_inner_message_is_told_with_key_value_and_hint():
     assert shorten(text) == "FedProx.mu='x': give a value of type float"
     text = """Parser key "data": class_path 'fl_lightning.methods.FedProx': Option 'nu' is not accepted"""
     assert shorten(text) == "data: FedProx has no 'nu'; it takes mu"
+    assert shorten("unrecognized arguments: a.yaml --x") == "a.yaml: no key stands before it; give --config a.yaml"
+    assert shorten("unrecognized arguments: 3") == "3: no key stands before it; give --KEY before its value"
+    assert shorten("the following arguments are required: fit.data").startswith("data: it is required; give a config")
     assert shorten("unrecognized arguments: --x") == "no such key (--help lists them): --x"
 
 

@@ -149,6 +149,7 @@ BAD: dict[str, tuple[str, str]] = {
     "too many shards": (partitioner("Shards", per_client="1000"), "Shards.per_client=1000: 5 clients need 5000 shards"),
     "all at one client": (partitioner("Pooled"), "data.num_clients with the partitioner Pooled=5: give 1"),
     "domains that are not there": (partitioner("ByDomain"), "data.partitioner='ByDomain': Digits has no domains"),
+    "misspelled method": ("--method=Fedprox", "method='Fedprox': no such class; give one of"),
     "mu below 0": ("--method.mu=-1", "FedProx.mu=-1.0: give 0 or more"),
     # sizes that fill the memory
     "width of 1e9": (
