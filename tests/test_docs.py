@@ -246,7 +246,9 @@ def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatc
 
 def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_parser):
     text = (ROOT / "docs" / "report.md").read_text()
-    begin, sources, figure = (block.splitlines() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    begin, sources, printed, figure = (
+        block.splitlines() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    )
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cli.py"])
@@ -257,7 +259,7 @@ def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_p
     assert "2 runs: report.html" in capsys.readouterr().out and (tmp_path / "test-accuracy.pdf").is_file()
     for name in re.findall(r"`(report[a-z.]*\.[a-z]+)`", text.split("## What it can read")[0]):
         assert (tmp_path / name).is_file() or name == "report.paper.csv", name
-    for line in sources:
+    for line in (*sources, *printed):
         report_parser().parse_args(shlex.split(line, comments=True)[3:])
 
 

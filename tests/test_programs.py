@@ -33,6 +33,7 @@ TINY = {
     "docs/make_front.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER/methods.md"],
     "docs/make_pictures.py": ["--output FOLDER"],
+    "docs/make_screenshot.py": ["--browser nowhere"],
     "experiments/papers/programs/make_figures.py": ["--docs FOLDER"],
     "experiments/papers/programs/make_results.py": ["--output FOLDER/RESULTS.md"],
     "experiments/reliability/bad_input.py": ["'mu null'"],
@@ -104,6 +105,8 @@ def test_a_program_runs_in_its_tiny_form(program, monkeypatch, tmp_path, capfd, 
         said = capfd.readouterr()
         if program.endswith("gpu.py") and not torch.cuda.is_available():
             assert status == "there is no GPU here" and said.out == ""
+        elif program.endswith("screenshot.py"):
+            assert "--browser" in status and said.out == ""  # the tests need no browser
         else:
             assert not status, said.err
             assert said.out or len(list(tmp_path.iterdir())) > 1

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 
 from fl_lightning.report.measured import not_drawn
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
 
-SKIPPED = {"clients/failed": "clients failed and were skipped", "batches/skipped": "batches were skipped"}
+# what is skipped, one and several
+SKIPPED = {
+    "clients/failed": ("client failed and was skipped", "clients failed and were skipped"),
+    "batches/skipped": ("batch was skipped", "batches were skipped"),
+}
+# runs that are named; of more there is one line for all
+NAMED = 3
 
 
 def cautions(section: Section) -> Iterator[str]:
@@ -20,6 +26,7 @@ def cautions(section: Section) -> Iterator[str]:
     for group in section.groups:
         for run in (*group.runs.values(), *group.repeats):
             yield from cautions_of_run(section, run)
+    yield from of_skipped(section.runs)
     yield from of_partitions(section)
     for group in section.groups:
         if group.repeats:
@@ -46,13 +53,23 @@ def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
         bad = next((round_ for round_, value in values.items() if not abs(value) < INFINITE), None)
         if bad is not None:
             yield f"{run.name}: {tag} was {values[bad]} in round {bad}."
-    for tag, told in SKIPPED.items():
-        number = sum(run.values(tag).values())
-        if number:
-            rounds = sum(value > 0 for value in run.values(tag).values())
-            yield f"{run.name}: {number:g} {told}, in {rounds} round{'s' * (rounds != 1)}."
     if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
+
+
+def of_skipped(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """That clients or batches were skipped."""
+    for tag, (one, several) in SKIPPED.items():
+        numbers = {id(run): sum(run.values(tag).values()) for run in runs}
+        some = [run for run in runs if numbers[id(run)]]
+        if len(some) > NAMED:
+            most = max(some, key=lambda run: numbers[id(run)])
+            total = sum(numbers.values())
+            yield f"{total:g} {several} in {len(some)} runs, most of them in {most.name}: {numbers[id(most)]:g}."
+            continue
+        for run in some:
+            number, rounds = numbers[id(run)], sum(value > 0 for value in run.values(tag).values())
+            yield f"{run.name}: {number:g} {one if number == 1 else several}, in {rounds} round{'s' * (rounds != 1)}."
 
 
 def of_partitions(section: Section) -> Iterator[str]:
@@ -75,9 +92,16 @@ def of_seeds(section: Section) -> Iterator[str]:
     for setting in section.settings:
         seeds = {group.line: sorted(group.runs) for group in section.at(setting)}
         if len({tuple(one) for one in seeds.values()}) > 1:
-            told = "; ".join(f"{line}: {', '.join(map(str, one))}" for line, one in seeds.items())
+            told = "; ".join(f"{line}: {', '.join(spans(one))}" for line, one in seeds.items())
             where = f" ({setting})" if setting else ""
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
+
+
+def spans(numbers: Sequence[int]) -> Iterator[str]:
+    """Numbers in ascending order as text, those without a gap between them by the first and the last."""
+    for _, span in groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
+        some = [number for _, number in span]
+        yield from map(str, some) if len(some) < 3 else [f"{some[0]} to {some[-1]}"]
 
 
 def of_scores(section: Section) -> Iterator[str]:

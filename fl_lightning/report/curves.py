@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from fl_lightning.report.sections import Group, Section
 
 BYTES = ("bytes/down", "bytes/up")
 SECONDS = ("time/round",)
-# drawings of one figure
-PANELS = 6
+# drawings of one figure, and bands of one drawing
+PANELS, MOST_BANDS = 6, 8
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class Curve:
         return CurveLine(x, unit * self.mean, {**line_style(number), "gid": curve_id(number)}, band)
 
 
+def few_bands(lines: Sequence[CurveLine]) -> list[CurveLine]:
+    """The lines, without bands where there are so many that these would hide them."""
+    return list(lines) if len(lines) <= MOST_BANDS else [replace(line, band=None) for line in lines]
+
+
 def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
     """The sum of some metrics over the rounds up to each one; empty where a round lacks one of them."""
     total, made = 0.0, {}
@@ -57,11 +62,16 @@ def cumulative(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
 
 
 def spent(runs: Sequence[ReportedRun], tags: Sequence[str], rounds: np.ndarray) -> np.ndarray | None:
-    """What some runs have spent on average up to the end of each round; None where that is not known."""
-    total = averaged([cumulative(run, tags) for run in runs])
-    if total is None or not np.isin(rounds, total.rounds).all():
+    """What some runs have spent on average up to the end of each round; None where that is not known.
+
+    It is the sum of the mean of each round over the runs that have it: it rises where some runs have fewer rounds, too.
+    """
+    totals = [cumulative(run, tags) for run in runs]
+    costs = [dict(zip(one, np.diff([0.0, *one.values()]).tolist(), strict=True)) for one in totals]
+    mean = averaged(costs)
+    if mean is None or not np.isin(rounds, mean.rounds).all():
         return None
-    return total.mean[np.searchsorted(total.rounds, rounds)]
+    return np.cumsum(mean.mean)[np.searchsorted(mean.rounds, rounds)]
 
 
 def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
@@ -90,8 +100,11 @@ def legend_of(section: Section, groups: Sequence[Group]) -> list[tuple[int, str]
 
 def band(groups: Sequence[Group]) -> str:
     """What a band shows, where there is one."""
-    many = any(len(group.runs) > 1 for group in groups)
-    return "The line is the mean over the seeds, the band one standard deviation on either side." if many else ""
+    if all(len(group.runs) == 1 for group in groups):
+        return ""
+    if len(groups) > MOST_BANDS:
+        return "The lines are means over the seeds; the data below have the deviations, too many to be drawn as bands."
+    return "The line is the mean over the seeds, the band one standard deviation on either side."
 
 
 def number_of(section: Section, group: Group) -> int:
@@ -129,5 +142,7 @@ def against_rounds(
             rows += [[name, group.line, *row] for row in zip(*(column.tolist() for column in columns), strict=True)]
             groups[group.line] = group
         if lines:
-            drawings.append(Drawing(curves(lines, xlabel="round", ylabel=label), f"{label} against rounds", name=name))
+            drawings.append(
+                Drawing(curves(few_bands(lines), xlabel="round", ylabel=label), f"{label} against rounds", name=name)
+            )
     return drawings, rows, legend_of(section, list(groups.values()))

@@ -16,6 +16,7 @@ from fl_lightning.report.curves import (
     against_rounds,
     averaged,
     band,
+    few_bands,
     legend_of,
     number_of,
     spent,
@@ -91,7 +92,7 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         ]
         if lines:
             told = f"{metric.label} against {what}, {setting}".rstrip(", ")
-            drawings.append(Drawing(curves(lines, xlabel=label, ylabel=metric.label), told, name=what))
+            drawings.append(Drawing(curves(few_bands(lines), xlabel=label, ylabel=metric.label), told, name=what))
     rows = [
         [
             *(group.line, int(mean.rounds[i]), float(mean.mean[i]), float(mean.deviation[i]), int(mean.n[i])),
@@ -103,7 +104,8 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     head = ("curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds")
     fewer = any(len(set(mean.n.tolist())) > 1 for _, mean in shown)
     caption = " ".join(filter(None, [band(groups), FEWER * fewer]))
-    title = f"{metric.called} against rounds, bytes and seconds"
+    *first, last = [drawing.name for drawing in drawings]
+    title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
     legend = legend_of(section, [group for group, _ in shown])
     yield (
         "Accuracy" if metric.tag.endswith("accuracy") else "Metric",

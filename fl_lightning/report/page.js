@@ -82,23 +82,32 @@
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     return element;
   };
-  const short = value => Number(value.toPrecision(5)).toString();
+  const short = value => Number(value.toPrecision(4)).toString();
 
   for (const figure of document.querySelectorAll("figure")) {
     const off = new Set(), entries = [...figure.querySelectorAll(".legend > li")];
     const labels = Object.fromEntries(entries.map(entry => [entry.dataset.curve, entry.textContent]));
+    const numbers = Object.keys(labels);
+    const update = () => {
+      for (const curve of figure.querySelectorAll("g[data-curve]"))
+        curve.style.display = off.has(curve.dataset.curve) ? "none" : "";
+      for (const entry of entries)
+        entry.firstChild.setAttribute("aria-pressed", String(!off.has(entry.dataset.curve)));
+    };
     for (const entry of entries.length > 1 ? entries : []) {
       const number = entry.dataset.curve, toggle = make("button", {type: "button", className: "toggle"});
       toggle.append(...entry.childNodes);
-      toggle.setAttribute("aria-pressed", "true");
       entry.append(toggle);
-      toggle.addEventListener("click", () => {
-        off[off.has(number) ? "delete" : "add"](number);
-        toggle.setAttribute("aria-pressed", String(!off.has(number)));
-        for (const curve of figure.querySelectorAll(`g[data-curve="${number}"]`))
-          curve.style.display = off.has(number) ? "none" : "";
+      toggle.addEventListener("click", () => { off[off.has(number) ? "delete" : "add"](number); update(); });
+      // all others off, or all on again
+      toggle.addEventListener("dblclick", () => {
+        const alone = numbers.every(one => one === number || off.has(one));
+        off.clear();
+        for (const one of alone ? [] : numbers) if (one !== number) off.add(one);
+        update();
       });
     }
+    if (entries.length > 1) update();
 
     for (const drawing of figure.querySelectorAll("svg[data-axes]")) {
       const axes = JSON.parse(drawing.dataset.axes), [left, top, right, bottom] = axes.box;
@@ -119,7 +128,7 @@
           .map(([number, places, heights]) => [number, heights[places.indexOf(x)]])
           .filter(([, value]) => typeof value === "number").sort((a, b) => b[1] - a[1]);
         if (!values.length) { hide(); return; }
-        tip.replaceChildren(make("b", {}, `${axes.labels[0]} ${axes.names[x] || short(x)}`));
+        tip.replaceChildren(make("b", {}, `${axes.labels[0]} ${axes.names[x] || x}`));
         for (const [number, value] of values) {
           const row = make("div", {}, ` ${labels[number] || axes.labels[1]}: ${short(value)}`);
           const swatch = entries.find(entry => entry.dataset.curve === String(number));

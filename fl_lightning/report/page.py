@@ -188,7 +188,7 @@ class Report:
         for study in self.studies:
             names = {**study.suite.names, **self.asked.names}
             shown = [(READINGS, sheet) for sheet in readings_sheets(study)]
-            shown += [(table_heading(one), sheet) for one in comparisons(study) for sheet in sheets(one)]
+            shown += [(table_heading(one), begun(sheet)) for one in comparisons(study) for sheet in sheets(one)]
             for heading, sheet in shown:
                 yield f"{study.suite.title}: {with_names(heading, names)}", renamed(sheet, names)
         for section in self.sections:
@@ -231,7 +231,9 @@ def make_report(found: Found, asked: Asked) -> Report:
         minimize = suite.minimize if asked.metric is None else asked.minimize
         metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (suite.metric,))
         of_study = sections_of(study.runs, metric, asked.baseline, suite.title)
-        sections += [replace(section, names=suite.names) for section in of_study]
+        # seeds that were added until a pair was decided have no interval of Student's
+        intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
+        sections += [replace(section, names=suite.names, intervals=intervals) for section in of_study]
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no run is called so; there are {', '.join(lines)}"
     require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
@@ -250,6 +252,17 @@ def parts_sheets(section: Section, setting: str) -> list[Sheet]:
 def comparisons(study: Study) -> list[Comparison]:
     """The tables of a study's suite."""
     return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
+
+
+def begun(sheet: Sheet) -> Sheet:
+    """A table without the rows of which nothing is done yet, which are named below it instead."""
+    own = len(sheet.names)
+    waiting = [line for line in sheet.lines if {text.text for text in line[own:]} == {"waiting"}]
+    if not waiting:
+        return sheet
+    named = "; ".join(", ".join(text.text for text in line[:own]) for line in waiting)
+    note = " ".join(filter(None, [sheet.note, f"Nothing is done yet of: {named}."]))
+    return replace(sheet, lines=[line for line in sheet.lines if line not in waiting], note=note)
 
 
 def readings_sheets(study: Study) -> list[Sheet]:
@@ -279,7 +292,7 @@ def view_of(at: int, study: Study, asked: Asked) -> dict[str, Any]:
         tables.append({"heading": READINGS, "sheets": [renamed(sheet, names)], "verdicts": said})
     for one in comparisons(study):
         verdicts = [with_names(line.removeprefix("- "), names) for line in summary_lines(one) if line]
-        shown = [renamed(sheet, names) for sheet in sheets(one)]
+        shown = [renamed(begun(sheet), names) for sheet in sheets(one)]
         tables.append({"heading": with_names(table_heading(one), names), "sheets": shown, "verdicts": verdicts})
     return {
         **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},

@@ -125,6 +125,7 @@ class Section:
         metric: what they are compared by.
         baseline: the line with which the others are compared; empty for none.
         names: what methods, settings and metrics are called, where it is something else.
+        intervals: how differences are judged, as arguments of a suite: ``interval``, ``confidence`` and ``decide``.
     """
 
     title: str
@@ -132,6 +133,7 @@ class Section:
     metric: Metric
     baseline: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -192,6 +194,7 @@ class Section:
             minimize=self.metric.minimize,
             percent=self.metric.percent,
             baseline={"method": self.baseline} if self.baseline else {},
+            **self.intervals,
         )
         table = Table(show, ("method",), tuple(axes)[1:], target=self.metric.target)
         cells, results = [], {}

@@ -13,7 +13,7 @@ import numpy as np
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.fragments import is_of_method
-from fl_lightning.bench.layout import NONE, Sheet, Text
+from fl_lightning.bench.layout import NONE, STAR, Sheet, Text
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import printable
 from fl_lightning.report.configs import ABSENT, compact, differing_between
@@ -38,14 +38,16 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
         numbers = [entry_text(comparison, ((group.line,), ()), notes) for comparison in compared.values()]
         runs = list(group.runs.values())
         rounds = sorted({run.rounds for run in runs})
-        told = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        done = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None]
-        spent = (str(len(runs)), told, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
+        spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
         lines.append([Text(group.line), *numbers, *map(Text, spent)])
     heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
     if section.metric.target is not None:
         heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
+    told = [at for at in range(len(heads)) if any(line[at + 1].text != NONE for line in lines)]
+    heads, lines = [heads[at] for at in told], [[line[0], *(line[at + 1] for at in told)] for line in lines]
     title = ", ".join(filter(None, [section.title, *section.settings]))
     yield Sheet(caption(section, lines), ["method"], [(head, []) for head in heads], lines, notes, title, "results")
     final = compared["final"]
@@ -58,6 +60,8 @@ def caption(section: Section, lines: Sequence[Sequence[Text]]) -> str:
     several = any(len(group.runs) > 1 for group in section.groups)
     said = [f"{'Mean ± standard deviation over the seeds' if several else 'Values'} of the runs that are finished."]
     said += ["In bold: the best."] * any(text.bold for line in lines for text in line)
+    starred = any(STAR in text.marks for line in lines for text in line)
+    said += [f"With a star: the interval of the difference to {section.baseline} is without 0."] * starred
     if section.metric.target is not None:
         said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
     return " ".join(said)
