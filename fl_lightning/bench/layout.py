@@ -218,7 +218,8 @@ def latex_head(sheet: Sheet) -> Iterator[str]:
 
 def head_in_latex(text: str) -> str:
     """The name of a column, which may be that of a coefficient."""
-    return f"${GREEK[text]}$" if text in GREEK else in_latex(without_slash(text))
+    # as in a formula, there is room around the = of a setting
+    return f"${GREEK[text]}$" if text in GREEK else re.sub(r"(?<=\w)=(?=\w)", " = ", in_latex(without_slash(text)))
 
 
 def without_slash(text: str) -> str:

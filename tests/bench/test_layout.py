@@ -123,6 +123,11 @@ def test_what_is_marked_for_markdown_is_marked_in_latex_too():
     assert without_markdown(text) == "the a_b of all, not a * b, see the page: test/accuracy"
 
 
+def test_a_setting_in_the_head_of_a_table_has_room_around_its_sign():
+    sheet = Sheet("One", ["method"], [("norm=group", []), ("alpha=0.1", [])], [[Text("a"), Text("1"), Text("2")]])
+    assert r"method & norm = group & $\alpha = 0.1$ \\" in list(latex(sheet, "tab:one"))
+
+
 def test_each_table_has_a_label_of_its_own_and_one_without_rows_is_a_comment():
     rows = [[Text("a"), Text("1")]]
     sheets = [Sheet("One", ["x"], [("y", [])], lines, note="Of all.", key="A key") for lines in (rows, rows, [])]
