@@ -20,8 +20,8 @@ class Link(Protocol):
     def nodes(self) -> list[int]:
         """The nodes that are there now."""
 
-    def send(self, node: int, packet: Packet, seconds: float | None) -> str:
-        """Send a message to a node, whose answer counts for so many seconds; gives the number of the message."""
+    def send(self, node: int, packet: Packet) -> str:
+        """Send a message to a node; gives the number of the message."""
 
     def receive(self, messages: Collection[str]) -> dict[str, Answer]:
         """The answers to some of these messages that have come by now."""
@@ -67,10 +67,11 @@ class FlowerLink:
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def send(self, node: int, packet: Packet, seconds: float | None) -> str:
+    def send(self, node: int, packet: Packet) -> str:
         from flwr.app import Message
 
-        message = Message(as_records(packet), dst_node_id=node, message_type="train", ttl=seconds)
+        # without a time to live: past a deadline Flower would call the site lost, which is at work all the same
+        message = Message(as_records(packet), dst_node_id=node, message_type="train")
         (number,) = self.grid.push_messages([message])
         return number
 

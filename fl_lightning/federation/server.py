@@ -98,7 +98,7 @@ class ClientsAtSites:
             if node not in self._known and node not in self.nodes.values():
                 self._known.add(node)
                 hello = {"kind": "join", "agreed": json.dumps(self.agreed, default=str), "names": self.sites.names}
-                self._asked[self.link.send(node, encoded(hello), self.sites.joining)] = node
+                self._asked[self.link.send(node, encoded(hello))] = node
         for number, answer in self.link.receive([*self._asked]).items():
             node = self._asked.pop(number)
             if isinstance(answer, str):  # lost on the way: it is asked again
@@ -258,7 +258,7 @@ class ClientsAtSites:
         seconds, where = self.sites.seconds, f"round {run.server.round}"
         waiting = {}
         for k, words in own.items():
-            waiting[self._send(k, joined(shared, encoded({"client": k, **words})), seconds)] = k
+            waiting[self._send(k, joined(shared, encoded({"client": k, **words})))] = k
         end = None if seconds is None else time.monotonic() + seconds
         limit = room(self.declared)
         while waiting and (end is None or time.monotonic() < end):
@@ -270,7 +270,7 @@ class ClientsAtSites:
                     told = self._read(answer, limit)
                     if told.get("needs") == "whole":
                         packet = joined(shared, encoded({"client": k, **own[k], "rest": rest_of(run)}))
-                        waiting[self._send(k, packet, seconds)] = k
+                        waiting[self._send(k, packet)] = k
                         continue
                     if "failed" in told or "refused" in told:
                         text = str(told.get("failed") or f"it refuses: {told.get('refused')}")
@@ -288,9 +288,9 @@ class ClientsAtSites:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, packet: Packet, seconds: float | None) -> str:
+    def _send(self, k: int, packet: Packet) -> str:
         self._bytes[0] += packet.num_bytes
-        return self.link.send(self.nodes[k], packet, seconds)
+        return self.link.send(self.nodes[k], packet)
 
     def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> Packet:
         """What all sites of a round are told."""

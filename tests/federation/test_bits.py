@@ -1,6 +1,7 @@
 """A run at sites has the bits of the same run in one process."""
 
 import copy
+import re
 from contextlib import ExitStack
 
 import pytest
@@ -52,4 +53,10 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     assert name != "plateau" or ours.history[-1]["lr"] < ours.history[0]["lr"]
     for entry, value in alone.server.state.items():
         assert torch.equal(ours.server.state[entry], value), entry
+    # what travels is what the sites have announced
+    (announced,) = {
+        re.search(r"in a round: ([\d,]+) bytes", (tmp_path / f"{k}.log").read_text())[1] for k in range(SITES)
+    }
+    sent = [sum(len(array.data) for array in update.arrays.values()) for update in link.updates]
+    assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == int(announced.replace(",", ""))
     assert alone.history and numbers_of(ours) == numbers_of(alone)

@@ -25,10 +25,10 @@ class Breaking(Sockets):
         super().__init__(paths)
         self.last = last
 
-    def send(self, node, packet, seconds):
+    def send(self, node, packet):
         if self.number >= self.last:
             raise RuntimeError("the server is lost")
-        return super().send(node, packet, seconds)
+        return super().send(node, packet)
 
 
 def test_a_run_whose_server_is_lost_goes_on_to_the_same_bits(tmp_path):
@@ -211,13 +211,13 @@ def test_sites_refuse_a_bad_state_by_name(tmp_path):
     bad = [lambda value: value[:1], lambda value: value * torch.nan, lambda value: value + 1e30]
 
     class Bad(Sockets):
-        def send(self, node, packet, seconds):
+        def send(self, node, packet):
             message = decoded(packet)
             if "shared" in message:
                 state = message["shared"]["state"]
                 name = next(iter(state))
                 state[name] = bad[node](state[name])
-            return super().send(node, encoded(message), seconds)
+            return super().send(node, encoded(message))
 
     with ExitStack() as stack:
         for k in range(SITES):

@@ -57,16 +57,17 @@ class Sockets:
         gone: nodes that are not there.
         altered: changes the answer of a node, by its number.
         lost: numbers of nodes whose next answer to a visit is lost.
+        updates: the answers to visits, before they are changed or lost.
     """
 
     def __init__(self, paths):
         self.paths, self.answers, self.number = dict(enumerate(paths)), {}, 0
-        self.gone, self.altered, self.lost, self.sent = set(), {}, set(), []
+        self.gone, self.altered, self.lost, self.sent, self.updates = set(), {}, set(), [], []
 
     def nodes(self):
         return [node for node in self.paths if node not in self.gone]
 
-    def send(self, node, packet, seconds):
+    def send(self, node, packet):
         self.number += 1
         number = str(self.number)
         self.sent.append((node, packet))
@@ -74,6 +75,7 @@ class Sockets:
         def ask():
             answer = relayed(str(self.paths[node]), packet, patience=30)
             if '"update"' in answer.text:
+                self.updates.append(answer)
                 if node in self.lost:
                     self.lost.discard(node)
                     answer = "lost: on the way"
