@@ -20,11 +20,17 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+aten = torch.ops.aten
 # what an operation is given beside tensors, which a recording repeats as it is
 CONSTANTS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 # recordings that are kept for one part of a step
 MOST_KEPT = 1000
+# what takes nothing but the shape and the type from the tensor that it is given
+SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.new_zeros.default)
+# numbers of a tensor that is kept as it is the same each time
+MOST_FIXED = 2**16
 # rounds whose programs were others than before, after which a part of a step is no longer noted down
 MOST_DROPPED = 2
 
@@ -81,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
         # of the results: a tensor of the same memory that no operation gave was made by one that was not seen
         self._storages: set[int] = set()
+        self._written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,7 +100,39 @@ class Recorder(TorchDispatchMode):
                 self.aliases[self._numbers[id(result)]] = self._numbers[id(first)]
             if torch.Tag.inplace_view in func.tags:
                 self.obstacle = "it changes the shape of a tensor in place"
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.is_write:
+                    self._written.update(map(storage, tree_leaves(value)))
+            for argument in func._schema.arguments:
+                if argument.is_write and argument.name in kwargs:
+                    self._written.update(map(storage, tree_leaves(kwargs[argument.name])))
         return result
+
+    def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
+        """The numbers of the tensors whose memory an operation writes to, or the program gives away."""
+        places = self._written | {storage(tensor) for tensor in outputs}
+        return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
+
+    def unchanged(self, exposed: set[int]) -> dict[int, int]:
+        """The numbers of tensors that are another one multiplied by 1, as each bias in a mapped layer is, with its."""
+        found: dict[int, int] = {}
+        for target, args, _, result in self.operations:
+            if target is aten.mul.Scalar and args[1] == 1 and exposed.isdisjoint((result.number, args[0].number)):
+                one, other = self._held[result.number], self._held[args[0].number]
+                if one.dtype == other.dtype and one.stride() == other.stride():
+                    found[result.number] = args[0].number
+        return found
+
+    def fixed(self, exposed: set[int]) -> dict[int, Tensor]:
+        """The small tensors that have the same values each time, as they depend on shapes alone, by number."""
+        found: dict[int, Tensor] = {}
+        for target, args, kwargs, result in self.operations:
+            if isinstance(result, Slot) and is_pure(target) and result.number not in exposed:
+                given = [] if target in SHAPED else [slot.number for slot in slots(args, kwargs)]
+                tensor = self._held[result.number]
+                if all(number in found for number in given) and tensor.numel() <= MOST_FIXED:
+                    found[result.number] = tensor
+        return found
 
     def slot(self, tensor: Tensor) -> Slot:
         """That of a tensor which an operation gave, or which is an input.
@@ -113,7 +152,7 @@ class Recorder(TorchDispatchMode):
             if number is None:
                 number = self._numbers[id(value)] = len(self._held)
                 self._held.append(value)
-                place = value.untyped_storage().data_ptr()
+                place = storage(value)
                 if not given:
                     self._storages.add(place)
                 elif place in self._storages:
@@ -131,6 +170,22 @@ class Recorder(TorchDispatchMode):
             self.obstacle = f"an operation is given a {type(value).__name__}"
         # the one nan that is equal to itself, by identity
         return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def slots(*values: Any) -> list[Slot]:
+    """Those in arguments of an operation."""
+    leaves = tree_leaves(values, is_leaf=lambda value: isinstance(value, Slot))
+    return [leaf for leaf in leaves if isinstance(leaf, Slot)]
+
+
+def is_pure(target: OpOverload) -> bool:
+    """Whether an operation gives the same for the same arguments, and changes nothing."""
+    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
+
+
+def storage(tensor: Tensor) -> int:
+    """Where the memory of a tensor is."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
@@ -163,7 +218,9 @@ class Recording:
         self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
         self.targets = tuple(operation.target for operation in self.operations)
         self._outputs = [recorder.slot(tensor) for tensor in outputs]
-        self._aliases = recorder.aliases
+        self._exposed = recorder.exposed(outputs)
+        self._aliases = recorder.aliases | recorder.unchanged(self._exposed)
+        self._fixed = recorder.fixed(self._exposed)
         self._program: Callable[..., Any] | None = None
 
     def is_like(self, other: Recording) -> bool:
@@ -184,14 +241,18 @@ class Recording:
         return self._program(*inputs)
 
     def _written(self) -> Callable[..., Any]:
-        """The operations as a function of the inputs; those that nothing depends on are left out."""
-        graph, nodes = fx.Graph(), dict[int, Any]()
+        """The operations as a function of the inputs.
+
+        What nothing depends on is left out, what comes twice is done once, and what is the same each time is kept. That
+        does not hold for tensors that are written to or given away, which must stay apart.
+        """
+        graph, nodes, done = fx.Graph(), dict[int, fx.Node](), dict[str, fx.Node]()
         held = torch.nn.Module()
         for number in range(self.num_inputs):
             nodes[number] = graph.placeholder(f"input_{number}")
-        for number, tensor in self.outside:
-            held.register_buffer(f"outside_{number}", tensor)
-            nodes[number] = graph.get_attr(f"outside_{number}")
+        for number, tensor in (*self.outside, *self._fixed.items()):
+            held.register_buffer(f"tensor_{number}", tensor)
+            nodes[number] = graph.get_attr(f"tensor_{number}")
 
         def with_nodes(value: Any) -> Any:
             if isinstance(value, Slot):
@@ -201,10 +262,18 @@ class Recording:
             return {name: with_nodes(part) for name, part in value.items()} if isinstance(value, dict) else value
 
         for target, args, kwargs, result in self.operations:
-            if isinstance(result, Slot) and result.number in self._aliases and result.number not in nodes:
-                nodes[result.number] = nodes[self._aliases[result.number]]
+            numbers = [slot.number for slot in slots(result)]
+            if numbers and all(number in nodes for number in numbers) and is_pure(target):
+                continue
+            if len(numbers) == 1 and numbers[0] in self._aliases:
+                nodes[numbers[0]] = nodes[self._aliases[numbers[0]]]
                 continue
             node = graph.call_function(target, tuple(with_nodes(args)), with_nodes(kwargs))
+            if is_pure(target) and self._exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
+                first = done.setdefault(f"{target} {node.args} {node.kwargs}", node)
+                if first is not node:
+                    graph.erase_node(node)
+                    node = first
             if isinstance(result, Slot):
                 nodes.setdefault(result.number, node)
             for place, part in enumerate(result if isinstance(result, list) else []):

@@ -14,6 +14,9 @@ from fl_lightning.data.loaders import ClientLoader, Gathering
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
 
+# of the examples that are gathered at once: small batches for several steps, which then stay in a processor's cache
+MOST_BYTES = 2**20
+
 
 class GroupBatch(NamedTuple):
     """A batch of several clients.
@@ -72,29 +75,44 @@ class Feed:
         size, gather = loaders[0].batch_size, loaders[0].gather
         orders = [loader.order() if length else torch.empty(0) for loader, length in zip(loaders, lengths, strict=True)]
         full = [min(length, len(order) // size) for length, order in zip(lengths, orders, strict=True)]
-        steps = max(full)
-        places = torch.zeros(steps, len(full), size, dtype=torch.int64)
+        places = torch.zeros(max(full), len(full), size, dtype=torch.int64)
         for row, (order, number) in enumerate(zip(orders, full, strict=True)):
             places[:number, row] = order[: number * size].view(number, size)
-        for step in range(steps):
-            rows = range_or_list([row for row, number in enumerate(full) if number > step])
-            yield self._at(gather, rows, [step], places[step, rows])
+        batches: list[tuple[Rows, list[int], Tensor]] = []
+        ends, rows = {0, *full}, slice(0)
+        for step in range(max(full)):
+            if step in ends:
+                rows = range_or_list([row for row, number in enumerate(full) if number > step])
+            batches.append((rows, [step], places[step, rows]))
         ragged: dict[int, list[int]] = {}
         for row, (order, number, length) in enumerate(zip(orders, full, lengths, strict=True)):
             if number < length:
                 ragged.setdefault(len(order) - number * size, []).append(row)
         for rest in sorted(ragged, reverse=True):
-            indices = [full[row] for row in ragged[rest]]
-            yield self._at(
-                gather, range_or_list(ragged[rest]), indices, torch.stack([orders[row][-rest:] for row in ragged[rest]])
-            )
+            ends_ = torch.stack([orders[row][-rest:] for row in ragged[rest]])
+            batches.append((range_or_list(ragged[rest]), [full[row] for row in ragged[rest]], ends_))
+        one = list[Any]()
+        take_apart(gather(batches[0][2].reshape(-1)[:1]), one)
+        most = MOST_BYTES // max(1, sum(leaf.nbytes for leaf in one))
+        begin, number = 0, 0
+        for end, (*_, chosen) in enumerate(batches):
+            number += chosen.numel()
+            if number > most and end > begin:
+                yield from self._together(gather, batches[begin:end])
+                begin, number = end, chosen.numel()
+        yield from self._together(gather, batches[begin:])
 
-    def _at(self, gather: Callable[[Tensor], Any], rows: Rows, indices: list[int], places: Tensor) -> GroupBatch:
-        batch = self.loaders.to_device(gather(places.reshape(-1)))
+    def _together(
+        self, gather: Callable[[Tensor], Any], block: list[tuple[Rows, list[int], Tensor]]
+    ) -> Iterator[GroupBatch]:
+        """Batches of any clients, from one gather: their rows, indices, and the places ``(m, B)`` of their examples."""
+        whole = self.loaders.to_device(gather(torch.cat([places.reshape(-1) for *_, places in block])))
         leaves: list[Any] = []
-        shape = take_apart(batch, leaves)
-        columns = [torch.unflatten(leaf, 0, places.shape) for leaf in leaves]
-        return GroupBatch(rows, indices, Table.stacked(shape, columns))
+        shape = take_apart(whole, leaves)
+        columns = [leaf.split([places.numel() for *_, places in block]) for leaf in leaves]
+        for (rows, indices, places), *parts in zip(block, *columns, strict=True):
+            values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
+            yield GroupBatch(rows, indices, Table.stacked(shape, values))
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Batches as the clients' loaders give them."""

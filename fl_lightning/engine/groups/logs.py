@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.client.columns import Rows
+from fl_lightning.client.columns import Rows, numbers_of
 from fl_lightning.client.entry import Arguments, Entry, Form
 from fl_lightning.client.logged import Logged
 from fl_lightning.client.mapped import Record
@@ -48,13 +49,15 @@ class Series:
         steps = len(self.pending)
         if not steps:
             return
-        values, weights, there = (
-            torch.zeros(steps, self.size, dtype=torch.float64, device=self.device) for _ in range(3)
-        )
-        for step, (rows, value, weight) in enumerate(self.pending):
-            values[step, rows] = value.double() if isinstance(value, Tensor) else value
-            weights[step, rows] = weight.double() if isinstance(weight, Tensor) else weight
-            there[step, rows] = 1.0
+        chosen = [numbers_of(rows, self.size) for rows, _, _ in self.pending]
+        lengths = [len(rows) for rows in chosen]
+        starts = np.repeat(np.arange(steps) * self.size, lengths)
+        places = torch.from_numpy(starts + np.concatenate(chosen)).to(self.device)
+        there = torch.zeros(steps * self.size, dtype=torch.float64, device=self.device)
+        values, weights = there.clone(), there.clone()
+        _, of_values, of_weights = zip(*self.pending, strict=True)
+        values[places], weights[places], there[places] = one_after_another(of_values, lengths), one_after_another(of_weights, lengths), 1.0
+        values, weights, there = (each.view(steps, self.size) for each in (values, weights, there))
         self.pending.clear()
         kind, seen = self.form.kind, there.bool()
         total = (values * weights).sum(0) if kind == "mean" else values.sum(0)
@@ -88,6 +91,18 @@ class Series:
 
     def _full(self, value: float) -> Tensor:
         return torch.full((self.size,), value, dtype=torch.float64, device=self.device)
+
+
+def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> Tensor:
+    """Tensors ``(m,)`` in one of float64; a number stands for as many as the length at its place."""
+    if not any(isinstance(part, Tensor) for part in parts):
+        return torch.from_numpy(np.repeat(np.array(parts, dtype=np.float64), lengths))
+    tensors = [
+        part if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    same = len({tensor.dtype for tensor in tensors}) == 1
+    return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double()
 
 
 class GroupLog:
