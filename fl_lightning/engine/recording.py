@@ -100,12 +100,11 @@ class Recorder(TorchDispatchMode):
                 self.aliases[self._numbers[id(result)]] = self._numbers[id(first)]
             if torch.Tag.inplace_view in func.tags:
                 self.obstacle = "it changes the shape of a tensor in place"
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                if argument.is_write:
-                    self._written.update(map(storage, tree_leaves(value)))
-            for argument in func._schema.arguments:
-                if argument.is_write and argument.name in kwargs:
-                    self._written.update(map(storage, tree_leaves(kwargs[argument.name])))
+            if func._schema.is_mutable:
+                names = [argument.name for argument in func._schema.arguments]
+                values = dict(zip(names, args, strict=False)) | kwargs
+                written = [values[a.name] for a in func._schema.arguments if a.is_write and a.name in values]
+                self._written.update(storage(tensor) for tensor in tree_leaves(written))
         return result
 
     def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
@@ -202,9 +201,6 @@ class Recording:
         outputs: the tensors that it gives.
         notes: what it comes to beside tensors.
 
-    Attributes:
-        targets: what it calls, in order.
-
     Raises:
         NotRecordable: it cannot be repeated.
     """
@@ -216,12 +212,9 @@ class Recording:
             raise NotRecordable("it writes to a tensor that is not the client's")
         self.operations, self.num_inputs, self.notes = recorder.operations, num_inputs, notes
         self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
-        self.targets = tuple(operation.target for operation in self.operations)
         self._outputs = [recorder.slot(tensor) for tensor in outputs]
-        self._exposed = recorder.exposed(outputs)
-        self._aliases = recorder.aliases | recorder.unchanged(self._exposed)
-        self._fixed = recorder.fixed(self._exposed)
-        self._program: Callable[..., Any] | None = None
+        self._program: Callable[..., Any]
+        self._known: list[Tensor]
 
     def is_like(self, other: Recording) -> bool:
         """Whether both do the same with the same tensors from outside."""
@@ -236,23 +229,21 @@ class Recording:
     @torch.no_grad()
     def repeat(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The program with other inputs."""
-        if self._program is None:
-            self._program = self._written()
-        return self._program(*inputs)
+        return self._program(*inputs, *self._known)
 
-    def _written(self) -> Callable[..., Any]:
-        """The operations as a function of the inputs.
+    def write(self, recorder: Recorder, outputs: Sequence[Tensor]) -> None:
+        """Write the operations as a function of the inputs.
 
         What nothing depends on is left out, what comes twice is done once, and what is the same each time is kept. That
         does not hold for tensors that are written to or given away, which must stay apart.
         """
+        exposed = recorder.exposed(outputs)
+        aliases = recorder.aliases | recorder.unchanged(exposed)
         graph, nodes, done = fx.Graph(), dict[int, fx.Node](), dict[str, fx.Node]()
-        held = torch.nn.Module()
-        for number in range(self.num_inputs):
-            nodes[number] = graph.placeholder(f"input_{number}")
-        for number, tensor in (*self.outside, *self._fixed.items()):
-            held.register_buffer(f"tensor_{number}", tensor)
-            nodes[number] = graph.get_attr(f"tensor_{number}")
+        known = dict(self.outside) | recorder.fixed(exposed)
+        for number in (*range(self.num_inputs), *known):
+            nodes[number] = graph.placeholder(f"tensor_{number}")
+        self._known = [*known.values()]
 
         def with_nodes(value: Any) -> Any:
             if isinstance(value, Slot):
@@ -265,11 +256,11 @@ class Recording:
             numbers = [slot.number for slot in slots(result)]
             if numbers and all(number in nodes for number in numbers) and is_pure(target):
                 continue
-            if len(numbers) == 1 and numbers[0] in self._aliases:
-                nodes[numbers[0]] = nodes[self._aliases[numbers[0]]]
+            if len(numbers) == 1 and numbers[0] in aliases and numbers[0] not in nodes:
+                nodes[numbers[0]] = nodes[aliases[numbers[0]]]
                 continue
             node = graph.call_function(target, tuple(with_nodes(args)), with_nodes(kwargs))
-            if is_pure(target) and self._exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
+            if is_pure(target) and exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
                 first = done.setdefault(f"{target} {node.args} {node.kwargs}", node)
                 if first is not node:
                     graph.erase_node(node)
@@ -281,7 +272,7 @@ class Recording:
                     nodes[part.number] = graph.call_function(operator.getitem, (node, place))
         graph.output(tuple(nodes[slot.number] for slot in self._outputs))
         graph.eliminate_dead_code()
-        return fx.GraphModule(held, graph).forward
+        self._program = fx.GraphModule({}, graph).forward
 
 
 class Recordings:
@@ -298,7 +289,6 @@ class Recordings:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
-        self._checked: set[tuple[Any, ...]] = set()
         self._dropped: Counter[str] = Counter()
         self.obstacles: dict[str, str] = {}
 
@@ -340,16 +330,16 @@ class Recordings:
             if numbers_drawn() != drawn:
                 raise NotRecordable("it draws random numbers")
             recording = Recording(recorder, len(inputs), outputs, notes)
-            if recording.targets not in self._checked:
+            if same := before is not None and recording.is_like(before):
+                recording = before
+            else:
+                recording.write(recorder, outputs)
                 check_repeats(recording, copies, inputs, outputs)
-                self._checked.add(recording.targets)
         except NotRecordable as error:
             self.obstacles[part] = str(error)
             kept.clear()
             return outputs, notes
-        if before is not None and recording.is_like(before):
-            recording = before  # it may have been written out
-        elif before is not None:
+        if before is not None and not same:
             kept.clear()
             self._dropped[part] += 1
             if self._dropped[part] > MOST_DROPPED:

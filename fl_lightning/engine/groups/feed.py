@@ -79,7 +79,8 @@ class Feed:
         for row, (order, number) in enumerate(zip(orders, full, strict=True)):
             places[:number, row] = order[: number * size].view(number, size)
         batches: list[tuple[Rows, list[int], Tensor]] = []
-        ends, rows = {0, *full}, slice(0)
+        ends = {0, *full}
+        rows: Rows = slice(0)
         for step in range(max(full)):
             if step in ends:
                 rows = range_or_list([row for row, number in enumerate(full) if number > step])

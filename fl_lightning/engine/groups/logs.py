@@ -51,13 +51,17 @@ class Series:
             return
         chosen = [numbers_of(rows, self.size) for rows, _, _ in self.pending]
         lengths = [len(rows) for rows in chosen]
-        starts = np.repeat(np.arange(steps) * self.size, lengths)
-        places = torch.from_numpy(starts + np.concatenate(chosen)).to(self.device)
-        there = torch.zeros(steps * self.size, dtype=torch.float64, device=self.device)
-        values, weights = there.clone(), there.clone()
+        begins = np.repeat(np.arange(steps) * self.size, lengths)
+        places = torch.from_numpy(begins + np.concatenate(chosen)).to(self.device)
+
+        def spread(parts: Sequence[Any]) -> Tensor:
+            """The numbers of the clients in each step ``(steps, G)``, and 0 for those that are not in it."""
+            whole = torch.zeros(steps * self.size, dtype=torch.float64, device=self.device)
+            whole[places] = one_after_another(parts, lengths).to(self.device)
+            return whole.view(steps, self.size)
+
         _, of_values, of_weights = zip(*self.pending, strict=True)
-        values[places], weights[places], there[places] = one_after_another(of_values, lengths), one_after_another(of_weights, lengths), 1.0
-        values, weights, there = (each.view(steps, self.size) for each in (values, weights, there))
+        values, weights, there = spread(of_values), spread(of_weights), spread([1.0] * steps)
         self.pending.clear()
         kind, seen = self.form.kind, there.bool()
         total = (values * weights).sum(0) if kind == "mean" else values.sum(0)
