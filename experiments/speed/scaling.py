@@ -1,12 +1,13 @@
 """What more workers, clients and rounds do to a round: seconds and memory.
 
 python experiments/speed/scaling.py workers [--pairs 7] [--counts 1 2 4] [--alpha 0.1] [--model FedCKACNN]
-python experiments/speed/scaling.py clients [--numbers 10 100 1000 10000] [--workers 2]
+python experiments/speed/scaling.py clients [--numbers 10 100 1000 10000 1000000] [--cohort 10000] [--workers 2]
 python experiments/speed/scaling.py memory [--rounds 200] [--cohorts 10 1000] [--method SCAFFOLD]
 
 ``workers``: in turn, a round by each number of workers and the pure compute of limit.py by as many, which shows what
-the machine gives at that moment; the gain over one worker of both, and their ratio. ``clients``: all N clients of 10
-examples train a logistic regression for one local step. ``memory``: resident memory of a worker after each round of an
+the machine gives at that moment; the gain over one worker of both, and their ratio. ``clients``: N clients of 10
+examples train a logistic regression for one local step, all of them or a cohort of at most so many in a round; and how
+long the run takes to begin. ``memory``: resident memory of a worker after each round of an
 MLP, its slope over the rounds, and its level for small and large cohorts; SCAFFOLD's clients remember something.
 """
 
@@ -88,14 +89,16 @@ def train(clients: int, model: ImageClassifier, methods: list, **kwargs: object)
 
 
 def by_clients(args: argparse.Namespace) -> None:
-    print(f"Logistic, {args.workers} workers; the fastest of {args.rounds} rounds")
-    print(f"{'clients':>8}{'seconds':>10}{'ms a visit':>12}{'MiB':>8}")
+    print(f"Logistic, {args.workers} workers; the fastest of {args.rounds} rounds, and the whole run")
+    print(f"{'clients':>8}{'cohort':>8}{'seconds':>10}{'ms a visit':>12}{'MiB':>8}{'run':>8}")
     for number in args.numbers:
         model = ImageClassifier(Logistic(9), optimizer=partial(torch.optim.SGD, lr=0.01))
-        trainer, watch = train(number, model, [], devices=args.workers, max_rounds=args.rounds)
-        seconds = min(metrics["time/round"] for metrics in trainer.history)
-        visits = 1000 * seconds * args.workers / number
-        print(f"{number:8}{seconds:10.3f}{visits:12.3f}{watch.megabytes[-1]:8.0f}")
+        cohort, begin = min(number, args.cohort), time.perf_counter()
+        given = {"devices": args.workers, "max_rounds": args.rounds, "cohort_size": cohort}
+        trainer, watch = train(number, model, [], **given)
+        whole, seconds = time.perf_counter() - begin, min(metrics["time/round"] for metrics in trainer.history)
+        visits = 1000 * seconds * args.workers / cohort
+        print(f"{number:8}{cohort:8}{seconds:10.3f}{visits:12.3f}{watch.megabytes[-1]:8.0f}{whole:8.1f}")
 
 
 def by_rounds(args: argparse.Namespace) -> None:
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("what", choices=["workers", "clients", "memory"])
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--numbers", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--cohort", type=int, default=10_000)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 1000])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=None)
