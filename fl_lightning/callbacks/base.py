@@ -42,6 +42,14 @@ class Callback:
         """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
         return False
 
+    def sees_own_models(self, round_: int) -> bool:
+        """Whether it is to see the clients' own models as they are evaluated in this round, which are then one by one.
+
+        By default this is so where it has :meth:`on_evaluation_batch_end` or :meth:`on_evaluation_end`.
+        """
+        names = ("on_evaluation_batch_end", "on_evaluation_end")
+        return any(getattr(type(self), name) is not getattr(Callback, name) for name in names)
+
     def setup(self, trainer: RunAccess) -> None:
         """Every command, before it writes anything: look at the run, and refuse with a UsageError what does not fit."""
 

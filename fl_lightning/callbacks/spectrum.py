@@ -127,6 +127,9 @@ class SpectrumMonitor(Measurement):
     def wants_evaluation(self, round_: int) -> bool:
         return self.due(round_)
 
+    def sees_own_models(self, round_: int) -> bool:
+        return self.due(round_)
+
     def local_due(self, round_: int) -> bool:
         """Whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)

@@ -18,6 +18,7 @@ from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
+from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.engine.processes.workers import place
@@ -428,9 +429,13 @@ def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, memories = run.methods.evaluated_state(run.server), run.client.memories()
     with run.metrics.timed("evaluate"):
+        groups = groups_of_own_models(run)
         for phase in PHASES:
             try:
-                if run.client.kept and memories.owners:
+                if groups is not None:
+                    own = metrics_of_own_models(run, phase, state, groups)
+                    run.metrics.update(run.evaluator.means(own))
+                elif run.client.kept and memories.owners:
                     run.metrics.update(run.evaluator.own_models(phase, state, own_entries(run)))
                 else:
                     run.metrics.update(run.evaluator.one_model(phase, state))

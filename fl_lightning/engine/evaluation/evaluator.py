@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,12 +76,19 @@ class Evaluator:
             own: the clients of this worker, each with its own entries, which replace those of ``state``.
             observed: whether callbacks see each batch.
         """
+        return self.means(self.own_model(phase, state, k, entries, observed) for k, entries in own)
+
+    def own_model(self, phase: str, state: State, k: int, entries: State, observed: bool = True) -> dict[str, float]:
+        """Metrics of client ``k``'s own model, whose ``entries`` replace those of ``state``."""
+        self.resident.load({**state, **entries})
+        return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
+
+    def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
+        """The means over the clients of all workers; each worker gives those of its own, by itself."""
         sums = Sums()
         with self.workers.alone():
-            for k, entries in own:
-                self.resident.load({**state, **entries})
-                metrics = self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
-                sums.add({tag: Weighted.of(value) for tag, value in metrics.items()})
+            for of_client in metrics:
+                sums.add({tag: Weighted.of(value) for tag, value in of_client.items()})
         sums.all_reduce(self.workers)
         return {tag: float(mean) for tag, mean in sums.means().items()}
 

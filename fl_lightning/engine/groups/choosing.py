@@ -29,6 +29,7 @@ from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_
 from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
+from fl_lightning.functional._mapped import is_mapped
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, norm
@@ -179,9 +180,9 @@ def outside_of_state(run: Run) -> dict[str, Any]:
 
 
 def mark_of(value: Any) -> Any:
-    """What a value is told by: an object by itself, with a tensor's version and what a container holds."""
-    if isinstance(value, Tensor):
-        return Mark(value, value._version)
+    """What a value is told by: a tensor by its values, a container by what it holds, another object by itself."""
+    if isinstance(value, Tensor) and not is_mapped(value):
+        return Mark(None, value.detach().clone())
     if isinstance(value, CONTAINERS):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         return Mark(value, [(key, Mark(part, None)) for key, part in parts])
@@ -189,13 +190,17 @@ def mark_of(value: Any) -> Any:
 
 
 class Mark:
-    """Equal to another one of the same object with the same contents."""
+    """Equal to another one of the same object with the same contents, or of a tensor with the same values."""
 
     def __init__(self, value: Any, contents: Any) -> None:
         self.value, self.contents = value, contents
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mark) and self.value is other.value and self.contents == other.contents
+        if not isinstance(other, Mark) or self.value is not other.value:
+            return False
+        if isinstance(self.contents, Tensor) and isinstance(other.contents, Tensor):
+            return self.contents.dtype == other.contents.dtype and torch.equal(self.contents, other.contents)
+        return self.contents is other.contents or self.contents == other.contents
 
 
 def is_repeatable(loader: Any) -> bool:
