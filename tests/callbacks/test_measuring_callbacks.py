@@ -62,7 +62,7 @@ def whole(tmp_path_factory):
     Drawing them takes most of the time; that they can be drawn is seen where each callback alone is run.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.pictures.figure.laid_out", lambda drawings, title: Figure((1, 1)))
+        patch.setattr("fl_lightning.pictures.figure.laid_out", lambda drawings, title, columns: Figure((1, 1)))
         return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
 
 
