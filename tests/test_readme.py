@@ -49,6 +49,7 @@ def test_every_command_is_known_to_a_test():
         "cli.py test",
         "cli.py predict",
         "cli.py doctor",
+        "fl-lightning completion",
         "--weights",
         "cli.py partition",
         "--ckpt_path last",
@@ -150,7 +151,7 @@ def test_the_files_that_a_page_names_are_there(page):
 
 
 def test_the_packaged_config_of_the_first_run_is_found(capsys):
-    (line,) = (line for line in LINES if line.startswith("fl-lightning"))
+    (line,) = (line for line in LINES if line.startswith("fl-lightning fit"))
     with pytest.raises(SystemExit, match="0"):
         main([*shlex.split(line)[1:], "--print_config"])
     assert "FedUV" in capsys.readouterr().out

@@ -5,10 +5,13 @@ import pytest
 from helpers.errors import refused
 from helpers.reports import accuracies, held, write_run
 
+from fl_lightning.bench.layout import Sheet, Text
 from fl_lightning.bench.statistics import paired_difference
-from fl_lightning.report.cautions import cautions
+from fl_lightning.report.cautions import cautions, spans
 from fl_lightning.report.configs import data_set, flat_config, method_names
-from fl_lightning.report.run import find_runs, read_run
+from fl_lightning.report.curves import BYTES, spent
+from fl_lightning.report.page import begun
+from fl_lightning.report.run import ReportedRun, find_runs, read_run
 from fl_lightning.report.sections import Metric, choose_metric, sections_of
 from fl_lightning.report.tables import config_sheet, results_sheets, runs_csv
 
@@ -312,3 +315,36 @@ def test_an_order_that_depends_on_the_score_is_warned_of(table):
     (section,) = sections(table)
     (line,) = [one for one in cautions(section) if "score" in one]
     assert "(alpha=0.1)" in line and "FedAvg is ahead by label_mask" in line and "FedUV is ahead by pooled" in line
+
+
+def test_what_many_runs_have_skipped_is_one_warning(table):
+    for folder in sorted(table.iterdir()):
+        (folder / "version_0" / "metrics.csv").write_text("round,test/accuracy,batches/skipped\n0,0.5,0\n5,0.6,2\n")
+    (section,) = sections(table)
+    (line,) = [one for one in cautions(section) if "skipped" in one]
+    assert line.startswith("24 batches were skipped in 12 runs")
+
+
+def test_numbers_without_a_gap_are_told_by_the_first_and_the_last():
+    assert list(spans([0, 1, 2, 3, 7, 9, 10])) == ["0 to 3", "7", "9", "10"]
+
+
+def test_what_is_spent_is_the_mean_of_the_totals_and_never_falls():
+    def run(costs):
+        return ReportedRun(
+            "run", rows=[{"round": at, "bytes/down": one, "bytes/up": 1} for at, one in enumerate(costs)]
+        )
+
+    whole = [run([1, 2, 3]), run([5, 6, 7])]
+    assert spent(whole, BYTES, np.arange(3)).tolist() == np.mean([[2, 5, 9], [6, 13, 21]], 0).tolist()
+    # the dear run has fewer rounds: the mean of the totals would fall from 13 to 9
+    shorter = spent([run([1, 2, 3]), run([50])], BYTES, np.arange(3))
+    assert (np.diff(shorter) > 0).all()
+
+
+def test_rows_of_which_nothing_is_done_are_named_below_a_table():
+    rows = [[Text("FedAvg"), Text("50.0"), Text("waiting")], [Text("MOON"), Text("waiting"), Text("waiting")]]
+    sheet = begun(Sheet("", ["method"], [("0.1", []), ("1", [])], rows, note="All are small."))
+    assert [line[0].text for line in sheet.lines] == ["FedAvg"]
+    assert sheet.note == "All are small. Nothing is done yet of: MOON."
+    assert begun(sheet) is sheet
