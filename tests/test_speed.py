@@ -92,10 +92,14 @@ def test_options_of_our_trainer_are_read_as_yaml(monkeypatch):
     assert small.settings(given) == {"cohort_size": 5, "eval_every_n_rounds": 3, **read}
 
 
-def test_the_page_on_clients_side_by_side_has_the_stored_figures(monkeypatch, capsys):
+def test_pages_have_the_stored_figures(monkeypatch, capsys):
     monkeypatch.syspath_prepend(SPEED)
-    page = (SPEED.parents[1] / "docs" / "side_by_side.md").read_text()
-    for program, stored in (("groups.py", "groups.csv"), ("peers.py", "peers_small.json")):
+    for name, program, stored in (
+        ("side_by_side", "groups.py", "groups.csv"),
+        ("side_by_side", "peers.py", "peers_small.json"),
+        ("federation", "federation.py", "federation.json"),
+    ):
+        page = (SPEED.parents[1] / "docs" / f"{name}.md").read_text()
         monkeypatch.setattr(sys, "argv", [program, "--show", str(SPEED / stored)])
         runpy.run_path(str(SPEED / program), run_name="__main__")
         rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
