@@ -3,6 +3,7 @@
 import copy
 import json
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 pytest.importorskip("flwr")
 
 from helpers.flower import Flower
-from helpers.sites import SMALL, app_of, command, worker, written
+from helpers.sites import SMALL, Sockets, app_of, command, serve, worker, written
 
-from fl_lightning.federation.messages import encoded
+from fl_lightning.federation.link import FlowerLink
+from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 
 SITES, ROUNDS = 2, 2
@@ -61,3 +63,45 @@ def test_a_message_comes_out_of_flowers_records_as_it_went_in():
     records["more"] = records["message"]
     with pytest.raises(BadMessageError, match="not those of a message"):
         of_records(records)
+
+
+class Grid(Sockets):
+    """Flower's grid before the workers of sites; it takes one message to node 1 and one to node 2 not."""
+
+    def get_node_ids(self):
+        return self.nodes()
+
+    def push_messages(self, messages):
+        (message,) = messages
+        node, packet = message.metadata.dst_node_id, of_records(message.content)
+        shared = decoded(packet).get("shared", {})
+        if (shared.get("kind"), shared.get("round"), node) == ("train", 0, 1):
+            raise ConnectionError("the session has expired")
+        return [None if shared.get("round") == 1 and node == 2 else self.send(node, packet)]
+
+    def pull_messages(self, numbers):
+        for number, answer in self.receive(numbers).items():
+            metadata = SimpleNamespace(reply_to_message_id=number)
+            yield SimpleNamespace(metadata=metadata, has_error=lambda: False, content=as_records(answer))
+
+
+def message(content, dst_node_id, message_type):
+    """A message of Flower's outside of its processes, which alone can make one."""
+    return SimpleNamespace(content=content, metadata=SimpleNamespace(dst_node_id=dst_node_id))
+
+
+def test_a_message_that_flower_does_not_take_is_a_site_that_is_lost_in_this_round(tmp_path, monkeypatch):
+    monkeypatch.setattr("flwr.app.Message", message)
+    config = copy.deepcopy(SMALL)
+    config["trainer"]["on_client_error"] = "skip"
+    app = app_of(tmp_path, config)
+    with ExitStack() as stack:
+        for k in range(3):
+            stack.enter_context(worker(app, k, tmp_path))
+        with pytest.warns(UserWarning, match="lost") as warned:
+            trainer = serve(app, FlowerLink(Grid([tmp_path / f"{k}.sock" for k in range(3)])))
+    assert [row["clients"] for row in trainer.history] == [2, 2, 3]
+    texts = " ".join(str(warning.message) for warning in warned)
+    lost = "lost: Flower could not send the message"
+    assert f"(site site-1), round 0: {lost}; ConnectionError: the session has expired" in texts
+    assert f"(site site-2), round 1: {lost}; its SuperLink refuses it" in texts
