@@ -17,7 +17,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import FederatedCLI
 
 # a program that needs a browser, which tests start in a process of its own
-collect_ignore = ["helpers/browser.py"]
+collect_ignore = ["helpers/browser.py", "helpers/flower.py"]
 
 
 # what building a parser sets of the command line; by command

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
-from fl_lightning.federation.wire import Packet, as_records, of_records, receive, send
+from fl_lightning.federation.wire import BadMessageError, Packet, as_records, of_records, receive, send
 
 # seconds in which a worker that is being started again must listen
 PATIENCE = 60.0
@@ -23,14 +24,19 @@ def relayed(path: str, packet: Packet, patience: float = PATIENCE) -> Packet:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(path)
-                send(connection, packet)
+                with suppress(ConnectionError):  # a worker that refuses a message by its size does not read to its end
+                    send(connection, packet)
                 return receive(connection)
         except OSError as error:
             # a worker that ends in a visit has not kept it: the message may be given to the next one
             if time.monotonic() >= end:
-                text = f"no worker of the site answers: {type(error).__name__}"
-                return Packet(json.dumps({"dict": [["failed", text]]}), {})
+                return told("failed", f"no worker of the site answers: {type(error).__name__}")
             time.sleep(0.5)
+
+
+def told(kind: str, text: str) -> Packet:
+    """A message of the site's that says what went wrong."""
+    return Packet(json.dumps({"dict": [[kind, text]]}), {})
 
 
 def client_app() -> Any:
@@ -42,7 +48,10 @@ def client_app() -> Any:
 
     @app.train()
     def train(message: Message, context: Any) -> Message:
-        answer = relayed(str(context.node_config["socket"]), of_records(message.content))
+        try:
+            answer = relayed(str(context.node_config["socket"]), of_records(message.content))
+        except BadMessageError as error:
+            answer = told("refused", str(error))
         return Message(as_records(answer), reply_to=message)
 
     return app

@@ -10,6 +10,8 @@ import torch
 from fl_lightning.errors import ClientError
 from fl_lightning.federation.agreement import check_numbers, check_state, scrubbed
 from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.relay import relayed, told
+from fl_lightning.federation.site import listening
 from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
@@ -78,6 +80,12 @@ def test_a_bad_message_is_refused(packet, why):
         decoded(packet, limit=10**6 if len(packet.text) < 100 or "[" in packet.text else 1000)
 
 
+def test_a_message_of_a_million_values_is_refused():
+    values = ",".join(["0"] * 2**20)
+    with pytest.raises(BadMessageError, match="more than 1,048,576 values"):
+        decoded(Packet(f'{{"list":[{values}]}}', {}))
+
+
 def test_a_message_goes_through_a_socket_within_its_limit():
     packet = encoded({"x": torch.arange(1000.0)})
     for limit, refused in ((10**6, False), (3000, True)):
@@ -92,6 +100,24 @@ def test_a_message_goes_through_a_socket_within_its_limit():
             else:
                 assert receive(there, limit) == packet
             thread.join()
+
+
+def test_what_a_worker_refuses_by_its_size_before_it_has_read_it_is_told(tmp_path):
+    path, packet = tmp_path / "x.sock", Packet("null", {"x": Array("uint8", (10**7,), bytes(10**7))})
+
+    def refuse():
+        connection, _ = server.accept()
+        with connection:
+            with pytest.raises(BadMessageError) as refused:
+                receive(connection, 10)
+            send(connection, told("refused", str(refused.value)))
+
+    with listening(path) as server:
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        answer = decoded(relayed(str(path), packet, patience=0))
+        thread.join()
+    assert "at most 10 are taken" in answer["refused"]
 
 
 def test_what_claims_more_than_it_sends_reserves_nothing():
@@ -136,6 +162,6 @@ def test_of_an_exception_only_its_place_is_told():
         except ValueError as error:
             raise ClientError(f"client 0, round 1: {error}") from error
     except ClientError as error:
-        told = scrubbed(error)
-    assert "Jane" not in told and "ValueError at test_packets.py" in told and "(step)" in told
+        text = scrubbed(error)
+    assert "Jane" not in text and "ValueError at test_packets.py" in text and "(step)" in text
     assert scrubbed(ClientError("the loss became nan")) == "the loss became nan"
