@@ -47,6 +47,7 @@ TINY = {
     "experiments/speed/calls.py": ["--list"],
     "experiments/speed/data.py": ["--batches 2 --rounds 1"],
     "experiments/speed/gpu.py": ["--turns 1 --models FedUVCNN --workers 1"],
+    "experiments/speed/federation.py": [f"--show {ROOT}/experiments/speed/federation.json"],
     "experiments/speed/groups.py": ["--models Logistic --sizes 1 8 --turns 1 --rounds 2 --output FOLDER/groups.csv"],
     "experiments/speed/limit.py": [f"--pairs 1 {SMALL}"],
     "experiments/speed/methods.py": [

@@ -132,7 +132,10 @@ def files_of_sites(root: Path, layout: str) -> Iterator[Found]:
                 number += len(images)
                 filled[name] = filled.get(name, False) or bool(images)
                 yield from (Found(path, name, site, part) for path in images)
-        require(number > 0, "data.root", str(root / site), f"it holds no image in a folder of a class; give {layout}")
+        direct = not number and any(is_image(path) for path in (root / site).iterdir())
+        deeper = f"; images lie in it directly: is {str(root)!r} one site, and data.root its parent?" if direct else ""
+        hint = f"its folder {site!r} holds no image in a folder of a class{deeper or f'; give {layout}'}"
+        require(number > 0, "data.root", str(root), hint)
     empty = [name for name, some in filled.items() if not some]
     hint = f"its classes {named(empty)} have no image at any site; add some, or remove their folders"
     require(not empty, "data.root", str(root), hint)
@@ -187,6 +190,9 @@ def check_splits(root: Path, found: list[Found], sites: list[str], classes: list
         some = drawn or any(file.split == split for file in found)
         require(some, "data.root", str(root), f"it has no image for {split}; give some, or no splits at all")
     require(len(classes) >= 2, "data.root", str(root), f"it has the class {classes[0]} alone; give two or more")
+    first: dict[str, str] = {}
+    alike = [f"{first[n.lower()]} and {n}" for n in classes if first.setdefault(n.lower(), n) != n]
+    require(not alike, "data.root", str(root), f"its classes {named(alike)} differ in case alone; give them one name")
     trained = {file.label for file in found if file.split in ("", "train")}
     untrained = [name for name in classes if name not in trained]
     hint = f"its classes {named(untrained)} have no training image at any site; add some, or take their images out"

@@ -232,7 +232,9 @@ def check_classes(model: LightningModule, data: Any, methods: MethodList) -> Non
     """Refuse a model with fewer classes than the data."""
     ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
     if isinstance(ours, int) and isinstance(theirs, int):
-        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes, give {theirs}")
+        names = getattr(data, "class_names", ())
+        which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
+        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}, give {theirs}")
 
 
 def check_batches(model: LightningModule, data: Any, methods: MethodList) -> None:

@@ -55,7 +55,10 @@ def contents_of(client: Client, update: Update) -> dict[str, Any]:
     does. Where a method has transformed the change, that is sent.
     """
     if client.methods.having("transform_client_update"):
-        values = {"change": {name: narrowed(value) for name, value in update.delta.items()}}
+        narrow = {name: narrowed(value) for name, value in update.delta.items()}
+        # all in one type, so that a site can say beforehand how much it sends
+        fits = all(value.dtype != torch.float64 for value in narrow.values())
+        values = {"change": narrow if fits else clone(update.delta)}
     else:
         values = {"parameters": clone(select(client.live, update.delta))}
     return {

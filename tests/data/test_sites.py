@@ -182,8 +182,14 @@ def test_folders_that_are_wrong_are_named(split, change, named):
 def test_splits_or_classes_in_the_place_of_sites_are_refused(split, whole):
     with refused("kent", "its folders test, train are splits", "ImageFolderImages"):
         ready(split / "kent")
-    with refused("benign", "no image in a folder of a class"):
+    with refused("data.root=", "benign", "no image in a folder of a class", "kent", "one site", "its parent"):
         ready(whole / "kent")
+
+
+def test_classes_that_differ_in_case_alone_are_refused(whole):
+    (whole / "kent" / "benign").rename(whole / "kent" / "Benign")
+    with refused("data.root=", "Benign and benign", "differ in case alone"):
+        ready(whole)
 
 
 def test_a_site_without_test_images_is_told_of(split):

@@ -205,7 +205,7 @@ BAD: dict[str, tuple[str, str]] = {
     "Dirichet": (data(partitioner="Dirichet"), "data.partitioner='Dirichet': no such class; give one of ByDomain"),
     "ImageClasifier": ("--model=ImageClasifier", "model='ImageClasifier': no such class; give one of ImageClassifier"),
     "Digit": ("--data=Digit", "data='Digit': no such class; give one of CIFAR10"),
-    "FedPrx": ("method: [FedPrx]", "method='FedPrx': no such class; give one of DeCov"),
+    "FedPrx": ("method: [FedPrx]", "method='FedPrx': no such class; give one of DPFedAvg, DeCov"),
     "RandomCop": (data(augment="[RandomCop]"), "data.augment='RandomCop': no such class; give one of AutoAugment"),
     "SpectrumMonitr": ("--trainer.callbacks+=SpectrumMonitr", "trainer.callbacks='SpectrumMonitr': no such class"),
     "widht": (encoder("FedUVCNN", widht="1"), "model.encoder: FedUVCNN has no 'widht'; it takes width, in_channels"),
