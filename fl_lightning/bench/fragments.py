@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import UsageError, require
+from fl_lightning.packaged import names_near, packaged_config
 from fl_lightning.sources import content_of
 from fl_lightning.yaml_files import read_yaml
 
@@ -40,23 +41,40 @@ def write_text(path: Path, text: str) -> Path:
         raise
 
 
-def fragments_of(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
-    """Fragments from a mapping, a file's name relative to ``path``, or a list of these; none from null.
+def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
+    """Fragments from a mapping, the name of a file, or a list of these; none from null.
 
-    ``within`` are the files that name the one at ``path``.
+    Args:
+        value: the mapping, name or list.
+        path: the file that has it, to which names are relative.
+        where: what an error calls the place of ``value``; empty for the file alone.
+        within: the files that name the one at ``path``.
     """
-    where = f"{path}: config"
+    where = where or f"{path}: config"
     for part in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(part, str):
-            inner, files = path.parent / part, (*within, path)
+            inner, files = named_file(part, path, where), (*within, path)
             itself = inner.resolve() in (file.resolve() for file in files)
             require(not itself, where, part, "the file names itself; name another")
-            yield from fragments_of(read_yaml(inner), inner, files)
+            yield from fragments_of(read_yaml(inner), inner, within=files)
         else:
             require(isinstance(part, Mapping), where, part, "give a mapping, or the name of a file")
             for key in part:
                 require(isinstance(key, str), where, key, "is no key of a config; give the name of one")
             yield dict(part)
+
+
+def named_file(name: str, path: Path, where: str) -> Path:
+    """The file that the file at ``path`` names: relative to it, or else a config that the package carries.
+
+    Raises:
+        UsageError: there is none; the error calls the place of the name ``where``.
+    """
+    beside = path.parent / name
+    found = beside if os.path.exists(beside) else packaged_config(name)
+    hint = f"no such file beside {path.name}; give another one, or a config of the package"
+    require(found is not None, where, name, f"{hint}: {names_near(name)}" if found is None else "")
+    return found or beside
 
 
 def nested_config(key: str, value: Any) -> Fragment:

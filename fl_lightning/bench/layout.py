@@ -119,10 +119,10 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def markdown(sheet: Sheet) -> Iterator[str]:
-    """The lines of a table in Markdown, whose first column of a group has the group's name."""
+    """The lines of a table in Markdown; as it has one row of heads, a column of a group has both names."""
     heads = [*sheet.names]
     for name, inner in sheet.groups:
-        heads += [name, *inner[1:]]
+        heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
     yield from (prose(sheet.caption), "")
     if sheet.lines:
         yield f"| {' | '.join(map(in_markdown, heads))} |"

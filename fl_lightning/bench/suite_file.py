@@ -63,7 +63,7 @@ def load_suite(path: str | Path) -> Suite:
         for key in ("when", "config"):
             require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
         when = read_choice(override["when"], f"{path}: overrides.when")
-        overrides.append((when, tuple(fragments_of(override["config"], path))))
+        overrides.append((when, tuple(fragments_of(override["config"], path, f"{path}: overrides.config"))))
     decide = None if raw.get("decide") is None else read_decide(raw, path)
     sequence: dict[str, Any] = {"interval": "sequence", "confidence": 1 - decide.alpha} if decide else {}
     suite = Suite(
@@ -75,7 +75,7 @@ def load_suite(path: str | Path) -> Suite:
         title=printable(str(raw.get("title", path.stem))),
         source=printable(str(raw.get("source", ""))),
         notes=tuple(printable(str(note)) for note in raw.get("notes", ())),
-        base=tuple(fragments_of(raw["base"], path)),
+        base=tuple(fragments_of(raw["base"], path, f"{path}: base")),
         axes=axes,
         seeds=read_seeds(raw.get("seeds", 1), f"{path}: seeds"),
         overrides=tuple(overrides),
@@ -111,7 +111,10 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
         require(isinstance(values, list) and len(values) > 0, f"{where}.values", values, hint)
         parts = [(str(value), (nested_config(key, value),)) for value in values]
     else:
-        parts = [(str(label), tuple(fragments_of(config, path))) for label, config in value.items()]
+        parts = [
+            (str(label), tuple(fragments_of(config, path, f"{where}.{printable(str(label))}")))
+            for label, config in value.items()
+        ]
     labels = [label for label, _ in parts]
     for label in labels:
         require(label.isprintable(), where, label, ONE_LINE)
@@ -164,7 +167,7 @@ def read_open(raw: Any, path: Path) -> Open:
         readings=labelled_fragments(raw["readings"], path, f"{where}.readings"),
         margin=float(margin),
         scores=read_scores(raw.get("scores", []), f"{where}.scores"),
-        config=tuple(fragments_of(raw.get("config"), path)),
+        config=tuple(fragments_of(raw.get("config"), path, f"{where}.config")),
         seeds=read_seeds(raw.get("seeds", 1), f"{where}.seeds"),
     )
 

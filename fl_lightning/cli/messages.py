@@ -15,13 +15,13 @@ from lightning.pytorch import LightningModule
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.cli.config import constructors
-from fl_lightning.cli.packaged import names_near
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import clipped
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
 from fl_lightning.namespaces import classes
+from fl_lightning.packaged import names_near
 from fl_lightning.sampling import Sampler
 
 BASES: dict[str, type] = {

@@ -25,7 +25,6 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli.arguments import find_own_classes, program
 from fl_lightning.cli.config import building, causes_of, check_resolved
 from fl_lightning.cli.messages import key_in, shorten
-from fl_lightning.cli.packaged import packaged_config
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
@@ -44,6 +43,7 @@ from fl_lightning.errors import (
 )
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
+from fl_lightning.packaged import packaged_config
 from fl_lightning.records.checkpoint import find_checkpoint, in_place
 from fl_lightning.records.files import write_atomically
 from fl_lightning.records.summary import final_names, told

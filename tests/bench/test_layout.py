@@ -148,3 +148,10 @@ def test_a_table_of_odd_labels_has_as_many_cells_as_others():
     plain = Sheet("A caption", ["a"], [("c", [])], [[Text("x"), Text("z")]], {"1": "first"})
     counts = [[len(re.split(r"(?<!\\)\|", line)) for line in markdown(sheet)] for sheet in (odd, plain)]
     assert counts[0] == counts[1]
+
+
+def test_in_markdown_each_column_of_a_group_has_the_name_of_the_group_and_its_own():
+    groups = [("examples", []), ("accuracy in %", ["FedAvg", "FedProx"]), ("mean", ["ours", ""])]
+    sheet = Sheet("A table", ["site"], groups, [[Text(text) for text in "abcdef"]])
+    head = "| site | examples | accuracy in %: FedAvg | accuracy in %: FedProx | mean: ours | mean |"
+    assert list(markdown(sheet))[2] == head

@@ -10,7 +10,9 @@ from fl_lightning.bench.cells_csv import read_cells, stored_cells
 from fl_lightning.bench.fragments import config_digest, fragments_of, merged_config, nested_config, of_result
 from fl_lightning.bench.readings import OF_READINGS, suites_in
 from fl_lightning.bench.suite import scaled_work
+from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError
+from fl_lightning.yaml_files import read_yaml
 
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 
@@ -54,6 +56,25 @@ def test_a_file_may_be_named_twice_and_a_mapping_within_a_fragment_may_have_numb
     parts = list(fragments_of(["inner.yaml", "inner.yaml"], tmp_path / "suite.yaml"))
     assert len(parts) == 2
     assert merged_config(parts) == {"model": {"init_args": {"weights": {0: 1, 1: 2}}}}
+
+
+def test_a_suite_names_packaged_configs_as_a_command_does_and_a_file_beside_it_comes_first(tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text("base: protocols/cifar10\naxes: {method: {FedProx: methods/fedprox, Own: own.yaml}}")
+    (tmp_path / "own.yaml").write_text("[methods/fedprox.yaml]")
+    axis = load_suite(path).axes["method"]
+    assert axis["FedProx"] == axis["Own"] == (read_yaml(PAPERS.parent / "methods/fedprox.yaml"),)
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods/fedprox.yaml").write_text("method: []")
+    axis = load_suite(path).axes["method"]
+    assert axis["Own"] == ({"method": []},) != axis["FedProx"]
+
+
+def test_a_suite_that_names_no_config_is_refused_with_its_file_the_label_and_names_that_are_near(tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text("base: {}\naxes: {method: {FedProx: methods/fedprx}}")
+    with refused(f"{path}: axes.method.FedProx='methods/fedprx'", "no such file beside suite.yaml", "methods/fedprox,"):
+        load_suite(path)
 
 
 # ---------------------------------------------------------------- what a cell is known by

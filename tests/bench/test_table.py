@@ -469,7 +469,7 @@ def test_a_suite_of_one_axis_has_one_column(make):
         for cell in cells
     }
     text = render(suite, cells, results, "md")
-    assert "| method | Final test/accuracy in % | paper |" in text
+    assert "| method | Final test/accuracy in %: ours | Final test/accuracy in %: paper |" in text
     assert row_of(text, "FedProx") == ["150.00 ± 100.00", "-"]
     assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "+1.00", "same sign"]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.errors import assert_names
 
-from fl_lightning.cli import main, packaged
-from fl_lightning.cli.packaged import named_configs, packaged_config
+from fl_lightning import packaged
+from fl_lightning.cli import main
+from fl_lightning.packaged import named_configs, packaged_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +79,7 @@ def test_a_wheel_holds_the_configs_and_its_program_finds_them(tmp_path):
         archive.extractall(tmp_path / "site")
     assert carried == {f"fl_lightning/configs/{name}.yaml" for name in named_configs()}
     assert not any("tests" in path.parts for path in (tmp_path / "site").iterdir())
-    finds = "from fl_lightning.cli.packaged import packaged_config; print(packaged_config('smoke/feduv'))"
+    finds = "from fl_lightning.packaged import packaged_config; print(packaged_config('smoke/feduv'))"
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
     said = subprocess.run([sys.executable, "-c", finds], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout.strip() == str(tmp_path / "site/fl_lightning/configs/smoke/feduv.yaml")

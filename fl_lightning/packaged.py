@@ -1,4 +1,4 @@
-"""The configs that the package carries: a ``--config`` that is no file may name one, as in ``smoke/feduv``."""
+"""The configs that the package carries: what is no file of the user may name one, as ``--config smoke/feduv``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 # what an installed package has, which its setup.py takes from the folder beside the package
-FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "experiments")
+FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "experiments")
 PARTS = ("smoke", "data", "models", "methods", "protocols")
 
 
