@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # of the cells of a table in a notebook
 CELL = 'style="text-align:right;padding:2px 10px"'
+# the columns of a table of several runs that are not keys of their configs
+LABELS = ("run", "seed", "method", "round")
 
 
 class History(list[dict[str, float]]):
@@ -50,7 +52,10 @@ class FitResult:
         run_dir: the folder of the run; None where nothing was written, as in a ``fast_dev_run``.
         seed: the base seed of the run.
         state: ``finished``; of a run that was read also ``stopped`` before its last round, or ``running``.
-        settings: of one of several runs that were read, the keys of its config in which they differ.
+        settings: of a run that was read, what its config says of its result, by the shortest ends of keys that tell
+            them apart; of one of several, only the keys in which they differ. Empty for a run made from Python.
+        method: of a run that was read, its methods with their arguments, such as ``FedProx(mu=0.1)``; the name of the
+            folder of its versions where it has no config.
     """
 
     name: str
@@ -58,7 +63,8 @@ class FitResult:
     run_dir: Path | None
     seed: int
     state: str = "finished"
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str | float] = field(default_factory=dict)
+    method: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -104,7 +110,7 @@ class FitResults(list[FitResult]):
     def frame(self) -> pandas.DataFrame:
         """One table of all: a row for each run and round.
 
-        Its first columns are ``run``, ``seed``, and the keys of the configs in which the runs differ.
+        Its first columns are ``run``, ``seed``, ``method``, and the keys of the configs in which the runs differ.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -114,6 +120,10 @@ class FitResults(list[FitResult]):
 
     def plot(self, *tags: str) -> ShownFigure:
         """Curves of metrics against the rounds: a drawing for each metric, and in it a curve for each run.
+
+        Of more than twelve runs, those that differ in nothing but the seed are one curve, their mean over the rounds
+        that all of them have, in a band from their least to their greatest value. Where these are still more than
+        twelve curves, they have no legend.
 
         Args:
             tags: the metrics; by default those that the console shows, such as ``test/accuracy``.
@@ -136,7 +146,7 @@ class FitResults(list[FitResult]):
 
 def labels_of(result: FitResult) -> dict[str, Any]:
     """What tells a run apart from others."""
-    return {"run": result.name, "seed": result.seed, **result.settings}
+    return {"run": result.name, "seed": result.seed, "method": result.method, **result.settings}
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pandas.DataFrame:
@@ -166,7 +176,7 @@ def shown_tags(results: Sequence[FitResult]) -> list[str]:
 
 
 def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
-    """Curves of metrics against the rounds: a drawing for each metric, and in it a curve for each run.
+    """Curves of metrics against the rounds: a drawing for each metric, and in it a curve for each run or their means.
 
     Shares are in percent, as on the console.
 
@@ -177,26 +187,58 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     import numpy as np
 
     from fl_lightning.pictures.drawing import CurveLine
-    from fl_lightning.pictures.figure import laid_out
+    from fl_lightning.pictures.figure import IN_AXES, laid_out
     from fl_lightning.pictures.style import line_style
 
     known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
     wanted = list(tags or shown_tags(results))
     require(bool(wanted), "plot", [one.name for one in results], "no round with a metric is done; train further")
+    groups, title = [(run_label(one) if len(results) > 1 else "", [one]) for one in results], ""
+    if len(results) > IN_AXES:
+        groups, title = (
+            alike([one for one in results if one.history]),
+            "mean and range of the runs that differ in their seeds alone",
+        )
+        if len(groups) > IN_AXES:
+            title = f"{len(groups)} curves, too many for a legend: give load_runs fewer folders"
+            groups = [("", some) for _, some in groups]
     drawings = []
     for tag in wanted:
         require(tag in known, "plot", tag, f"there is no such metric; there are {', '.join(known) or 'none'}")
         values = [row[tag] for one in results for row in one.history if tag in row]
         percent = is_share(tag) and all(0 <= value <= 1 for value in values)
         lines = []
-        for at, one in enumerate(results):
-            rows = [(row["round"], row[tag]) for row in one.history if tag in row]
-            label = "" if len(results) == 1 else ", ".join([one.name, *map("=".join, one.settings.items())])
-            if rows:
-                x, y = np.array(rows, float).T
-                lines.append(CurveLine(x, 100 * y if percent else y, line_style(at), label=label))
+        for at, (label, some) in enumerate(groups):
+            each = [{row["round"]: row[tag] for row in one.history if tag in row} for one in some]
+            x = [place for place in each[0] if all(place in by_round for by_round in each)]
+            if x:
+                y = (100 if percent else 1) * np.array([[by_round[place] for place in x] for by_round in each], float)
+                band = (y.min(0), y.max(0)) if len(each) > 1 else None
+                lines.append(CurveLine(np.array(x, float), y.mean(0), line_style(at), band, label))
         drawings.append(over_rounds(lines, f"{tag} (%)" if percent else tag))
-    return laid_out(drawings)
+    return laid_out(drawings, title)
+
+
+def run_label(result: FitResult) -> str:
+    """What the curve of a run among others is called."""
+    return ", ".join([result.name, *(f"{key}={value}" for key, value in result.settings.items())])
+
+
+def alike(results: Sequence[FitResult]) -> list[tuple[str, list[FitResult]]]:
+    """Runs that differ in their seeds alone, with their method, and settings in which others of it differ."""
+    groups: dict[tuple[object, ...], list[FitResult]] = {}
+    for one in results:
+        groups.setdefault((one.method, *sorted(one.settings.items())), []).append(one)
+    made = []
+    for some in groups.values():
+        first = some[0]
+        others = [one.settings for one in results if one.method == first.method]
+        own = [
+            f"{key}={value}" for key, value in first.settings.items() if any(one.get(key) != value for one in others)
+        ]
+        number = f" ({len(some)} runs)" if len(some) > 1 else ""
+        made.append((", ".join([first.method, *own]) + number, some))
+    return made
 
 
 def over_rounds(lines: Sequence[CurveLine], tag: str) -> Draw:

@@ -12,7 +12,8 @@ from helpers.runs import Stops, small_data, small_model, small_trainer
 
 from fl_lightning import FitResult, load_run, load_runs
 from fl_lightning.errors import ClientError
-from fl_lightning.results import History
+from fl_lightning.report.configs import methods_with_arguments
+from fl_lightning.results import FitResults, History
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +191,46 @@ def test_many_runs_are_one_frame(runs):
     pytest.importorskip("pandas")
     found = load_runs(runs)
     frame = found.frame()
-    assert list(frame.columns[:2]) == ["run", "seed"] and len(frame) == 3 + 3 + 2
-    last = frame.groupby("run")["test/accuracy"].last()
-    assert last["feduv/version_0"] == found[2].metrics["test/accuracy"]
+    assert list(frame.columns[:3]) == ["run", "seed", "method"] and len(frame) == 3 + 3 + 2
+    mean = frame.groupby("run").last().groupby("method")["test/accuracy"].mean()
+    assert mean[found[2].method] == found[2].metrics["test/accuracy"]
+    assert mean["FedAvg"] == pytest.approx(sum(one.metrics["test/accuracy"] for one in found[:2]) / 2)
     assert set(found[2].settings) <= set(frame.columns)
+
+
+def test_the_method_of_a_run_has_its_arguments_and_its_server_optimizer():
+    config = {"method": [{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": 0.1}}]}
+    assert methods_with_arguments(config) == "FedProx(mu=0.1)"
+    server = {"server_optimizer": {"class_path": "fl_lightning.optim.FedAdam", "init_args": {"lr": 0.01}}}
+    assert methods_with_arguments({"method": [], "trainer": server}) == "FedAvg, server FedAdam(lr=0.01)"
+
+
+def test_settings_are_of_the_types_that_the_config_has(tmp_path):
+    for seed, (width, gated) in enumerate(((20, False), (40, True))):
+        # a seed of the data, whose short name is that of a column already
+        config = {"model": {"width": width, "gated": gated}, "data": {"seed": seed + 5}}
+        write_run(tmp_path / "mine" / f"version_{seed}", rounds=1, measured=False, seed=seed, config=config)
+    found = load_runs(tmp_path)
+    assert [dict(one.settings) for one in found] == [
+        {"width": 20, "gated": False, "data.seed": 5},
+        {"width": 40, "gated": True, "data.seed": 6},
+    ]
+    assert [one.seed for one in found] == [0, 1]
+
+
+def test_one_run_has_all_that_its_config_says_of_a_result(runs):
+    one, many = load_run(runs / "feduv"), load_runs(runs)[2]
+    assert one.method == many.method != "FedAvg"
+    assert len(one.settings) > len(many.settings) and set(many.settings.values()) <= set(one.settings.values())
+
+
+def test_a_run_without_a_config_makes_no_others_differ(runs):
+    before = [dict(one.settings) for one in load_runs(runs)]
+    write_run(runs / "mine" / "version_0", rounds=1, measured=False)
+    (runs / "mine" / "version_0" / "config.yaml").unlink()
+    found = load_runs(runs)
+    assert [dict(one.settings) for one in found] == [*before, {}]
+    assert found[-1].method == "mine"
 
 
 def test_without_pandas_the_error_names_the_package(monkeypatch):
@@ -213,6 +250,35 @@ def test_curves_are_drawn_of_the_metrics_that_are_asked_for(runs):
     assert usual[:2] == ["test/accuracy (%)", "test/loss"]
     with refused("plot='test/nothing'", "test/accuracy"):
         found[0].plot("test/nothing")
+
+
+def run_with(method, seed, values, **settings):
+    """A run with an accuracy for each round."""
+    history = History({"round": at, "test/accuracy": value} for at, value in enumerate(values))
+    return FitResult(f"{method}/version_{seed}", history, None, seed, settings=settings, method=method)
+
+
+def test_of_many_runs_those_that_differ_in_their_seeds_are_one_curve():
+    found = FitResults(run_with("FedAvg", seed, [0.1, 0.1 * seed, 0.5], alpha=0.1) for seed in range(7))
+    found += [run_with("FedUV", seed, [0.2, 0.3][: 2 - seed % 2], alpha=seed // 4) for seed in range(7)]
+    found.append(run_with("FedAvg", 7, [], alpha=0.1))  # which has just begun
+    (axes,) = found.plot("test/accuracy").axes
+    names = [line.get_label() for line in axes.lines]
+    assert names == ["FedAvg (7 runs)", "FedUV, alpha=0 (4 runs)", "FedUV, alpha=1 (3 runs)"]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([10, 30, 50])
+    assert axes.collections[0].get_datalim(axes.transData).intervaly == pytest.approx([0, 60])
+    # a mean over fewer runs would jump there
+    assert [list(line.get_xdata()) for line in axes.lines[1:]] == [[0], [0]]
+    assert "mean and range" in axes.figure.get_suptitle() and len(axes.figure.legends[0].texts) == 3
+
+
+def test_curves_that_are_too_many_for_a_legend_say_so():
+    found = FitResults(run_with(f"Method{at}", 0, [0.1, 0.2]) for at in range(13))
+    (axes,) = found.plot().axes
+    assert len(axes.lines) == 13 and not axes.figure.legends and axes.get_legend() is None
+    assert "13 curves" in axes.figure.get_suptitle() and "load_runs" in axes.figure.get_suptitle()
+    few = FitResults(found[:12]).plot()
+    assert len(few.legends[0].texts) == 12 and not few.get_suptitle()
 
 
 def test_a_run_without_rounds_has_no_curves_and_says_so():

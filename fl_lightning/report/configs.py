@@ -43,6 +43,11 @@ def flat_config(config: Mapping[str, Any]) -> Flat:
     A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
     ``data.partitioner.alpha`` is ``0.1``.
     """
+    return {key: config_text(value) for key, value in deciding(config).items()}
+
+
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`flat_config` has as texts, with the values that the config has."""
     kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
@@ -63,8 +68,8 @@ def acts(callback: Any) -> bool:
     return not own or class_of(callback) in ACTING
 
 
-def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and texts of nested values."""
+def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested ones; a class is its name."""
     name = class_of(value)
     if name:
         yield key, name
@@ -76,7 +81,7 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         for kind, entry in zip(numbered(map(class_of, value)), value, strict=True):
             yield from items(entry, f"{key}.{kind}")
     elif not (value is None or value == []):
-        yield key, config_text(value)
+        yield key, value
 
 
 def config_text(value: Any) -> str:
@@ -112,6 +117,16 @@ def method_names(config: Mapping[str, Any]) -> str:
     named = "+".join(filter(None, map(class_of, methods if isinstance(methods, list) else [methods]))) or "FedAvg"
     server = class_of(look_up(dict(config), "trainer.server_optimizer"))
     return f"{named}, server {server}" if server else named
+
+
+def methods_with_arguments(config: Mapping[str, Any]) -> str:
+    """The methods of a run with their arguments, such as ``FedProx(mu=0.1)``, and its server optimizer, if it has one.
+
+    Without any method it is FedAvg.
+    """
+    named = compact(flat_config(config))
+    server = named.get("trainer.server_optimizer")
+    return ", server ".join(filter(None, [named.get("method", "FedAvg"), server]))
 
 
 def differing_between(configs: Sequence[Flat]) -> list[str]:
