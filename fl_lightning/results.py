@@ -121,9 +121,9 @@ class FitResults(list[FitResult]):
     def plot(self, *tags: str) -> ShownFigure:
         """Curves of metrics against the rounds: a drawing for each metric, and in it a curve for each run.
 
-        Of more than twelve runs, those that differ in nothing but the seed are one curve, their mean over the rounds
-        that all of them have, in a band from their least to their greatest value. Where these are still more than
-        twelve curves, they have no legend.
+        Of more than twelve runs, those of one method and the same settings are one curve: their mean, over the rounds
+        that all of them have, in a band from their least to their greatest value. Runs made from Python, whose settings
+        are not known, are one where their folders have one name. More than twelve such curves have no legend.
 
         Args:
             tags: the metrics; by default those that the console shows, such as ``test/accuracy``.
@@ -195,10 +195,9 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     require(bool(wanted), "plot", [one.name for one in results], "no round with a metric is done; train further")
     groups, title = [(run_label(one) if len(results) > 1 else "", [one]) for one in results], ""
     if len(results) > IN_AXES:
-        groups, title = (
-            alike([one for one in results if one.history]),
-            "mean and range of the runs that differ in their seeds alone",
-        )
+        groups = alike([one for one in results if one.history])
+        averaged = any(len(some) > 1 for _, some in groups)
+        title = "mean and range of the runs of each method and setting" if averaged else ""
         if len(groups) > IN_AXES:
             title = f"{len(groups)} curves, too many for a legend: give load_runs fewer folders"
             groups = [("", some) for _, some in groups]
@@ -225,7 +224,7 @@ def run_label(result: FitResult) -> str:
 
 
 def alike(results: Sequence[FitResult]) -> list[tuple[str, list[FitResult]]]:
-    """Runs that differ in their seeds alone, with their method, and settings in which others of it differ."""
+    """Runs of one method and the same settings together; they are called by what tells them from others."""
     groups: dict[tuple[object, ...], list[FitResult]] = {}
     for one in results:
         groups.setdefault((one.method, *sorted(one.settings.items())), []).append(one)
