@@ -119,34 +119,48 @@ class FolderDataModule(FileDataModule):
 class ImageFolderImages(FolderDataModule):
     """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or ``CLASS/*`` alone.
 
-    The classes are the names of the folders, in alphabetical order.
+    The classes are the names of the folders, in alphabetical order, unless they are given.
 
     Args:
         root: folder of the files.
         image_size: height and width to which the images are resized.
         test_fraction: share of each class that is drawn for test if there is no test folder, in (0, 1).
+        classes: names of the classes in the order of their labels, of which some may have no folder here, as at a site
+            of a federation; None takes those of the folders.
         **kwargs: see :class:`FolderDataModule`.
     """
 
     layout = "train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg"
 
-    def __init__(self, root: str = "data", image_size: int = 64, test_fraction: float = 0.2, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        root: str = "data",
+        image_size: int = 64,
+        test_fraction: float = 0.2,
+        classes: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
-        self.test_fraction, self.num_classes = test_fraction, 0
+        hint = "give two or more names, each once, or null"
+        require(classes is None or len({*classes}) == len(classes) >= 2, "data.classes", classes, hint)
+        self.test_fraction, self.num_classes, self.classes = test_fraction, len(classes or ()), classes
 
     def list_files(self, root: Path) -> list[ImageFile]:
         files = []
         train = root / "train"
-        classes = subfolders(train if train.is_dir() else root)
-        require(len(classes) >= 2, "data.root", str(root), f"it must hold {self.layout}")
+        there = subfolders(train if train.is_dir() else root)
+        classes = self.classes or there
+        require(len(there) >= (1 if self.classes else 2), "data.root", str(root), f"it must hold {self.layout}")
         self.class_names = tuple(classes)
         splits = [(train, "train"), (self.folder(root, "test", "val"), "test")] if train.is_dir() else [(root, "")]
         for folder, split in splits:
             unknown = [name for name in subfolders(folder) if name not in classes]
-            require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in train")
+            where = "data.classes" if self.classes else "train"
+            require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in {where}")
             for label, name in enumerate(classes):
-                files += [ImageFile(path, label, 0, split) for path in images_in(self.folder(folder, name))]
+                if self.classes is None or (folder / name).is_dir():
+                    files += [ImageFile(path, label, 0, split) for path in images_in(self.folder(folder, name))]
         return files
 
     def write_offline(self, root: Path) -> None:

@@ -33,11 +33,13 @@ class Facts:
         num_examples: number of its training examples.
         batches: batches in a pass over them.
         evaluation: number of its examples of each phase of which it has any.
+        class_names: names of its classes, in the order of their labels; empty where they have none.
     """
 
     num_examples: int = 0
     batches: int = 0
     evaluation: tuple[tuple[str, int], ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 class AtSite:
@@ -216,7 +218,8 @@ class OneSite(Partitioned):
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
         """What the site tells of its data."""
-        return Facts(self.info(0).num_examples, num_batches(self, 0), tuple(evaluation.items()))
+        names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))
+        return Facts(self.info(0).num_examples, num_batches(self, 0), tuple(evaluation.items()), names)
 
 
 def is_name(name: Any) -> bool:

@@ -34,6 +34,8 @@ from fl_lightning.systems import Fate
 
 # seconds between two looks for answers
 LOOK = 0.25
+# letters of the name of a class
+LONGEST_CLASS = 200
 # phases of a visit that sites measure
 PHASES_OF_A_VISIT = ("load", "data", "forward_backward", "correct", "step", "collect")
 
@@ -111,12 +113,13 @@ class ClientsAtSites:
     def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
         """Take down the site of a node, or refuse it."""
         if "refused" in answer:
-            self._refuse(f"site {answer.get('name')!r} refuses the run: {answer['refused']}")
+            self._refuse(f"site {answer.get('name')!r} refuses the run: {answer['refused']}", ends=True)
             return
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]
             sizes = tuple((str(phase), int(size)) for phase, size in facts["evaluation"].items())
-            known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes)
+            classes = tuple(clipped(str(one), LONGEST_CLASS) for one in facts["class_names"])
+            known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
             declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
             sensible = min(known.num_examples, known.batches, *(size for _, size in sizes), 0) == 0
             sensible = sensible and known.num_examples < 2**40 and {phase for phase, _ in sizes} <= {*PHASES}
@@ -137,12 +140,20 @@ class ClientsAtSites:
                 f"site {name!r} declares updates of other entries than {others[0] if others else 'any can have'}"
             )
             return
+        # a label is the place of its class among the names
+        told = {self.sites.names[other]: fact.class_names for other, fact in self.sites.facts.items() if other != k}
+        first = next((site for site, names in told.items() if names), None)
+        if first is not None and classes and classes != told[first]:
+            hint = "give all sites the same data.classes, also where one has no image of a class"
+            mine, theirs = ", ".join(classes), ", ".join(told[first])
+            self._refuse(f"site {name!r} has the classes {mine}, and site {first!r} has {theirs}; {hint}", ends=True)
+            return
         self.nodes[k], self.declared = node, self.declared or declared
         self.sites.facts[k] = known
 
-    def _refuse(self, text: str) -> None:
-        """Tell of a node that takes no part."""
-        if self.strict and "refuses the run" in text:
+    def _refuse(self, text: str, ends: bool = False) -> None:
+        """Tell of a node that takes no part; with ``ends``, it ends a run in which no client may fail."""
+        if self.strict and ends:
             raise UsageError(text)
         self.warn(text)
 

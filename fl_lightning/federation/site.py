@@ -195,6 +195,7 @@ class Site:
         total = sum(entry.num_bytes for entry in self.declared)
         told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
         told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
+        told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
         sent = (
             f"what leaves it in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
         )

@@ -418,6 +418,21 @@ def test_any_image_folder_with_and_without_a_test_folder(tmp_path):
         ready(ImageFolderImages(str(tmp_path / "both" / "train" / "class_00")))
 
 
+def test_a_folder_may_lack_a_class_whose_name_is_given(tmp_path):
+    ImageFolderImages(offline=True, image_size=16).write_offline(tmp_path)
+    names = [f"class_{number:02}" for number in range(12)]
+    whole = ready(ImageFolderImages(str(tmp_path), image_size=16, num_clients=1, classes=names[::-1]))
+    assert whole.class_names == tuple(names[::-1]) and whole.info(0).label_counts.tolist() == [10] * 12
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / split / "class_11")
+    less = ready(ImageFolderImages(str(tmp_path), image_size=16, num_clients=1, classes=names))
+    assert less.num_classes == 12 and less.info(0).label_counts.tolist() == [10] * 11 + [0]
+    with refused("data.root=", "classes class_00", "data.classes"):
+        ready(ImageFolderImages(str(tmp_path), image_size=16, num_clients=1, classes=names[1:]))
+    with refused("data.classes=", "each once"):
+        ImageFolderImages(classes=["a", "a"])
+
+
 def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_path):
     TinyImageNet(offline=True, image_size=16).write_offline(tmp_path)
     published = ready(TinyImageNet(str(tmp_path), image_size=16))

@@ -7,11 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, until, worker, written
 
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.federation import site
+from fl_lightning.federation.data import Sites
 from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.server import ClientsAtSites
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)
@@ -88,6 +91,19 @@ def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
     assert "(site site-0), round 0" in texts and "holds nan" in texts
     assert "undeclared entry buffers/images" in texts
     assert "(site site-2), round 0" in texts and "holds 1e+30" in texts
+
+
+def test_a_site_whose_labels_stand_for_other_classes_is_refused_by_name():
+    def answer(name, *classes):
+        facts = {"num_examples": 4, "batches": 1, "evaluation": {}, "class_names": classes}
+        return {"name": name, "facts": facts, "declared": []}
+
+    clients = ClientsAtSites(Sites(["oslo", "lima", "rome"]), None, {}, print)
+    clients._admit(1, answer("oslo", "benign", "malignant"), {1, 2})
+    clients._admit(3, answer("rome"), {1, 2})
+    with refused("site 'lima'", "malignant, benign", "'oslo'", "data.classes"):
+        clients._admit(2, answer("lima", "malignant", "benign"), {1, 2})
+    assert clients.nodes == {0: 1, 2: 3}
 
 
 def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
