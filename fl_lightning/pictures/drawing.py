@@ -51,10 +51,13 @@ def in_style() -> Any:
 
 
 def bar_style(at: int) -> dict[str, Any]:
-    """The arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card."""
+    """The arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card.
+
+    Where the colours begin again, each has the next hatch: the first 64 pairs differ.
+    """
     return {
         "facecolor": LINE_COLOURS[at % len(LINE_COLOURS)],
-        "hatch": HATCHES[at % len(HATCHES)],
+        "hatch": HATCHES[(at + at // len(LINE_COLOURS)) % len(HATCHES)],
         "edgecolor": LIGHT["card"],
     }
 
@@ -156,6 +159,9 @@ def heat(
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter(plain_number)
+            # a narrow scale has one power of ten within it, or none
+            if sum(norm.vmin <= tick <= norm.vmax for tick in bar.get_ticks()) < 2:
+                bar.set_ticks([norm.vmin, norm.vmax])
         for shades in bar.ax.collections:
             shades.set_rasterized(True)  # they would be 256 elements
         bar.outline.set_visible(False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fl_lightning.pictures.drawing import curves, heat, stacked
+from fl_lightning.pictures.drawing import MOST_LONG, curves, heat, stacked
 from fl_lightning.report.curves import (
     BYTES,
     PANELS,
@@ -168,16 +168,26 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         of = f" of {group.line}" if len(partitions) > 1 else ""
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
         names = group.first.names_in_plan.get("class_names")
-        named = (names if names is not None and len(names) == counts.shape[1] else None, None)
-        draw = heat(counts.T.astype(float), "samples", named, log=True, xlabel="client", ylabel="class", title=title)
+        sites = names_of_clients(group.first, len(counts))
+        named = (names if names is not None and len(names) == counts.shape[1] else None, sites)
+        labels = {"xlabel": "client" if sites is None else "site", "ylabel": "class", "title": title}
+        draw = heat(counts.T.astype(float), "samples", named, log=True, **labels)
         told = f"samples of each class at each client, {title}"
         left = max(HEAT_MARGINS[0], room(named[0])) if named[0] else HEAT_MARGINS[0]
-        drawings.append(Drawing(draw, told, margins=(left, *HEAT_MARGINS[1:])))
+        below = max(HEAT_MARGINS[1], room(sites)) if sites else HEAT_MARGINS[1]
+        drawings.append(Drawing(draw, told, margins=(left, below, *HEAT_MARGINS[2:])))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     if drawings:
         caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
         head = ("partition", "client", "class", "samples")
         yield "Who holds what", Card("partition", "Who holds what", caption, drawings, (), head, rows)
+
+
+def names_of_clients(run: ReportedRun, clients: int) -> list[str] | None:
+    """The sites of a few clients, each of which is one; None where they are no names of theirs, or too many."""
+    sites = run.names_in_plan.get("domains", [])
+    own = len(sites) == len(set(sites)) == clients <= MOST_LONG and all(sites)
+    return sites if own else None
 
 
 # ------------------------------------------------------------------ cost

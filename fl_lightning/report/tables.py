@@ -52,7 +52,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     yield Sheet(caption(section, lines), ["method"], [(head, []) for head in heads], lines, notes, title, "results")
     final = compared["final"]
     if section.baseline and any(map(differs, final.entries.values())):
-        yield differences_sheet(final, notes)
+        yield replace(differences_sheet(final, notes), key="differences")
 
 
 def caption(section: Section, lines: Sequence[Sequence[Text]]) -> str:
@@ -94,7 +94,7 @@ def runs_sheet(section: Section) -> Sheet:
             lines.append(list(map(Text, texts)))
     heads = ["last", "best", "partition", "folder"]
     told = "Every run that counts, with its last and its best value so far, whether it is finished or not."
-    return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines)
+    return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
 
 
 def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, float | None]:
@@ -116,12 +116,12 @@ def config_sheet(section: Section) -> Sheet | None:
     told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
     if len(groups) < len(keys):
         lines = [[Text(key), *(Text(config.get(key, ABSENT)) for config in configs)] for key in keys]
-        return Sheet(told, ["key"], [(label, []) for label in labels], lines)
+        return Sheet(told, ["key"], [(label, []) for label in labels], lines, key="configs")
     lines = [
         [Text(label), *(Text(config.get(key, ABSENT)) for key in keys)]
         for label, config in zip(labels, configs, strict=True)
     ]
-    return Sheet(told, ["configuration"], [(key, []) for key in keys], lines)
+    return Sheet(told, ["configuration"], [(key, []) for key in keys], lines, key="configs")
 
 
 def common_config(section: Section) -> list[tuple[str, str]]:
@@ -174,7 +174,7 @@ def cost_sheet(section: Section) -> Sheet | None:
     told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
     told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
     kept_lines = [[Text(line[0]), *(Text(line[at + 1]) for at in kept)] for line in lines]
-    return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines)
+    return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines, key="cost")
 
 
 def last_row(run: ReportedRun) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.reports import snapshot, write_run
 
+from fl_lightning.pictures.drawing import bar_style
 from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, line_style
 from fl_lightning.report import page as module
 from fl_lightning.report.page import Asked, make_report, package_text
@@ -262,3 +263,7 @@ def test_names_that_are_equal_are_numbered(root, monkeypatch):
     monkeypatch.setattr(module, "cards_of", twice)
     names = [card.name for *_, card in report_of(root).cards()]
     assert len(names) == len(set(names))
+
+
+def test_bars_differ_in_their_colour_or_their_hatch():
+    assert len({(style["facecolor"], style["hatch"]) for style in map(bar_style, range(64))}) == 64

@@ -105,3 +105,27 @@ def test_a_site_that_a_run_lacks_has_a_dash(section, tmp_path):
     sheet = parts_sheet(other, "", sites)
     column = [name for name, _ in sheet.groups].index("accuracy in %") + 3
     assert [line[column].text for line in sheet.lines if line[column].text != "-"] == ["25.00"]
+
+
+def test_the_columns_of_a_partition_have_the_names_of_a_few_sites(tmp_path):
+    def names_along_x(at, sites):
+        folder = write_run(tmp_path / str(at) / "version_0", clients=len(sites), measured=False)
+        counts = np.full((len(sites), 3), 120)
+        counts[0] = 340
+        np.savez(folder / "plan.npz", label_counts=counts, sizes=counts.sum(1), hash="same", domains=np.array(sites))
+        (made,) = sections_of([read_run(folder)], Metric("test/accuracy"), None)
+        (card,) = (card for *_, card in cards_of(made) if card.name == "partition")
+        axes = card.drawings[0].alone().axes[0]
+        return [[one.get_text() for one in axis.get_ticklabels()] for axis in (axes.xaxis, axes.child_axes[0].yaxis)]
+
+    # there is no power of ten between the counts
+    assert names_along_x(0, SITES[:5]) == [SITES[:5], ["120", "340"]]
+    for at, others in enumerate((["A", "A", "B"], SITES[:13]), 1):
+        assert not {*names_along_x(at, others)[0]} & {*others}
+
+
+def test_each_table_in_latex_is_labelled_by_what_it_shows(root):
+    text = make_report(read_sources([str(root)], []), Asked()).files("page")["page.tex"]
+    labels = re.findall(r"\\label{tab:(.*?)}", text)
+    assert {"results", "differences", "sites", "clients", "runs"} <= {*labels}
+    assert {*labels} <= {"results", "differences", "sites", "clients", "configs", "runs", "cost"}
