@@ -160,8 +160,8 @@ def heat(
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter(plain_number)
             # a narrow scale has one power of ten within it, or none
-            if sum(norm.vmin <= tick <= norm.vmax for tick in bar.get_ticks()) < 2:
-                bar.set_ticks([norm.vmin, norm.vmax])
+            if sum(bar.vmin <= tick <= bar.vmax for tick in bar.get_ticks()) < 2:
+                bar.set_ticks([bar.vmin, bar.vmax])
         for shades in bar.ax.collections:
             shades.set_rasterized(True)  # they would be 256 elements
         bar.outline.set_visible(False)

@@ -170,8 +170,8 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         names = group.first.names_in_plan.get("class_names")
         sites = names_of_clients(group.first, len(counts))
         named = (names if names is not None and len(names) == counts.shape[1] else None, sites)
-        labels = {"xlabel": "client" if sites is None else "site", "ylabel": "class", "title": title}
-        draw = heat(counts.T.astype(float), "samples", named, log=True, **labels)
+        along = "client" if sites is None else "site"
+        draw = heat(counts.T.astype(float), "samples", named, log=True, xlabel=along, ylabel="class", title=title)
         told = f"samples of each class at each client, {title}"
         left = max(HEAT_MARGINS[0], room(named[0])) if named[0] else HEAT_MARGINS[0]
         below = max(HEAT_MARGINS[1], room(sites)) if sites else HEAT_MARGINS[1]
