@@ -152,7 +152,8 @@ def heat(
     def draw(axes: Axes) -> None:
         known = np.ma.masked_array(values, ~np.isfinite(values) | (log & (values <= 0)))
         low, high = limits or ((float(known.min()), float(known.max())) if known.count() else (0.0, 1.0))
-        norm = LogNorm(max(low, 1e-12), max(high, 2 * low)) if log else Normalize(low, high if high > low else low + 1)
+        ends = (max(low, 1e-12), max(high, 2 * low)) if log else (low, high if high > low else low + 1)
+        norm = LogNorm(*ends) if log else Normalize(*ends)
         colours = "RdBu" if limits is not None and low < 0 else "viridis"  # white at 0
         image = axes.imshow(known, aspect="auto", interpolation="none", cmap=colours, norm=norm)
         bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
@@ -160,8 +161,8 @@ def heat(
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter(plain_number)
             # a narrow scale has one power of ten within it, or none
-            if sum(bar.vmin <= tick <= bar.vmax for tick in bar.get_ticks()) < 2:
-                bar.set_ticks([bar.vmin, bar.vmax])
+            if sum(ends[0] <= tick <= ends[1] for tick in bar.get_ticks()) < 2:
+                bar.set_ticks(ends)
         for shades in bar.ax.collections:
             shades.set_rasterized(True)  # they would be 256 elements
         bar.outline.set_visible(False)
