@@ -193,7 +193,8 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
     wanted = list(tags or shown_tags(results))
     require(bool(wanted), "plot", [one.name for one in results], "no round with a metric is done; train further")
-    groups, title = [(run_label(one) if len(results) > 1 else "", [one]) for one in results], ""
+    named = [", ".join([one.name, *(f"{key}={value}" for key, value in one.settings.items())]) for one in results]
+    groups, title = [(name if len(results) > 1 else "", [one]) for name, one in zip(named, results, strict=True)], ""
     if len(results) > IN_AXES:
         groups = alike([one for one in results if one.history])
         averaged = any(len(some) > 1 for _, some in groups)
@@ -216,11 +217,6 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
                 lines.append(CurveLine(np.array(x, float), y.mean(0), line_style(at), band, label))
         drawings.append(over_rounds(lines, f"{tag} (%)" if percent else tag))
     return laid_out(drawings, title)
-
-
-def run_label(result: FitResult) -> str:
-    """What the curve of a run among others is called."""
-    return ", ".join([result.name, *(f"{key}={value}" for key, value in result.settings.items())])
 
 
 def alike(results: Sequence[FitResult]) -> list[tuple[str, list[FitResult]]]:

@@ -221,15 +221,15 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
         "curves": [
             [
                 int(str(line.get_gid()).split("-")[1]),
-                *([few_digits(one) for one in np.asarray(data, float)] for data in line.get_data()),
+                *([five_digits(one) for one in np.asarray(data, float)] for data in line.get_data()),
             ]
             for line in curves
         ],
     }
 
 
-def few_digits(value: float) -> float | None:
-    """A number with five digits; None for one that is not finite."""
+def five_digits(value: float) -> float | None:
+    """A number with five digits, for the script of the page; None for one that is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
