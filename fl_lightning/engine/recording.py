@@ -22,6 +22,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fl_lightning.engine.compiled import CompiledPrograms
+from fl_lightning.errors import ClientError
+
 aten = torch.ops.aten
 # what an operation is given beside tensors, which a recording repeats as it is
 CONSTANTS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -31,6 +34,8 @@ MOST_KEPT = 1000
 SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.new_zeros.default)
 # numbers of a tensor that is kept as it is the same each time
 MOST_FIXED = 2**16
+# largest relative difference of a compiled program; rounding makes one of a thousandth in half precision
+NEAR = 0.05
 # rounds whose programs were others than before, after which a part of a step is no longer noted down
 MOST_DROPPED = 2
 
@@ -213,6 +218,7 @@ class Recording:
         self.operations, self.num_inputs, self.notes = recorder.operations, num_inputs, notes
         self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
         self._outputs = [recorder.slot(tensor) for tensor in outputs]
+        self.compiled = False
         self._program: Callable[..., Any]
         self._known: list[Tensor]
 
@@ -230,6 +236,13 @@ class Recording:
     def repeat(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The program with other inputs."""
         return self._program(*inputs, *self._known)
+
+    def compile(self, program: Callable[..., Any] | None) -> bool:
+        """Repeat it by a compiled function of the inputs; returns whether there is one."""
+        self.compiled = program is not None
+        if program is not None:
+            self._program, self._known = program, []
+        return self.compiled
 
     def write(self, recorder: Recorder, outputs: Sequence[Tensor]) -> None:
         """Write the operations as a function of the inputs.
@@ -282,11 +295,15 @@ class Recordings:
     outside of tensors may change between rounds, so that in each round the first program of a part is run as usual: if
     it is another one than before, all recordings of this part are dropped.
 
+    Args:
+        compiler: compiles programs, so that they are repeated from the first time on.
+
     Attributes:
         obstacles: why a part is never repeated, by part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: CompiledPrograms | None = None) -> None:
+        self.compiler = compiler
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
         self._dropped: Counter[str] = Counter()
@@ -303,7 +320,12 @@ class Recordings:
         return self._kept.get(part, {}).get(key) if part in self._confirmed else None
 
     def run(
-        self, part: str, key: Any, inputs: Sequence[Tensor], program: Callable[[], tuple[Sequence[Tensor], Any]]
+        self,
+        part: str,
+        key: Any,
+        inputs: Sequence[Tensor],
+        program: Callable[[], tuple[Sequence[Tensor], Any]],
+        compiled: Callable[[], Callable[..., Any] | None] | None = None,
     ) -> tuple[Sequence[Tensor], Any]:
         """Run a program, and note it down where it may come again.
 
@@ -312,14 +334,17 @@ class Recordings:
             key: programs of this part with the same key are alike.
             inputs: its inputs, each once.
             program: runs it; gives its outputs and its notes.
+            compiled: compiles it; its outputs are then those of the compiled one, each time.
         """
         kept = self._kept.setdefault(part, {})
-        if part in self.obstacles or (key not in kept and len(kept) >= MOST_KEPT):
+        if part in self.obstacles:
             return program()
-        if key not in kept:
+        if key not in kept and len(kept) >= MOST_KEPT:
+            kept.clear()
+        if key not in kept and compiled is None:
             kept[key] = None
             return program()
-        before = kept[key]
+        before = kept.get(key)
         copies = [tensor.detach().clone() for tensor in inputs]
         drawn = numbers_drawn()
         with Recorder(inputs) as recorder:
@@ -330,20 +355,32 @@ class Recordings:
             if numbers_drawn() != drawn:
                 raise NotRecordable("it draws random numbers")
             recording = Recording(recorder, len(inputs), outputs, notes)
-            if same := before is not None and recording.is_like(before):
+            same = before is not None and recording.is_like(before)
+            if before is not None and not same:
+                kept.clear()
+                self._dropped[part] += 1
+                if self.compiler is not None:
+                    self.compiler.forget(part)
+                elif self._dropped[part] > MOST_DROPPED:
+                    raise NotRecordable("it changes from round to round")
+            if before is not None and same:
                 recording = before
-            else:
+            elif compiled is None or not recording.compile(compiled()):
                 recording.write(recorder, outputs)
                 check_repeats(recording, copies, inputs, outputs)
         except NotRecordable as error:
             self.obstacles[part] = str(error)
             kept.clear()
+            if self.compiler is not None:
+                self.compiler.say(f"the {part} of clients side by side", str(error))
             return outputs, notes
-        if before is not None and not same:
-            kept.clear()
-            self._dropped[part] += 1
-            if self._dropped[part] > MOST_DROPPED:
-                self.obstacles[part] = "it changes from round to round"
+        if recording.compiled:
+            written = [pair for pair in zip(inputs, copies, strict=True) if not same_values(*pair)]
+            usual = [*outputs, *(tensor.detach().clone() for tensor, _ in written)]
+            for tensor, copy in written:
+                tensor.data.copy_(copy)
+            outputs = recording.repeat(inputs)
+            check_near(usual, [*outputs, *(tensor for tensor, _ in written)])
         if before is not None or not any(kept.values()):
             self._confirmed.add(part)
         kept[key] = recording
@@ -366,9 +403,29 @@ def check_repeats(
     """
     repeated = [*recording.repeat(copies), *copies]
     for new, old in zip(repeated, [*outputs, *inputs], strict=True):
-        same = new.shape == old.shape and new.dtype == old.dtype
-        if not same or not bool(((new == old) | ((new != new) & (old != old))).all()):
+        if new.shape != old.shape or new.dtype != old.dtype or not same_values(new, old):
             raise NotRecordable("a repetition gives other bits")
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, where nan is equal to nan."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def check_near(usual: Sequence[Tensor], compiled: Sequence[Tensor]) -> None:
+    """Compare what a compiled program gives with what it gives as it is.
+
+    Raises:
+        ClientError: it is another.
+    """
+    pairs = [(a.detach(), b.detach()) for a, b in zip(usual, compiled, strict=True) if a.is_floating_point()]
+    total = math.hypot(*(float(a.double().norm()) for a, _ in pairs))
+    for one, other in pairs if math.isfinite(total) else ():
+        gap, size = float((one.double() - other).norm()), float(one.double().norm())
+        # small values that are left of large ones are rounding
+        if not gap <= NEAR * max(size, total * min(1.0, 1000 * torch.finfo(one.dtype).eps)):
+            what = f"a compiled step gives other values than the step itself, by {gap / max(size, 1e-30):.2%}"
+            raise ClientError(f"{what}; leave trainer.compile out")
 
 
 def looks_at(function: Callable[..., Any], place: int) -> bool:

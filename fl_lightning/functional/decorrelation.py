@@ -179,4 +179,4 @@ def structured_covariance_decorrelation(z: Tensor, groups: int = 8, gamma: float
     group = torch.arange(d, device=z.device) * groups // d
     between = group[:, None] != group[None, :]
     inside = ~between & ~torch.eye(d, dtype=torch.bool, device=z.device)
-    return 0.5 * squares[between].sum() - 0.5 * gamma * squares[inside].sum()
+    return 0.5 * squares.masked_fill(~between, 0).sum() - 0.5 * gamma * squares.masked_fill(~inside, 0).sum()

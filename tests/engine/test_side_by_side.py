@@ -911,11 +911,6 @@ def test_what_cannot_be_mapped_is_refused_under_a_number_and_trained_one_by_one_
     assert_names(plan["side_by_side"], *words)
 
 
-def test_a_compiled_step_is_refused(tmp_path):
-    with refused("trainer.clients_per_step=4", "trainer.compile"):  # under auto the examination would compile
-        planned(tmp_path, 4, compile=True)
-
-
 def test_auto_trains_small_models_side_by_side(tmp_path):
     plan = planned(tmp_path, "auto")
     assert plan["clients_per_step"] > 1

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl_lightning.client.mapped import NotMappable
 from fl_lightning.client.transient import CONTAINERS, OWN
 from fl_lightning.data.loaders import Gathering, PlainLoader
+from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
@@ -72,7 +73,15 @@ def choose(run: Run) -> None:
     Raises:
         UsageError: a number is asked for, and this run cannot be mapped over clients.
     """
-    run.local_training.choice = choice_for(run)
+    with uncompiled(run.client.module):
+        choice = run.local_training.choice = choice_for(run)
+    trainer, (_, schedulers) = run.trainer, run.local_training.optimizers.first
+    if choice.size > 1 and trainer.compile:
+        compiler = CompiledPrograms(trainer.compile, trainer.warn)
+        if any(config.interval == "step" for config in schedulers):
+            compiler.say("the step of clients side by side", "its rate changes from step to step")
+        else:
+            run.local_training.recordings = Recordings(compiler)
 
 
 def choice_for(run: Run) -> Choice:
@@ -120,8 +129,6 @@ def obstacles(run: Run) -> Iterator[str]:
     precision = str(run.fabric.strategy.precision.precision)
     if not precision.endswith("true"):
         yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
-    if trainer.compile:
-        yield "trainer.compile compiles the step of one client"
     if trainer.cache_references is True:
         yield "trainer.cache_references keeps what reference models give of one client"
     if any(config.reduce_on_plateau for config in schedulers) and trainer.client_schedulers == "restart":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, Same, Table, kind_of, take_apart
-from fl_lightning.data.loaders import ClientLoader, Gathering
+from fl_lightning.data.loaders import ClientLoader, Gathering, PlainLoader
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
 
@@ -25,18 +25,22 @@ class GroupBatch(NamedTuple):
         rows: the clients.
         indices: the index of the batch in the pass of each of them.
         table: their batches.
+        full: whether they have as many examples as all batches but the last of a pass.
     """
 
     rows: Rows
     indices: Sequence[int]
     table: Table
+    full: bool
 
     def part(self, places: Sequence[int], of: Sequence[int]) -> GroupBatch:
         """The batches at these places, of clients whose rows are ``of``."""
         chosen = list(places)
         columns = [Same(c.value) if isinstance(c, Same) else c.part(chosen) for c in self.table.columns]
         indices = [self.indices[place] for place in chosen] if len(self.indices) > 1 else self.indices
-        return GroupBatch(range_or_list([of[place] for place in chosen]), indices, Table(self.table.shape, columns))
+        return GroupBatch(
+            range_or_list([of[place] for place in chosen]), indices, Table(self.table.shape, columns), self.full
+        )
 
 
 def range_or_list(rows: list[int]) -> Rows:
@@ -113,7 +117,8 @@ class Feed:
         columns = [leaf.split([places.numel() for *_, places in block]) for leaf in leaves]
         for (rows, indices, places), *parts in zip(block, *columns, strict=True):
             values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
-            yield GroupBatch(rows, indices, Table.stacked(shape, values))
+            full = places.shape[1] == self.of_clients[0].batch_size  # type: ignore[attr-defined]
+            yield GroupBatch(rows, indices, Table.stacked(shape, values), full)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Batches as the clients' loaders give them."""
@@ -151,4 +156,8 @@ class Feed:
         for alike in kinds.values():
             columns = {place: leaves for place, (*_, leaves) in enumerate(alike)}
             table = Table.of(alike[0][2], columns, len(alike), self.device)
-            yield GroupBatch(range_or_list([row for row, *_ in alike]), [index for _, index, *_ in alike], table)
+            rows = [row for row, *_ in alike]
+            loader = self.of_clients[rows[0]]
+            size = getattr(loader.loader if isinstance(loader, PlainLoader) else loader, "batch_size", None)
+            full = any(isinstance(leaf, Tensor) and leaf.shape[:1] == (size,) for leaf in alike[0][3])
+            yield GroupBatch(range_or_list(rows), [index for _, index, *_ in alike], table, full)

@@ -28,6 +28,7 @@ from fl_lightning.client.columns import (
 )
 from fl_lightning.client.places import TensorPlaces
 from fl_lightning.client.visit import Visit
+from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
 from fl_lightning.engine.groups.logs import GroupLog
 from fl_lightning.engine.groups.program import Part, Program, Results
@@ -108,7 +109,7 @@ class Group:
         """
         training, client = self.training, self.client
         ids = [member.id for member in self.members]
-        with client.attributes_restored():
+        with client.attributes_restored(), uncompiled(client.module):
             try:
                 with ambient(training.loaders.seed, "group", self.round, *ids[:1]), client.resident.training():
                     self._train()
@@ -248,7 +249,8 @@ class Group:
         training, rows = self.training, batch.rows
         mounted = self.stack.mount(rows)
         if begins:
-            optimizer.zero_grad()
+            for tensor in mounted.values():  # as zero_grad does, in less time
+                tensor.grad = None
         if not self._gradients(batch, mounted):
             self.num_skipped[rows] += 1
         self._taken[rows] += steps
@@ -299,7 +301,7 @@ class Group:
             loss = client.training_step(batch_of_one, leaves[-1] if by_client else index)
             return {} if loss is None else {"loss": loss.reshape(())}
 
-        def backward(results: Results) -> State:
+        def backward(results: Results, mounted: State) -> State:
             if (losses := results.get("loss")) is None:
                 return {}
             total = losses.sum()
@@ -308,8 +310,11 @@ class Group:
 
         # gradients of several batches are added up, and a program does not know those before it
         name = "gradients" if clock.accumulate == 1 else None
-        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
-        return bool(Program(self, batch.rows, mounted, Part(name, about, columns, work, backward)).results())
+        looks = self.training.looks_at_index
+        about = (repr(table.shape), by_client or (looks and index))
+        # each number of examples, and each index that is read, would be compiled by itself
+        part = Part(name, about, columns, work, backward, compiled=batch.full and not (by_client or looks))
+        return bool(Program(self, batch.rows, mounted, part).results())
 
     def _mapped_hooks(
         self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,14 +30,16 @@ class Part(NamedTuple):
         about: what distinguishes it from others of this name, beside the tensors and numbers that it is given.
         columns: what ``work`` is given, each with whether it is stacked.
         work: does it for one client, whose module, visit and values are there.
-        finish: goes on with what ``work`` gives, of all clients; gives the gradients of what is mounted.
+        finish: goes on with what ``work`` gives, of all clients, and their states; gives the gradients of these.
+        compiled: whether it is one of few, so that compiling it pays.
     """
 
     name: str | None
     about: Any
     columns: Sequence[tuple[Any, bool]]
     work: Callable[[list[Any]], Results]
-    finish: Callable[[Results], State] | None = None
+    finish: Callable[[Results, State], State] | None = None
+    compiled: bool = True
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Program:
 
     def __init__(self, group: Group, rows: Rows, mounted: State, part: Part) -> None:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
+        self.number = len(numbers_of(rows, group.size))
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
         # what the methods see of each client: what is its own in the received state, and what is kept for its visit
         self.own = {name: values[rows] for name, values in group.received_own.items()}
@@ -91,10 +95,24 @@ class Program:
             inputs, key = self._inputs()
             recording = recordings.find(name, key)
             if recording is None:
-                outputs, notes = recordings.run(name, key, inputs, self._run)
+                outputs, notes = recordings.run(name, key, inputs, self._run, self._compiled(inputs, key))
             else:
                 outputs, notes = recording.repeat(inputs), recording.notes
         return self._kept(iter(outputs), notes, versions)
+
+    def _compiled(self, inputs: Sequence[Tensor], key: Any) -> Callable[[], Callable[..., Any] | None] | None:
+        """Compiles the program for any number of clients; None where it is not to be compiled."""
+        compiler = self.group.training.recordings.compiler
+        if compiler is None or not self.part.compiled or self.number == 1:  # torch would compile a size of 1 anew
+            return None
+        stacked = {id(tensor) for tensor in self.stacked}
+
+        def program(*others: Tensor) -> Sequence[Tensor]:
+            other = dict(zip(map(id, inputs), others, strict=True))
+            return self._run([other[id(tensor)] for tensor in self.stacked])[0]
+
+        which = [id(tensor) in stacked for tensor in inputs]
+        return partial(compiler.compiled, (self.part.name, *key[1:]), program, inputs, which)
 
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The tensors that it is given, each once, and a key; where keys are equal, nothing but the tensors differs."""
@@ -103,21 +121,24 @@ class Program:
         server = [tensor for _, tensor in group.client.methods.attributes.server]
         all_ = [*self.stacked, *same, *group.received.values(), *server]
         inputs = {id(tensor): tensor for tensor in all_}
-        number = len(self.rows) if isinstance(self.rows, list) else self.rows.stop - self.rows.start
         leaves = [
-            (value.shape, value.dtype, batched) if isinstance(value, Tensor) else value for value, batched in self.given
+            (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
+            for value, batched in self.given
         ]
-        key: tuple[Any, ...] = (self.kind, self.part.about, group.settings, number, *leaves)
+        key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, *leaves)
         if len(inputs) < len(all_):
             places = {tensor: place for place, tensor in enumerate(inputs)}
             key = (*key, tuple(places[id(tensor)] for tensor in all_))
         return [*inputs.values()], key
 
-    def _run(self) -> tuple[list[Tensor], Notes]:
-        """The outputs of the program, and its notes."""
+    def _run(self, stacked: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Notes]:
+        """The outputs of the program, and its notes; of other clients where their tensors are given, of any number."""
+        stacked = self.stacked if stacked is None else stacked
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
+        if len(stacked[0]) != self.number:  # a program that reads them is not compiled
+            counts = [(value[:1].expand(len(stacked[0])) if batched else value, batched) for value, batched in counts]
         given, notes, logged = [*self.given, *counts], Notes(), MappedLog(client.module, None)
 
         def note(what: str) -> None:
@@ -155,16 +176,17 @@ class Program:
             given_back = [value for value in results.values() if value is not None]
             return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logs)
 
-        stacked = [*self.stacked, *(value for value, batched in counts if batched)]
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
-            outputs = [*torch.vmap(mapped, randomness="different")(*stacked)]
+            differing = (value for value, batched in counts if batched)
+            outputs = [*torch.vmap(mapped, randomness="different")(*stacked, *differing)]
         if group.note_settings():
             note("the optimizer's settings, and changes them")
         gradients: State = {}
         if part.finish is not None:
             places = [name for name, is_tensor in notes.results.items() if is_tensor]
-            gradients = part.finish(dict(zip(places, outputs, strict=False)))
+            mounted = dict(zip(self.mounted, stacked, strict=False))
+            gradients = part.finish(dict(zip(places, outputs, strict=False)), mounted)
         notes.graded = list(gradients)
         return [*gradients.values(), *outputs], notes
 
