@@ -78,12 +78,15 @@ def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[s
 @contextmanager
 def uncompiled(module: LightningModule) -> Iterator[None]:
     """In this block the module's ``forward`` is its own."""
-    compiled = module.__dict__.pop("forward", None)
+    compiled = module.__dict__.get("forward")
+    if not isinstance(compiled, CompiledForward):
+        yield
+        return
+    del module.__dict__["forward"]
     try:
         yield
     finally:
-        if compiled is not None:
-            module.__dict__["forward"] = compiled
+        module.__dict__["forward"] = compiled
 
 
 class CompiledPrograms:
