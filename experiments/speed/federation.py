@@ -174,17 +174,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for model in args.models:
                 ours = begin(flower, folder, images, model, args.rounds)
                 for turn in range(args.turns):
+                    of = {"model": model, "turn": turn, "machine": machine()}
                     root = folder / f"{model}-{turn}"
                     costs = timed(flower, relay, ours, root / "history.jsonl", args.rounds, {"root": str(root)})
-                    rows += [{"side": OURS, "model": model, "turn": turn, **cost} for cost in costs]
+                    rows += [{"side": OURS, **of, **cost} for cost in costs]
                     done = folder / f"{model}-{turn}.done"
                     own = {"model": model, "images": str(images), "rounds": args.rounds, "done": str(done)}
                     costs = timed(flower, relay, plain, done, args.rounds, own)
-                    rows += [{"side": THEIRS, "model": model, "turn": turn, **cost} for cost in costs]
+                    rows += [{"side": THEIRS, **of, **cost} for cost in costs]
                 for k in range(SITES):
                     flower.processes[f"{model}-{k}"].kill()
                     (folder / f"{k}.sock").unlink()
-    return {"machine": machine(), "flwr": version("flwr"), "sites": SITES, "images": IMAGES, "rows": rows}
+    return {"flwr": version("flwr"), "sites": SITES, "images": IMAGES, "rows": rows}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -210,7 +211,8 @@ def main() -> None:
     results = json.loads(args.show.read_text()) if args.show else measure(args)
     if args.output:
         args.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(results["machine"], f"flwr {results['flwr']}", table(results), sep="\n")
+    machines = dict.fromkeys(f"{row['model']}: {row['machine']}" for row in results["rows"])
+    print(*machines, f"flwr {results['flwr']}", table(results), sep="\n")
 
 
 if __name__ == "__main__":
