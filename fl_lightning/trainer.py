@@ -367,19 +367,20 @@ class FederatedTrainer(RunArguments):
     def federate(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule,
         output: str | Path,
+        datamodule: LightningDataModule | None = None,
         method: Methods = None,
         sites: list[str] | None = None,
     ) -> Path:
         """Write the run as an app for Flower, in which each client is a site of its own; returns its folder.
 
-        The folder also holds what a site needs: the config, and a ``site.yaml`` to be filled in.
+        The folder also holds what a site needs: the config, and a file of its own to be filled in.
 
         Args:
             model: the model.
-            datamodule: the clients' data, which stay where they are; ``site.yaml`` begins with them.
             output: the folder, which is made.
+            datamodule: the clients' data, which stay where they are; the files of the sites begin with them. None
+                leaves them to each site.
             method: the methods of the run.
             sites: names of the sites, in the order of the clients; None names as many as there are clients.
 
@@ -389,6 +390,7 @@ class FederatedTrainer(RunArguments):
         require(self.config is not None, "federate", None, "call it on the command line, with a --config")
         with replaced(self, devices=1, num_nodes=1):
             check_suits(self)
+        require(bool(sites) or datamodule is not None, "sites", sites, "give the names of the sites, or data")
         names = sites or [f"site-{k}" for k in range(getattr(datamodule, "num_clients", 1))]
         Sites(names)  # refuses bad ones
         path = Path(output)
@@ -437,13 +439,12 @@ class FederatedTrainer(RunArguments):
 
         def work(run: Run) -> None:
             self._run, self.fabric = run, run.fabric
-            answer_messages(
-                run, make, Path(socket or path / "worker.sock"), lambda ready: print(ready.report(), flush=True)
-            )
+            answer_messages(run, make, Path(socket or path / "worker.sock"))
 
         # what only the server does, and what other machines do
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
         alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
+        print(f"site {name}: reading data", flush=True)  # which may take minutes
         with replaced(self, **alone, min_clients=1, on_client_error="raise"):
             data = OneSite(datamodule, part)
             launch(self, model, data, MethodList(methods), work, ClientsOnWorkers(), "fit")

@@ -32,7 +32,8 @@ class DomainMetrics(Callback):
     and log the same of its model on the test and the validation data, and write no file.
 
     The model is the global one. Where entries of the state stay with the clients, it is each client's own model, and
-    the value of a domain is the mean over its clients; a domain without clients is then left out.
+    the value of a domain is the mean over its clients; a domain without clients is then left out. In a federation each
+    site is a domain, with the values that it has sent in the last evaluation.
 
     Args:
         every_n_rounds: rounds from one evaluation to the next, at least 1; None evaluates after the last round alone.
@@ -47,7 +48,7 @@ class DomainMetrics(Callback):
         self._lines: list[list[str]] = []
 
     def on_fit_start(self, trainer: RunAccess) -> None:
-        names = trainer.domains
+        names = trainer.data.names if at_sites(trainer) else trainer.domains
         self._names, self._lines = names if 2 <= len(names) <= self.max_domains else [], []
         if len(names) > self.max_domains:
             rank_zero_info(
@@ -101,6 +102,10 @@ class DomainMetrics(Callback):
         return {name: of_domain for name, of_domain in values.items() if of_domain}
 
     def _of_domain(self, trainer: RunAccess, name: str, phase: str) -> dict[str, float]:
+        if at_sites(trainer):
+            own = f"sites/{name}/"
+            sent = [(tag, value) for tag, value in trainer.metrics.items() if tag.startswith(own + phase)]
+            return {plain(tag.removeprefix(own)): value for tag, value in sent}
         if not trainer.client.kept:
             return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
         if phase == "val":  # of which clients have none of their own
@@ -108,6 +113,11 @@ class DomainMetrics(Callback):
         evaluated = [trainer.evaluate("test", client=k) for k in clients_of(trainer, name)]
         tags = dict.fromkeys(tag for of_client in evaluated for tag in of_client)
         return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
+
+
+def at_sites(trainer: RunAccess) -> bool:
+    """Whether the clients are real sites, which evaluate on their own data."""
+    return bool(getattr(trainer.data, "elsewhere", False))
 
 
 def clients_of(trainer: RunAccess, domain: str) -> list[int]:
@@ -122,6 +132,9 @@ def counted(phase: str) -> tuple[str, str, str]:
 
 def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
     """A domain's clients, training examples and those of a phase; examples are 0 where they are not known."""
+    if at_sites(trainer):
+        fact = trainer.data.fact(trainer.data.names.index(domain))
+        return 1, fact.num_examples, dict(fact.evaluation).get(phase, 0)
     plan = trainer.data.plan
     known = plan.domains is not None and domain in plan.domain_names
     examples = int((plan.domains == plan.domain_names.index(domain)).sum()) if known else 0

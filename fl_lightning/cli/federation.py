@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ def server_app(config: Path) -> Any:
             try:
                 run_command()
             except SystemExit as error:
-                if error.code:  # Flower counts it as a failure of the run only where it is an error
-                    raise RuntimeError(f"the run ended with status {error.code}; see above") from error
+                if error.code:
+                    logging.getLogger("flwr").addFilter(tells_more)
+                    # Flower counts it as a failure of the run only where it is an error
+                    raise RuntimeError(f"the run ended with status {error.code}; its log says why") from None
 
     return app
+
+
+def tells_more(record: logging.LogRecord) -> bool:
+    """Whether a line of Flower's log tells more than that the run has failed: the last line shall say what to mend."""
+    return record.exc_info is None and not str(record.msg).startswith("Exit Code")

@@ -199,7 +199,9 @@ class FederatedCLI(LightningCLI):
         # LightningCLI takes only a Trainer of Lightning's own here
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
-        parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
+        # sites have data of their own
+        has_data = self._command != "federate"
+        parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=has_data)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs, config = super()._prepare_subcommand_kwargs(subcommand), self.config_init[subcommand]

@@ -95,7 +95,8 @@ class Sites(FederatedDataModule):
     ) -> None:
         require(bool(names) and len({*names}) == len(names), "data.names", names, "give each site a name of its own")
         for name in names:
-            require(is_name(name), "data.names", name, "give a name of up to 60 letters, digits, - . and _")
+            hint = "give a name of up to 60 letters, digits, - . and _, other than worst"
+            require(is_name(name), "data.names", name, hint)
         require(deadline is None or deadline > 0, "data.deadline", deadline, "give seconds, or null")
         require(join_within > 0, "data.join_within", join_within, "give seconds")
         require(0 < largest < math.inf, "data.largest", largest, "give a number above 0")
@@ -224,7 +225,8 @@ class OneSite(Partitioned):
 
 def is_name(name: Any) -> bool:
     """Whether a name is one of a site: it is part of tags and of file names."""
-    return isinstance(name, str) and 0 < len(name) <= 60 and name[0].isalnum() and not set(name) - LETTERS
+    plain = isinstance(name, str) and 0 < len(name) <= 60 and name[0].isalnum() and not set(name) - LETTERS
+    return plain and name != "worst"  # whose tags are those of the worst of all
 
 
 LETTERS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"}

@@ -48,8 +48,11 @@ def client_app() -> Any:
 
     @app.train()
     def train(message: Message, context: Any) -> Message:
+        path = context.node_config.get("socket")
         try:
-            answer = relayed(str(context.node_config["socket"]), of_records(message.content))
+            hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
+            packet = of_records(message.content)
+            answer = relayed(str(path), packet) if path else told("refused", f"no socket of a worker is given; {hint}")
         except BadMessageError as error:
             answer = told("refused", str(error))
         return Message(as_records(answer), reply_to=message)

@@ -112,8 +112,13 @@ class ClientsAtSites:
 
     def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
         """Take down the site of a node, or refuse it."""
-        if "refused" in answer:
-            self._refuse(f"site {answer.get('name')!r} refuses the run: {answer['refused']}", ends=True)
+        if "refused" in answer or "failed" in answer:
+            who = f"site {clipped(repr(answer['name']), 80)}" if "name" in answer else f"node {node}"
+            if "refused" in answer:
+                self._refuse(f"{who} refuses the run: {answer['refused']}", ends=True)
+            else:
+                self._known.discard(node)  # asked again: its worker may only begin to listen
+                self._refuse(f"{who} could not join: {clipped(str(answer['failed']), 500)}")
             return
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]

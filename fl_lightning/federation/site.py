@@ -172,7 +172,7 @@ class Site:
             }
             client.end_round()
         self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})
-        self.tell(f"round {round_}: trained, sends {num_bytes(contents):,} bytes of tensors")
+        self.tell(f"{self.counted(round_)}: trained, sends {num_bytes(contents):,} bytes of tensors")
         return answer
 
     def evaluate(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +185,11 @@ class Site:
                 metrics[phase] = run.evaluator.one_model(phase, run.server.state)
             elif entries:
                 metrics[phase] = run.evaluator.own_models(phase, run.server.state, iter([(k, entries)]))
-        self.tell(f"round {shared['round']}: evaluated")
+        self.tell(f"{self.counted(shared['round'])}: evaluated")
         return {"metrics": metrics}
 
-    def report(self) -> str:
-        """What leaves the site, on lines."""
+    def report(self, path: Path) -> str:
+        """Where the site listens, and what leaves it, on lines."""
         facts = self.data.facts(self.evaluation)
         lines = [f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes" for entry in self.declared]
         total = sum(entry.num_bytes for entry in self.declared)
@@ -199,7 +199,9 @@ class Site:
         sent = (
             f"what leaves it in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
         )
-        return "\n  ".join([f"site {self.name} is ready; it tells the server {told}", sent, *lines])
+        return "\n  ".join(
+            [f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}", sent, *lines]
+        )
 
     # ------------------------------------------------------------------ what the client remembers
     def file(self, shared: Mapping[str, Any], round_: int) -> Path:
@@ -229,6 +231,10 @@ class Site:
         for path in self.file(shared, 0).parent.glob("*.pt"):
             if int(path.stem) not in keep:
                 path.unlink(missing_ok=True)
+
+    def counted(self, round_: int) -> str:
+        """A round as the console of the server counts it, from 1."""
+        return f"round {round_ + 1}/{self.run.trainer.max_rounds}"
 
     def tell(self, text: str) -> None:
         """Say on stderr what happens."""
@@ -261,20 +267,19 @@ def examples_of(run: Run, phase: str) -> int:
     return sum(num_pickable(loader) or len(loader) for loader in loaders)
 
 
-def answer_messages(run: Run, make: Callable[[Run], Site], path: Path, ready: Callable[[Site], None]) -> None:
+def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
     """Answer messages on a socket, one at a time, until the process is ended.
 
     Args:
         run: the run of the site.
         make: makes the site.
         path: the socket, which only this user may open.
-        ready: called once it listens.
     """
     prepare_fit(run, None, None, False)
     begin_fit(run, fresh=True)
     site = make(run)
     with listening(path) as server:
-        ready(site)
+        print(site.report(path), flush=True)
         while True:
             connection, _ = server.accept()
             with connection, suppress(ConnectionError):  # who has asked may be gone

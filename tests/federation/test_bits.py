@@ -1,12 +1,13 @@
 """A run at sites has the bits of the same run in one process."""
 
 import copy
+import csv
 import re
 from contextlib import ExitStack
 
 import pytest
 import torch
-from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, worker, written
+from helpers.sites import ROUNDS, SITES, SMALL, Sockets, app_of, command, serve, worker, written
 
 RUNS = {
     "fedavg": {},
@@ -21,7 +22,7 @@ RUNS = {
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
 # what depends on the machine, or is of the one way alone
-APART = ("time/", "memory/", "placed/", "sites/", "bytes/message/")
+APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
 
 
 def config_of(name):
@@ -60,3 +61,29 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     sent = [sum(len(array.data) for array in update.arrays.values()) for update in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == int(announced.replace(",", ""))
     assert alone.history and numbers_of(ours) == numbers_of(alone)
+
+
+def test_the_end_of_a_run_has_a_row_for_each_site_and_workers_say_where_they_are(tmp_path, capsys):
+    config = copy.deepcopy(SMALL)
+    config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}
+    config["trainer"]["enable_progress_bar"] = True
+    app = app_of(tmp_path, config)
+    with ExitStack() as stack:
+        for k in range(SITES):
+            stack.enter_context(worker(app, k, tmp_path))
+        trainer = serve(app, Sockets([tmp_path / f"{k}.sock" for k in range(SITES)]))
+    last = trainer.history[-1]
+    with open(trainer.run_dir / "domains.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["domain"] for row in rows] == [f"site-{k}" for k in range(SITES)]
+    shown = capsys.readouterr().err
+    for row in rows:
+        name, value = row["domain"], float(row["accuracy"])
+        assert value == last[f"sites/{name}/test/accuracy"] == last[f"domain/{name}/accuracy"]
+        examples = f"{row['training_examples']} +{row['test_examples']}"
+        assert int(row["test_examples"]) and re.search(f"{name} +1 +{examples} +{value:.2%}".replace("%", " %"), shown)
+    assert [int(row["training_examples"]) for row in rows] == [len(part) for part in trainer.data.plan.parts]
+    said = (tmp_path / "0.log").read_text()
+    where = f"site site-0 is ready, at {tmp_path / '0.sock'}"
+    steps = ("site site-0: reading data", where, f"round 1/{ROUNDS}: trained", f"round {ROUNDS}/{ROUNDS}: evaluated")
+    assert sorted(steps, key=said.index) == list(steps)

@@ -4,6 +4,7 @@ import copy
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
 from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.relay import client_app
 from fl_lightning.federation.server import ClientsAtSites
+from fl_lightning.federation.wire import Packet, as_records, of_records
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)
@@ -139,6 +142,39 @@ def test_a_node_whose_first_answer_is_lost_is_asked_again(tmp_path):
         with pytest.warns(UserWarning, match="node 0: lost: on the way"):
             trainer = serve(app, link)
     assert [row["clients"] for row in trainer.history] == [SITES]
+
+
+def test_a_node_whose_worker_does_not_listen_yet_is_asked_again(tmp_path):
+    config = copy.deepcopy(SMALL)
+    config["trainer"]["max_rounds"] = 1
+    app, paths = app_of(tmp_path, config), [tmp_path / f"{k}.sock" for k in range(SITES)]
+    with ExitStack() as stack:
+        for k in range(SITES - 1):
+            stack.enter_context(worker(app, k, tmp_path))
+        until(lambda: all(path.exists() for path in paths[:-1]))
+
+        class Late(Sockets):
+            def receive(self, messages):
+                answers = super().receive(messages)
+                if any(isinstance(a, Packet) and "no worker of the site answers" in a.text for a in answers.values()):
+                    stack.enter_context(worker(app, SITES - 1, tmp_path))
+                    until(paths[-1].exists)
+                return answers
+
+        with pytest.warns(UserWarning, match="node 2 could not join: no worker of the site answers"):
+            trainer = serve(app, Late(paths, patience=1))
+    assert [row["clients"] for row in trainer.history] == [SITES]
+
+
+def test_a_node_without_the_socket_of_a_worker_is_refused_with_the_remedy(monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("flwr.app.Message", lambda content, reply_to: content)
+    metadata = SimpleNamespace(message_type="train")
+    message = SimpleNamespace(content=as_records(encoded({"kind": "join"})), metadata=metadata)
+    answer = client_app()(message, SimpleNamespace(node_config={}))
+    clients = ClientsAtSites(Sites(["oslo"]), None, {}, print)
+    with refused("node 7 refuses the run", "--node-config"):
+        clients._admit(7, decoded(of_records(answer)), {7})
 
 
 def test_a_site_of_another_config_refuses_the_run_with_the_differing_keys(tmp_path):

@@ -18,16 +18,21 @@ from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 
 SITES, ROUNDS = 2, 2
-APART = ("time/", "memory/", "placed/", "sites/", "bytes/message/")
+APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
 
 
 def numbers_of(rows):
     return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in rows]
 
 
-def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_data(tmp_path):
+def of_sites(rounds):
     config = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
-    config["data"]["init_args"]["num_clients"], config["trainer"]["max_rounds"] = SITES, ROUNDS
+    config["data"]["init_args"]["num_clients"], config["trainer"]["max_rounds"] = SITES, rounds
+    return config
+
+
+def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_data(tmp_path):
+    config = of_sites(ROUNDS)
     app = app_of(tmp_path, config)
     # neither the server nor the relays of the sites can load the data set
     blocked = tmp_path / "blocked" / "sklearn"
@@ -52,6 +57,20 @@ def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_dat
         assert torch.equal(ours[entry], value), entry
     rows = [json.loads(line) for line in history.read_text().splitlines()]
     assert len(rows) == ROUNDS and numbers_of(rows) == numbers_of(trainer.history)
+
+
+def test_the_last_line_of_a_refused_run_says_what_to_mend(tmp_path):
+    app = app_of(tmp_path, of_sites(1), join_within=30.0)
+    with ExitStack() as stack:
+        stack.enter_context(worker(app, 0, tmp_path, "--trainer.local_epochs", 7))
+        flower = stack.enter_context(Flower(tmp_path / "flower"))
+        flower.register("node-0")
+        flower.start_node("node-0", f'socket="{tmp_path / "0.sock"}"')
+        said = flower.run(app, root=tmp_path / "server")
+    lines = said.strip().splitlines()
+    assert lines[-1].startswith("error: site 'site-0' refuses the run")
+    assert lines[-1].endswith("trainer.local_epochs: there 1, here 7")
+    assert "Traceback" not in said + flower.log("node-0")
 
 
 def test_a_message_comes_out_of_flowers_records_as_it_went_in():

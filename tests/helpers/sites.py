@@ -52,6 +52,7 @@ class Sockets:
 
     Args:
         paths: their sockets.
+        patience: seconds in which a worker must listen.
 
     Attributes:
         gone: nodes that are not there.
@@ -60,8 +61,8 @@ class Sockets:
         updates: the answers to visits, before they are changed or lost.
     """
 
-    def __init__(self, paths):
-        self.paths, self.answers, self.number = dict(enumerate(paths)), {}, 0
+    def __init__(self, paths, patience=30):
+        self.paths, self.patience, self.answers, self.number = dict(enumerate(paths)), patience, {}, 0
         self.gone, self.altered, self.lost, self.sent, self.updates = set(), {}, set(), [], []
 
     def nodes(self):
@@ -73,7 +74,7 @@ class Sockets:
         self.sent.append((node, packet))
 
         def ask():
-            answer = relayed(str(self.paths[node]), packet, patience=30)
+            answer = relayed(str(self.paths[node]), packet, self.patience)
             if '"update"' in answer.text:
                 self.updates.append(answer)
                 if node in self.lost:
