@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "{name}"
+name = "federated-run"
 version = "1.0.0"
 description = "A run of fl_lightning at sites"
 license = "Apache-2.0"
@@ -130,7 +131,7 @@ def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> 
     }
     data = yaml.safe_dump({"data": whole["data"]}, sort_keys=False) if "data" in whole else DATA
     files = {
-        "pyproject.toml": PROJECT.format(name="federated-run"),
+        "pyproject.toml": PROJECT,
         "README.md": README,
         "federated_run/__init__.py": "",
         "federated_run/server.py": SERVER,
@@ -140,9 +141,4 @@ def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> 
         **{f"sites/{name}.yaml": SITE.format(name=name) + data for name in names},
     }
     for name, text in files.items():
-        write_text(folder / name, text)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))

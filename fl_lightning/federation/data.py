@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,13 +103,8 @@ class Sites(FederatedDataModule):
         require(0 < largest < math.inf, "data.largest", largest, "give a number above 0")
         super().__init__(len(names))
         # under other names: what may change when a run resumes is no part of its description
-        self.names, self.seconds, self.joining, self.server_data, self.bound = (
-            names,
-            deadline,
-            join_within,
-            evaluation,
-            largest,
-        )
+        self.names, self.server_data, self.largest_number = names, evaluation, largest
+        self.seconds_to_answer, self.seconds_to_join = deadline, join_within
         self.facts: dict[int, Facts] = {}
         # the run, and the last round of each client whose update the server has taken; of the last checkpoints, too
         self.run_id = ""
@@ -225,8 +221,5 @@ class OneSite(Partitioned):
 
 def is_name(name: Any) -> bool:
     """Whether a name is one of a site: it is part of tags and of file names."""
-    plain = isinstance(name, str) and 0 < len(name) <= 60 and name[0].isalnum() and not set(name) - LETTERS
-    return plain and name != "worst"  # whose tags are those of the worst of all
-
-
-LETTERS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"}
+    plain = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
+    return bool(plain) and name != "worst"  # whose tags are those of the worst of all

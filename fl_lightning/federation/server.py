@@ -71,6 +71,8 @@ class ClientsAtSites:
         self.declared: list[Entry] = []
         self._asked: dict[str, int] = {}
         self._known: set[int] = set()
+        # bytes down and up of the last messages to all
+        self._bytes = [0, 0]
 
     # ------------------------------------------------------------------ who is there
     def join(self) -> None:
@@ -79,14 +81,14 @@ class ClientsAtSites:
         Raises:
             UsageError: a site refuses the run, where no client may fail; or too few have come.
         """
-        end, names = time.monotonic() + self.sites.joining, self.sites.names
+        end, names = time.monotonic() + self.sites.seconds_to_join, self.sites.names
         while len(self.nodes) < len(names) and time.monotonic() < end:
             self.greet()
             if len(self.nodes) < len(names):
                 time.sleep(LOOK)
         missing = [name for k, name in enumerate(names) if k not in self.nodes]
         if missing:
-            text = f"{', '.join(missing)} did not join within {self.sites.joining:.0f} s"
+            text = f"{', '.join(missing)} did not join within {self.sites.seconds_to_join:.0f} s"
             least = len(names) if self.strict else self.least
             hint = "start their nodes, or give trainer.on_client_error=skip to begin with those that are there"
             require(len(self.nodes) >= least, "data.names", missing, f"{text}; {hint}")
@@ -164,7 +166,7 @@ class ClientsAtSites:
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The sites that are there and have answered all they were asked."""
-        end = time.monotonic() + self.sites.joining
+        end = time.monotonic() + self.sites.seconds_to_join
         while True:
             for number in self.link.receive([*self.busy.values()]):
                 self.busy = {k: late for k, late in self.busy.items() if late != number}
@@ -193,13 +195,12 @@ class ClientsAtSites:
             seconds.append(taken)
 
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
-        sizes = self._bytes = [0, 0]
         self._ask(run, "train", run.server.state, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
         means = {p: sum(float(s.get(p, 0.0)) for s in seconds) / max(len(seconds), 1) for p in PHASES_OF_A_VISIT}
         run.metrics.update({f"time/{p}": value for p, value in means.items()})
-        run.metrics.update({"bytes/message/down": sizes[0], "bytes/message/up": sizes[1]})
+        run.metrics.update({"bytes/message/down": self._bytes[0], "bytes/message/up": self._bytes[1]})
         return totals, arrived
 
     def _taken(
@@ -210,7 +211,7 @@ class ClientsAtSites:
         Raises:
             BadMessageError: it sends what it may not.
         """
-        client, contents, largest = run.client, answer.get("update"), self.sites.bound
+        client, contents, largest = run.client, answer.get("update"), self.sites.largest_number
         if not isinstance(contents, dict):
             raise BadMessageError("there is no update in its answer")
         check_update(contents, self.declared, client.sent_frozen)
@@ -269,9 +270,9 @@ class ClientsAtSites:
             take: takes the answer of a client.
             errors: filled with what went wrong, by client.
         """
-        self.sites.run_id = self.sites.run_id or uuid.uuid4().hex
+        self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
         shared = self._shared(run, kind, state)
-        seconds, where = self.sites.seconds, f"round {run.server.round}"
+        seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
         waiting = {}
         for k, words in own.items():
             waiting[self._send(k, joined(shared, encoded({"client": k, **words})))] = k
@@ -344,9 +345,9 @@ class ClientsAtSites:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, run: Run) -> None:
         """Evaluate on the server's own data; where it has none, or entries stay at the sites, at the sites."""
-        if not run.client.kept:
-            evaluate(run)
         own = bool(run.client.kept)
+        if not own:
+            evaluate(run)
         phases = [phase for phase in PHASES if own or not run.evaluator.has_data(phase)]
         there = {*self.link.nodes()}
         asked = {
@@ -364,7 +365,6 @@ class ClientsAtSites:
         def take(k: int, answer: Mapping[str, Any]) -> None:
             found[k] = metrics_of(answer, phases)
 
-        self._bytes = [0, 0]
         with run.metrics.timed("evaluate"):
             self._ask(run, "evaluate", run.methods.evaluated_state(run.server), asked, take, errors)
         for error in errors.values():

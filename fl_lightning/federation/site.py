@@ -81,12 +81,16 @@ class Site:
                 raise BadMessageError("a message is a dictionary")
             return encoded(self.join(message) if message.get("kind") == "join" else self.work(message))
         except BadMessageError as error:
-            self.tell(f"refused: {error}")
-            return encoded({"refused": str(error), "name": self.name})
+            return self.refusal(error)
         except (Exception, SystemExit) as error:
             self.tell(f"failed: {error}")
             traceback.print_exception(error, file=sys.stderr)
             return encoded({"failed": scrubbed(error), "usage": isinstance(error, UsageError), "name": self.name})
+
+    def refusal(self, error: BadMessageError) -> Packet:
+        """The answer to a message that is refused."""
+        self.tell(f"refused: {error}")
+        return encoded({"refused": str(error), "name": self.name})
 
     def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Tell what the site has and sends, unless the server's config is another one."""
@@ -286,10 +290,9 @@ def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
                 try:
                     packet = receive(connection, site.limit)
                 except BadMessageError as error:
-                    site.tell(f"refused: {error}")
-                    send(connection, encoded({"refused": str(error), "name": site.name}))
-                    continue
-                send(connection, site.answer(packet))
+                    send(connection, site.refusal(error))
+                else:
+                    send(connection, site.answer(packet))
 
 
 def listening(path: Path) -> socket.socket:

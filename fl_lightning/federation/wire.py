@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
@@ -177,20 +178,19 @@ def of_records(records: Any, limit: int = LARGEST) -> Packet:
     try:
         data = records.array_records[RECORD][BYTES].data
         plain = isinstance(data, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BadMessageError("the records are not those of a message") from error
+    except (KeyError, TypeError, AttributeError):
+        plain = False
     if not plain:
         raise BadMessageError("the records are not those of a message")
-    place = 0
+    stream = io.BytesIO(data)
 
     def take(size: int) -> bytes:
-        nonlocal place
-        part, place = data[place : place + size], place + size
+        part = stream.read(size)
         if len(part) < size:
             raise BadMessageError("a message ends before its end")
         return part
 
     packet = read(take, limit)
-    if place < len(data):
+    if stream.read(1):
         raise BadMessageError("a message goes on after its end")
     return packet

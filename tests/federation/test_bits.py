@@ -3,11 +3,9 @@
 import copy
 import csv
 import re
-from contextlib import ExitStack
 
 import pytest
-import torch
-from helpers.sites import ROUNDS, SITES, SMALL, Sockets, app_of, command, serve, worker, written
+from helpers.sites import ROUNDS, SITES, SMALL, Sockets, alone, app_of, assert_same_bits, numbers_of, serve, workers
 
 RUNS = {
     "fedavg": {},
@@ -21,8 +19,6 @@ RUNS = {
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
-# what depends on the machine, or is of the one way alone
-APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
 
 
 def config_of(name):
@@ -36,31 +32,23 @@ def config_of(name):
     return config
 
 
-def numbers_of(trainer):
-    return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in trainer.history]
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     config = config_of(name)
     app = app_of(tmp_path, config)
     link = Sockets([tmp_path / f"{k}.sock" for k in range(SITES)])
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
+    with workers(app, tmp_path):
         ours = serve(app, link)
-    root = ("--trainer.default_root_dir", tmp_path / "fit")
-    alone = command("fit", "--config", written(tmp_path / "alone.yaml", config), *root)
+    fitted = alone(tmp_path, config)
     assert name != "plateau" or ours.history[-1]["lr"] < ours.history[0]["lr"]
-    for entry, value in alone.server.state.items():
-        assert torch.equal(ours.server.state[entry], value), entry
+    assert_same_bits(ours.server.state, fitted.server.state)
     # what travels is what the sites have announced
     (announced,) = {
         re.search(r"in a round: ([\d,]+) bytes", (tmp_path / f"{k}.log").read_text())[1] for k in range(SITES)
     }
     sent = [sum(len(array.data) for array in update.arrays.values()) for update in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == int(announced.replace(",", ""))
-    assert alone.history and numbers_of(ours) == numbers_of(alone)
+    assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site_and_workers_say_where_they_are(tmp_path, capsys):
@@ -68,9 +56,7 @@ def test_the_end_of_a_run_has_a_row_for_each_site_and_workers_say_where_they_are
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}
     config["trainer"]["enable_progress_bar"] = True
     app = app_of(tmp_path, config)
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
+    with workers(app, tmp_path):
         trainer = serve(app, Sockets([tmp_path / f"{k}.sock" for k in range(SITES)]))
     last = trainer.history[-1]
     with open(trainer.run_dir / "domains.csv") as file:

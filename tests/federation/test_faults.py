@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.sites import SITES, SMALL, Sockets, app_of, command, serve, until, worker, written
+from helpers.sites import SITES, SMALL, Sockets, alone, app_of, assert_same_bits, serve, until, worker, workers
 
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.federation import site
@@ -39,18 +39,13 @@ class Breaking(Sockets):
 
 def test_a_run_whose_server_is_lost_goes_on_to_the_same_bits(tmp_path):
     app, paths = app_of(tmp_path, SCAFFOLD), [tmp_path / f"{k}.sock" for k in range(SITES)]
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
+    with workers(app, tmp_path):
         with pytest.raises(RuntimeError, match="the server is lost"):
             # they have joined, and trained and evaluated round 0; in round 1 one of them is asked to train
             serve(app, Breaking(paths, 3 * SITES + 1))
         ours = serve(app, Sockets(paths), "--ckpt_path", "last")
-    config = written(tmp_path / "alone.yaml", SCAFFOLD)
-    alone = command("fit", "--config", config, "--trainer.default_root_dir", tmp_path / "fit")
     assert [row["round"] for row in ours.history] == [0, 1, 2]
-    for entry, value in alone.server.state.items():
-        assert torch.equal(ours.server.state[entry], value), entry
+    assert_same_bits(ours.server.state, alone(tmp_path, SCAFFOLD).server.state)
 
 
 def with_first(change):
@@ -81,14 +76,12 @@ def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
         2: with_first(lambda value: value + 1e30),
     }
     link.altered[3] = link.altered[0]  # it may be the first to answer
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
-        with (
-            pytest.warns(UserWarning, match="site") as warned,
-            pytest.raises(ClientError, match="only 0 clients are left"),
-        ):
-            serve(app, link)
+    with (
+        workers(app, tmp_path),
+        pytest.warns(UserWarning, match="site") as warned,
+        pytest.raises(ClientError, match="only 0 clients are left"),
+    ):
+        serve(app, link)
     texts = " ".join(str(warning.message) for warning in warned)
     assert "both claim to be site 'site-0'" in texts
     assert "(site site-0), round 0" in texts and "holds nan" in texts
@@ -113,9 +106,7 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
     app, paths = app_of(tmp_path, SKIPPING), [tmp_path / f"{k}.sock" for k in range(SITES)]
     link = Sockets(paths)
     link.lost = {2}
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
+    with workers(app, tmp_path):
         trainer = serve(app, link)
     assert [row["clients"] for row in trainer.history] == [2, 3, 3]
     asked = [(node, decoded(packet)) for node, packet in link.sent]
@@ -136,21 +127,17 @@ def test_a_node_whose_first_answer_is_lost_is_asked_again(tmp_path):
             }
 
     link = Lossy([tmp_path / f"{k}.sock" for k in range(SITES)])
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
-        with pytest.warns(UserWarning, match="node 0: lost: on the way"):
-            trainer = serve(app, link)
+    with workers(app, tmp_path), pytest.warns(UserWarning, match="node 0: lost: on the way"):
+        trainer = serve(app, link)
     assert [row["clients"] for row in trainer.history] == [SITES]
 
 
 def test_a_node_whose_worker_does_not_listen_yet_is_asked_again(tmp_path):
     config = copy.deepcopy(SMALL)
     config["trainer"]["max_rounds"] = 1
-    app, paths = app_of(tmp_path, config), [tmp_path / f"{k}.sock" for k in range(SITES)]
+    app, paths = app_of(tmp_path, config, join_within=30.0), [tmp_path / f"{k}.sock" for k in range(SITES)]
     with ExitStack() as stack:
-        for k in range(SITES - 1):
-            stack.enter_context(worker(app, k, tmp_path))
+        stack.enter_context(workers(app, tmp_path, SITES - 1))
         until(lambda: all(path.exists() for path in paths[:-1]))
 
         class Late(Sockets):
@@ -200,22 +187,19 @@ def test_a_worker_that_is_killed_in_a_visit_is_given_the_message_again_and_the_b
 
     monkeypatch.setattr(site.Site, "train", hanging)
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker(app, k, tmp_path)) for k in range(SITES)]
+        first = stack.enter_context(workers(app, tmp_path))
 
         def kill():
             until(begun.exists)
-            workers[1].kill()
-            workers[1].join()
+            first[1].kill()
+            first[1].join()
             stack.enter_context(worker(app, 1, tmp_path))
 
         killing = threading.Thread(target=kill)
         killing.start()
         ours = serve(app, Sockets(paths))
         killing.join()
-    config = written(tmp_path / "alone.yaml", SCAFFOLD)
-    alone = command("fit", "--config", config, "--trainer.default_root_dir", tmp_path / "fit")
-    for entry, value in alone.server.state.items():
-        assert torch.equal(ours.server.state[entry], value), entry
+    assert_same_bits(ours.server.state, alone(tmp_path, SCAFFOLD).server.state)
 
 
 class Slow(Sockets):
@@ -243,9 +227,7 @@ def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_j
     config["trainer"]["max_rounds"] = 4
     app, paths = app_of(tmp_path, config, deadline=4.0, join_within=3.0), [tmp_path / f"{k}.sock" for k in range(SITES)]
     link = Slow(paths)
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
+    with workers(app, tmp_path):
         until(lambda: all(path.exists() for path in paths))
         with pytest.warns(UserWarning, match="no answer within 4 s"):
             trainer = serve(app, link)
@@ -271,11 +253,9 @@ def test_sites_refuse_a_bad_state_by_name(tmp_path):
                 state[name] = bad[node](state[name])
             return super().send(node, encoded(message))
 
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
-        with pytest.warns(UserWarning, match="site") as warned, pytest.raises(ClientError, match="only 0 clients"):
-            serve(app, Bad([tmp_path / f"{k}.sock" for k in range(SITES)]))
+    few = pytest.raises(ClientError, match="only 0 clients")
+    with workers(app, tmp_path), pytest.warns(UserWarning, match="site") as warned, few:
+        serve(app, Bad([tmp_path / f"{k}.sock" for k in range(SITES)]))
     texts = " ".join(str(warning.message) for warning in warned)
     for k, why in enumerate(("is (1, 64) torch.float32", "holds nan", "holds 1e+30")):
         assert f"(site site-{k}), round 0: it refuses: the state: encoder.layers.1.0.weight {why}" in texts

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -11,18 +10,13 @@ import torch
 pytest.importorskip("flwr")
 
 from helpers.flower import Flower
-from helpers.sites import SMALL, Sockets, app_of, command, serve, worker, written
+from helpers.sites import SMALL, Sockets, alone, app_of, assert_same_bits, numbers_of, serve, worker, workers
 
 from fl_lightning.federation.link import FlowerLink
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 
 SITES, ROUNDS = 2, 2
-APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
-
-
-def numbers_of(rows):
-    return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in rows]
 
 
 def of_sites(rounds):
@@ -38,10 +32,7 @@ def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_dat
     blocked = tmp_path / "blocked" / "sklearn"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('no data here')\n")
-    with ExitStack() as stack:
-        for k in range(SITES):
-            stack.enter_context(worker(app, k, tmp_path))
-        flower = stack.enter_context(Flower(tmp_path / "flower", blocked.parent))
+    with workers(app, tmp_path, SITES), Flower(tmp_path / "flower", blocked.parent) as flower:
         for k in range(SITES):
             flower.register(f"node-{k}")
             flower.start_node(f"node-{k}", f'socket="{tmp_path / f"{k}.sock"}"')
@@ -49,21 +40,17 @@ def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_dat
     found = [*(tmp_path / "server").rglob("history.jsonl")]
     assert found, said
     (history,) = found
-    trainer = command(
-        "fit", "--config", written(tmp_path / "alone.yaml", config), "--trainer.default_root_dir", tmp_path / "fit"
-    )
+    trainer = alone(tmp_path, config)
     ours = torch.load(history.with_name("last.ckpt"), weights_only=True)["state_dict"]
-    for entry, value in trainer.server.state.items():
-        assert torch.equal(ours[entry], value), entry
+    assert_same_bits(ours, trainer.server.state)
     rows = [json.loads(line) for line in history.read_text().splitlines()]
     assert len(rows) == ROUNDS and numbers_of(rows) == numbers_of(trainer.history)
 
 
 def test_the_last_line_of_a_refused_run_says_what_to_mend(tmp_path):
     app = app_of(tmp_path, of_sites(1), join_within=30.0)
-    with ExitStack() as stack:
-        stack.enter_context(worker(app, 0, tmp_path, "--trainer.local_epochs", 7))
-        flower = stack.enter_context(Flower(tmp_path / "flower"))
+    other = worker(app, 0, tmp_path, "--trainer.local_epochs", 7)
+    with other, Flower(tmp_path / "flower") as flower:
         flower.register("node-0")
         flower.start_node("node-0", f'socket="{tmp_path / "0.sock"}"')
         said = flower.run(app, root=tmp_path / "server")
@@ -114,11 +101,8 @@ def test_a_message_that_flower_does_not_take_is_a_site_that_is_lost_in_this_roun
     config = copy.deepcopy(SMALL)
     config["trainer"]["on_client_error"] = "skip"
     app = app_of(tmp_path, config)
-    with ExitStack() as stack:
-        for k in range(3):
-            stack.enter_context(worker(app, k, tmp_path))
-        with pytest.warns(UserWarning, match="lost") as warned:
-            trainer = serve(app, FlowerLink(Grid([tmp_path / f"{k}.sock" for k in range(3)])))
+    with workers(app, tmp_path), pytest.warns(UserWarning, match="lost") as warned:
+        trainer = serve(app, FlowerLink(Grid([tmp_path / f"{k}.sock" for k in range(3)])))
     assert [row["clients"] for row in trainer.history] == [2, 2, 3]
     texts = " ".join(str(warning.message) for warning in warned)
     lost = "lost: Flower could not send the message"

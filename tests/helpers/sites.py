@@ -4,8 +4,9 @@ import multiprocessing
 import os
 import threading
 import time
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
+import torch
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -15,6 +16,7 @@ from fl_lightning.federation.relay import relayed
 from fl_lightning.models import ImageClassifier
 
 ROUNDS, SITES = 3, 3
+APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
 SMALL = {
     "seed_everything": 0,
     "model": {
@@ -133,12 +135,38 @@ def worker(app, k, folder, *words):
         process.join()
 
 
+@contextmanager
+def workers(app, folder, number=SITES):
+    """The workers of the first sites, which end with the block; gives their processes."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker(app, k, folder)) for k in range(number)]
+
+
 def until(condition, seconds=60):
     """Wait for something that is to come."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not come"
         time.sleep(0.05)
+
+
+def alone(folder, config):
+    """The trainer of the same run in one process."""
+    return command(
+        "fit", "--config", written(folder / "alone.yaml", config), "--trainer.default_root_dir", folder / "fit"
+    )
+
+
+def assert_same_bits(state, other):
+    """Fail where two states differ."""
+    assert state.keys() == other.keys()
+    for entry, value in other.items():
+        assert torch.equal(state[entry], value), entry
+
+
+def numbers_of(history):
+    """The metrics of each round, without what depends on the machine or is of a federation alone."""
+    return [{tag: value for tag, value in row.items() if not tag.startswith(APART)} for row in history]
 
 
 def serve(app, link, *words):
