@@ -66,18 +66,24 @@ def edit(tmp_path, text=AFTER):
     (tmp_path / "my_own_method.py").write_text(text)
 
 
+def contents(folder):
+    """Of all files but SQLite's memory of who reads a database, in which each reader writes."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
+    return {path: path.read_bytes() for path in files}
+
+
 def test_it_stops_and_names_the_cells_and_writes_nothing(bench, tmp_path):
     assert bench("--save", "saved")[0] == 0
     edit(tmp_path, f'"""Told."""\n\n{BEFORE}  # unchanged')
     assert bench()[0] == 0
     edit(tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     status, said, ran = bench("--save", "other")
     assert (status, ran) == (2, [])
     assert_names(said.err, "error: --stale=None", "my_own_method", "2", "run", "keep")
     assert said.err.count("\n") == 1
     assert [line.split(":")[0] for line in said.out.splitlines()] == ["method=Mine,seed=0", "method=Mine,seed=1"]
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
     assert bench("--only", "method=FedAvg")[0] == 0  # they are not asked for
 
 
