@@ -12,7 +12,8 @@ import math
 import operator
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fl_lightning.engine.compiled import CompiledPrograms
 from fl_lightning.errors import ClientError
@@ -89,6 +90,7 @@ class Recorder(TorchDispatchMode):
         self.obstacle: str | None = None
         # all tensors are held, so that an id stays that of one tensor
         self._held: list[Tensor] = [*inputs]
+        self._num_inputs = len(inputs)
         self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
         # of the results: a tensor of the same memory that no operation gave was made by one that was not seen
         self._storages: set[int] = set()
@@ -114,8 +116,35 @@ class Recorder(TorchDispatchMode):
 
     def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
         """The numbers of the tensors whose memory an operation writes to, or the program gives away."""
-        places = self._written | {storage(tensor) for tensor in outputs}
-        return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
+        return self._in_memory(self._written | {storage(tensor) for tensor in outputs})
+
+    def copies(self, exposed: set[int]) -> dict[int, int]:
+        """The numbers of tensors that are a copy of one whose memory nobody else gets, with its.
+
+        As a step ends, autograd gives such a gradient away as it is. It makes a copy of one that is held elsewhere, as
+        the recorder holds all.
+        """
+        held, num_inputs = self._held, self._num_inputs
+        taken = {storage(tensor) for tensor in (*held[:num_inputs], *(tensor for _, tensor, _ in self.outside))}
+        writing = [one for one in self.operations if one.target._schema.is_mutable]
+        written = Counter(slot.number for one in writing for slot in slots(one.args[:1]))
+        # those that autograd makes to hold a copy, of the shape and the strides of a parameter
+        empty = {one.result.number for one in self.operations if one.target is aten.new_empty_strided.default}
+        found: dict[int, int] = {}
+        for target, args, _, _ in writing:
+            copy, source = slots(args[:2]) if target is aten.copy_.default else (None, None)
+            if copy is None or source is None or copy.number not in empty or written[copy.number] > 1:
+                continue
+            one, other = held[copy.number], held[source.number]
+            alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+            if alike and source.number < copy.number and source.number not in exposed and storage(other) not in taken:
+                found[copy.number] = source.number
+                taken.add(storage(other))
+        return found
+
+    def beside(self, numbers: Iterable[int]) -> set[int]:
+        """The numbers of the tensors in the memory of these."""
+        return self._in_memory({storage(self._held[number]) for number in numbers})
 
     def unchanged(self, exposed: set[int]) -> dict[int, int]:
         """The numbers of tensors that are another one multiplied by 1, as each bias in a mapped layer is, with its."""
@@ -148,6 +177,17 @@ class Recorder(TorchDispatchMode):
         if number is None:
             raise NotRecordable("what it gives is not what an operation gave")
         return Slot(number)
+
+    def tensors(self, value: Any) -> Any:
+        """What was noted down, with tensors in the place of their slots."""
+        if isinstance(value, Slot):
+            return self._held[value.number]
+        if isinstance(value, list):
+            return [self.tensors(part) for part in value]
+        return {name: self.tensors(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+    def _in_memory(self, places: set[int]) -> set[int]:
+        return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
 
     def _noted(self, value: Any, given: bool) -> Any:
         """A value with slots in the place of tensors; ``given`` to an operation, or given by it."""
@@ -185,6 +225,36 @@ def slots(*values: Any) -> list[Slot]:
 def is_pure(target: OpOverload) -> bool:
     """Whether an operation gives the same for the same arguments, and changes nothing."""
     return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
+
+
+# by an operation and the types of its arguments
+NATIVE: dict[Any, Callable[..., Any]] = {}
+
+
+def native(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of torch that comes to an operation, where there is one: it reads its arguments in less time."""
+    key = repr((target, tree_map(type, (args, kwargs))))
+    if key not in NATIVE:
+        name = target._schema.name.removeprefix("aten::")
+        function: Any = getattr(torch, name, getattr(Tensor, name, None))
+        known = isinstance(function, BuiltinFunctionType | MethodDescriptorType) and is_pure(target)
+        NATIVE[key] = function if known and comes_to(target, function, args, kwargs) else target
+    return NATIVE[key]
+
+
+@torch.no_grad()
+def comes_to(target: OpOverload, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function calls an operation with the arguments that it is given, and no other one."""
+    # some write to their arguments without saying so
+    args, kwargs = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, kwargs))
+    with Recorder([]) as called:
+        try:
+            function(*args, **kwargs)
+        except (TypeError, RuntimeError):
+            return False
+    with Recorder([]) as usual:
+        target(*args, **kwargs)
+    return called.operations == usual.operations and len(usual.operations) == 1
 
 
 def storage(tensor: Tensor) -> int:
@@ -248,10 +318,13 @@ class Recording:
         """Write the operations as a function of the inputs.
 
         What nothing depends on is left out, what comes twice is done once, and what is the same each time is kept. That
-        does not hold for tensors that are written to or given away, which must stay apart.
+        does not hold for tensors that are written to or given away, which must stay apart. A gradient is given away
+        itself, where autograd has given a copy of it.
         """
         exposed = recorder.exposed(outputs)
-        aliases = recorder.aliases | recorder.unchanged(exposed)
+        copies = recorder.copies(exposed)
+        exposed |= recorder.beside(copies.values())
+        aliases = recorder.aliases | recorder.unchanged(exposed) | copies
         graph, nodes, done = fx.Graph(), dict[int, fx.Node](), dict[str, fx.Node]()
         known = dict(self.outside) | recorder.fixed(exposed)
         for number in (*range(self.num_inputs), *known):
@@ -267,12 +340,15 @@ class Recording:
 
         for target, args, kwargs, result in self.operations:
             numbers = [slot.number for slot in slots(result)]
+            if target is aten.copy_.default and args[0].number in copies:
+                continue
             if numbers and all(number in nodes for number in numbers) and is_pure(target):
                 continue
             if len(numbers) == 1 and numbers[0] in aliases and numbers[0] not in nodes:
                 nodes[numbers[0]] = nodes[aliases[numbers[0]]]
                 continue
-            node = graph.call_function(target, tuple(with_nodes(args)), with_nodes(kwargs))
+            function = native(target, recorder.tensors(args), recorder.tensors(kwargs))
+            node = graph.call_function(function, tuple(with_nodes(args)), with_nodes(kwargs))
             if is_pure(target) and exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
                 first = done.setdefault(f"{target} {node.args} {node.kwargs}", node)
                 if first is not node:

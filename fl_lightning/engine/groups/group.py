@@ -34,6 +34,7 @@ from fl_lightning.engine.groups.logs import GroupLog
 from fl_lightning.engine.groups.program import Part, Program, Results
 from fl_lightning.engine.groups.stack import Stack, counts_steps
 from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.engine.optimizers import take_step
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, norm
@@ -261,7 +262,7 @@ class Group:
             if self._prepares:
                 self._mapped_hooks("preparation", batch, mounted, optimizer, self._prepare)
                 training.stopwatch.lap("correct")
-            optimizer.step()
+            take_step(optimizer)
             self.stack.note_step()
             rate = optimizer.param_groups[0]["lr"]
             self.lr[rows] = rate
