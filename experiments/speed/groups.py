@@ -4,10 +4,10 @@ python experiments/speed/groups.py [--models Logistic MLP FEMNIST FedCKACNN] [--
                                    [--output results.csv]
 python experiments/speed/groups.py --show experiments/speed/groups.csv
 
-64 clients of equal size train on one thread for a local epoch of 4 batches, by FedAvg: a logistic regression on 60
-numbers and a perceptron with two layers of 200 on 784, in batches of 10; the network of LEAF's FEMNIST (convolutions
-of 32 and 64 maps, a layer of 512), in batches of 20; FedCKA's network, in batches of 64. Sizes come in turn, and the
-fastest round of each counts. Beside it stand the operations of a step, by which ``auto`` decides.
+64 clients of equal size train on one thread for a local epoch, by FedAvg: a logistic regression on 60 numbers and a
+perceptron with two layers of 200 on 784, 20 batches of 10; the network of LEAF's FEMNIST (convolutions of 32 and 64
+maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes come in turn, and the fastest round of
+each counts, in which programs are repeated. Beside it stand the operations of a step, by which ``auto`` decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
 from fl_lightning.models import MLP, Backbone, FedCKACNN, ImageClassifier, Logistic
 
-CLIENTS, BATCHES = 64, 4
+CLIENTS = 64
 
 
 def femnist() -> Backbone:
@@ -46,12 +46,12 @@ def femnist() -> Backbone:
     return Backbone(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 49, 512), nn.ReLU(), nn.Linear(512, 62)))
 
 
-# the network, the shape of an image and the batch size
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], int]] = {
-    "Logistic": (lambda: Logistic(60), (6, 10, 1), 10),
-    "MLP": (lambda: MLP(784, [200, 200]), (28, 28, 1), 10),
-    "FEMNIST": (femnist, (28, 28, 1), 20),
-    "FedCKACNN": (FedCKACNN, (32, 32, 3), 64),
+# the network, the shape of an image, the batch size and the number of batches
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], int, int]] = {
+    "Logistic": (lambda: Logistic(60), (6, 10, 1), 10, 20),
+    "MLP": (lambda: MLP(784, [200, 200]), (28, 28, 1), 10, 20),
+    "FEMNIST": (femnist, (28, 28, 1), 20, 4),
+    "FedCKACNN": (FedCKACNN, (32, 32, 3), 64, 4),
 }
 
 
@@ -78,9 +78,9 @@ def generate(folder: Path, shape: tuple[int, int, int], number: int) -> None:
 
 def seconds_of_round(name: str, size: int, rounds: int) -> float:
     """CPU seconds of the fastest round after the first."""
-    network, shape, batch = MODELS[name]
+    network, shape, batch, batches = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder), shape, CLIENTS * BATCHES * batch)
+        generate(Path(folder), shape, CLIENTS * batches * batch)
         seed_everything(0, verbose=False)
         model = ImageClassifier(network(), optimizer=partial(torch.optim.SGD, lr=0.01))
         how = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "threads_per_worker": 1}
@@ -93,7 +93,7 @@ def seconds_of_round(name: str, size: int, rounds: int) -> float:
 
 def operations(name: str) -> int:
     """Operations of a forward pass on a batch."""
-    network, (height, width, channels), batch = MODELS[name]
+    network, (height, width, channels), batch, _ = MODELS[name]
     model = ImageClassifier(network())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(batch, channels, height, width))
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="CSV file of the figures")
     parser.add_argument("--show", type=Path, help="CSV file whose figures are printed as Markdown, and nothing is run")
     args = parser.parse_args()
