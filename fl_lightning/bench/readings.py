@@ -48,7 +48,9 @@ def with_readings(suite: Suite) -> ReadingsSuite:
     of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
     hint = f"readings are compared with published numbers: give them to a table that shows {', '.join(OF_METRIC)}"
     require(bool(of_metric), f"{where}: tables.published", None, hint)
-    scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if suite.open.scores else ()
+    # a suite with a table of scores has the callback itself
+    lacks = suite.open.scores and all(table.show != "scores" for table in suite.tables)
+    scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if lacks else ()
     axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
     changes = {
         "title": f"{suite.title}: readings of what the source leaves open",
