@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fl_lightning.engine import recording
-from fl_lightning.engine.recording import Recorder, Recording, native
+from fl_lightning.engine.recorder import Recorder, native
+from fl_lightning.engine.recording import Recording
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ def test_a_copy_whose_memory_is_read_before_stays_one():
 
 
 def test_a_native_function_is_the_operation_itself(monkeypatch):
-    monkeypatch.setattr(recording, "NATIVE", {})
+    monkeypatch.setattr("fl_lightning.engine.recorder.NATIVE", {})
     a, b = torch.randn(2, 3, 3)
     assert native(aten.mm.default, [a, b], {}) is torch.mm
     assert native(aten.view.default, [a, [9]], {}) is torch.Tensor.view
@@ -94,7 +94,7 @@ def test_a_native_function_is_the_operation_itself(monkeypatch):
 
 
 def test_batch_norm_counts_a_batch_once(monkeypatch):
-    monkeypatch.setattr(recording, "NATIVE", {})
+    monkeypatch.setattr("fl_lightning.engine.recorder.NATIVE", {})
     mean, variance, ones = torch.zeros(4), torch.ones(4), torch.ones(4)
 
     def program(x, mean, variance):
