@@ -1,7 +1,9 @@
 """Results of former code are never averaged with those of the present one in silence."""
 
 import csv
+import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -67,9 +69,15 @@ def edit(tmp_path, text=AFTER):
 
 
 def contents(folder):
-    """Of all files but SQLite's memory of who reads a database, in which each reader writes."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
-    return {path: path.read_bytes() for path in files}
+    """Of all files: of a database what it holds, since SQLite writes its files anew as a connection is closed."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if path.suffix == ".db":
+            with closing(sqlite3.connect(path)) as database:
+                found[path] = list(database.iterdump())
+        elif not path.name.endswith((".db-shm", ".db-wal")):
+            found[path] = path.read_bytes()
+    return found
 
 
 def test_it_stops_and_names_the_cells_and_writes_nothing(bench, tmp_path):
