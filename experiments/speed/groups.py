@@ -1,13 +1,14 @@
 """What training clients side by side saves: CPU time of a round by the size of the groups.
 
-python experiments/speed/groups.py [--models Logistic MLP FEMNIST FedCKACNN] [--sizes 1 2 4 8 16 32 64] [--turns 3]
-                                   [--output results.csv]
+python experiments/speed/groups.py [--models Logistic Logistic,compile MLP FEMNIST FedCKACNN]
+                                   [--sizes 1 2 4 8 16 32 64] [--turns 3] [--output results.csv]
 python experiments/speed/groups.py --show experiments/speed/groups.csv
 
 64 clients of equal size train on one thread for a local epoch, by FedAvg: a logistic regression on 60 numbers and a
 perceptron with two layers of 200 on 784, 20 batches of 10; the network of LEAF's FEMNIST (convolutions of 32 and 64
 maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes come in turn, and the fastest round of
-each counts, in which programs are repeated. Beside it stand the operations of a step, by which ``auto`` decides.
+each counts, in which programs are repeated or, with ``compile``, run compiled. Beside it stand the operations of a
+step, by which ``auto`` decides.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ def femnist() -> Backbone:
     return Backbone(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 49, 512), nn.ReLU(), nn.Linear(512, 62)))
 
 
+COMPILE = "Logistic,compile"
 # the network, the shape of an image, the batch size and the number of batches
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], int, int]] = {
     "Logistic": (lambda: Logistic(60), (6, 10, 1), 10, 20),
+    COMPILE: (lambda: Logistic(60), (6, 10, 1), 10, 20),
     "MLP": (lambda: MLP(784, [200, 200]), (28, 28, 1), 10, 20),
     "FEMNIST": (femnist, (28, 28, 1), 20, 4),
     "FedCKACNN": (FedCKACNN, (32, 32, 3), 64, 4),
@@ -86,7 +89,7 @@ def seconds_of_round(name: str, size: int, rounds: int) -> float:
         how = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "threads_per_worker": 1}
         how |= {"default_root_dir": folder, "eval_every_n_rounds": rounds, "channels_last": size == 1}
         watch = Watch()
-        trainer = FederatedTrainer(rounds, clients_per_step=size, callbacks=[watch], **how)
+        trainer = FederatedTrainer(rounds, clients_per_step=size, compile=name == COMPILE, callbacks=[watch], **how)
         trainer.fit(model, NpyImages(folder, num_clients=CLIENTS, batch_size=batch))
     return min(watch.seconds[1:])
 
@@ -133,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine(), time.strftime("%F"))
     print("milliseconds of CPU a round, and the share of the time one by one")
-    print(f"{'model':>10}{'operations':>12}{''.join(f'{size:>15}' for size in args.sizes)}")
+    print(f"{'model':>17}{'operations':>12}{''.join(f'{size:>15}' for size in args.sizes)}")
     rows = []
     for name in args.models:
         fastest = {size: float("inf") for size in args.sizes}
@@ -142,7 +145,7 @@ def main() -> None:
                 fastest[size] = min(fastest[size], seconds_of_round(name, size, args.rounds))
         first = fastest[args.sizes[0]]
         cells = "".join(f"{1000 * seconds:9.0f} {seconds / first:5.2f}" for seconds in fastest.values())
-        print(f"{name:>10}{operations(name) / 1e6:11.1f}M{cells}")
+        print(f"{name:>17}{operations(name) / 1e6:11.1f}M{cells}")
         rows += [{"model": name, "operations": operations(name), "size": k, "seconds": v} for k, v in fastest.items()]
     if args.output is not None:
         with args.output.open("w", newline="") as file:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning.engine import recording, run
 from fl_lightning.engine.compiled import CompiledPrograms
-from fl_lightning.engine.groups import choosing
+from fl_lightning.engine.groups import choosing, forming
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedLC, FedProto, FedProx, FedUV, StructuredDeCov
 from fl_lightning.models import Encoder, FedCKACNN
 
@@ -94,6 +94,26 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path, plainly, name):
     for other in found[1:]:
         assert_same_bits(found[0]["state"], other["state"])
         assert found[0]["metrics"] == other["metrics"]
+
+
+def test_the_only_group_is_cut_in_two_for_any_number_of_workers(tmp_path, plainly, monkeypatch):
+    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 3)
+    monkeypatch.setattr(forming, "LONGER", 9.0)  # with so few clients it would not pay
+    monkeypatch.setattr(forming, "BOTH", 9.0)
+    sizes, halves = [], forming.halves
+
+    def noted(*given):
+        parts = halves(*given)
+        sizes.append([*map(len, parts)])
+        return parts
+
+    monkeypatch.setattr(forming, "halves", noted)
+    how = {"data": partial(digits, num_clients=7), "visits": False, "compile": True}
+    found = [trained(tmp_path, "auto", devices=n, **how)[0] for n in (1, 2)]
+    assert sizes
+    assert all(len(parts) == 2 and sum(parts) == 7 for parts in sizes)
+    assert_same_bits(found[0]["state"], found[1]["state"])
+    assert found[0]["metrics"] == found[1]["metrics"]
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles for a CPU with g++")

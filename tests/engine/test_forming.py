@@ -1,10 +1,10 @@
 """Which clients share a group."""
 
-from fl_lightning.engine.groups.forming import cost, form_groups, longest_alone
+from fl_lightning.engine.groups.forming import BOTH, COMPILED, LONGER, cost, form_groups, longest_alone
 
 
-def groups(steps, least=2, size=4, kind=lambda k: None, lean=False):
-    return form_groups(dict(enumerate(steps)), least, size, kind, lean)
+def groups(steps, least=2, size=4, kind=lambda k: None, lean=False, compiled=False):
+    return form_groups(dict(enumerate(steps)), least, size, kind, lean, compiled)
 
 
 def test_each_client_is_in_one_group_beside_those_of_as_many_steps():
@@ -30,3 +30,27 @@ def test_clients_of_far_more_steps_train_by_themselves_where_that_takes_less_tim
     order = sorted(named, key=lambda k: (-named[k], k))
     taken = [sum(named[k] for k in order[:n]) + cost(order[n:], named) for n in range(len(order) - 1)]
     assert taken.index(min(taken)) == longest_alone(order, named)
+
+
+def test_the_only_group_is_cut_in_two_where_two_workers_gain_much_and_one_loses_little():
+    uneven = [*[90] * 10, *range(70, 6, -1)]
+    named = dict(enumerate(uneven))
+    given = {"least": 8, "size": 128, "lean": True}
+
+    def costs(parts):
+        return [cost(part, named, COMPILED) for part in parts]
+
+    first, second = cut = groups(uneven, **given, compiled=True)
+    assert first + second == list(named)
+    whole = cost(list(named), named, COMPILED)
+    assert max(costs(cut)) <= LONGER * whole
+    assert sum(costs(cut)) <= BOTH * whole
+    # no other cut has a shorter longest part
+    others = (list(named)[:place] for place in range(8, len(uneven) - 7))
+    assert max(costs(cut)) == min(max(costs([part, list(named)[len(part) :]])) for part in others)
+    # programs that are not compiled take longer; so do more of them for few clients
+    assert groups(uneven, **given) == [list(named)]
+    assert groups([10] * 20, **given, compiled=True) == [list(range(20))]
+    # several groups keep several workers busy as they are
+    assert list(map(len, groups([10] * 200, **given, compiled=True))) == [100, 100]
+    assert len(groups(uneven, least=8, size=128, compiled=True)) == 1

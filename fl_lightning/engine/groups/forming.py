@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-# what a program takes, in steps of one client by itself, and what each of its clients adds; see docs/side_by_side.md
-PROGRAM, SHARE = 1.4, 0.055
+# what a program takes, in steps of one client by itself, without and with compile, and what each of its clients adds;
+# see docs/side_by_side.md
+PROGRAM, COMPILED, SHARE = 1.4, 1.1, 0.055
+# a group is cut in two where the longer one takes at most this share of its time, and both together at most that
+LONGER, BOTH = 0.75, 4 / 3
 
 
 def form_groups(
-    steps: Mapping[int, int], least: int, size: int, kind: Callable[[int], object], lean: bool = False
+    steps: Mapping[int, int],
+    least: int,
+    size: int,
+    kind: Callable[[int], object],
+    lean: bool = False,
+    compiled: bool = False,
 ) -> list[list[int]]:
     """Deal a cohort out in groups of ``least`` to ``size`` clients; those of which there are fewer come one by one.
 
@@ -23,6 +33,8 @@ def form_groups(
         size: most clients of a group, at least 1.
         kind: only clients of which it gives the same share a group.
         lean: leave clients of far more steps than the others to themselves, where that takes less time.
+        compiled: programs are compiled; with ``lean``, a group that is the only one is then cut in two, where two
+            workers gain much and one loses little. Other programs take longer, so that one worker would lose more.
 
     Returns:
         The clients of each group, those with the most steps first.
@@ -37,7 +49,7 @@ def form_groups(
         clients = clients[alone:]
         few = len(clients) < least
         groups += [[k] for k in clients] if few else dealt_out(clients, -(-len(clients) // size))
-    return groups
+    return halves(groups[0], steps, least) if lean and compiled and len(groups) == 1 else groups
 
 
 def dealt_out(clients: Sequence[int], number: int) -> list[list[int]]:
@@ -61,7 +73,23 @@ def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
     return number
 
 
-def cost(group: Sequence[int], steps: Mapping[int, int]) -> float:
+def halves(group: list[int], steps: Mapping[int, int], least: int) -> list[list[int]]:
+    """A group of compiled programs in two of about equal cost, where that pays; else as it is."""
+
+    def costs(place: int) -> list[float]:
+        return [cost(part, steps, COMPILED) for part in (group[:place], group[place:])]
+
+    places = range(least, len(group) - least + 1)
+    # the further down the cut, the more the first part takes, and the less the second
+    middle = bisect_left(places, 0.0, key=lambda place: operator.sub(*costs(place)))
+    cut = min(places[max(middle - 1, 0) : middle + 1], key=lambda place: max(costs(place)), default=None)
+    whole = cost(group, steps, COMPILED)
+    if cut is None or max(costs(cut)) > LONGER * whole or sum(costs(cut)) > BOTH * whole:
+        return [group]
+    return [group[:cut], group[cut:]]
+
+
+def cost(group: Sequence[int], steps: Mapping[int, int], program: float = PROGRAM) -> float:
     """What training a group takes, in steps of one client."""
     most, total = steps[group[0]], sum(steps[k] for k in group)
-    return total if len(group) == 1 else PROGRAM * most + SHARE * total
+    return total if len(group) == 1 else program * most + SHARE * total
