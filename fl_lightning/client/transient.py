@@ -215,6 +215,41 @@ def objects_in(value: Any, known: set[int]) -> Iterator[Any]:
             yield from objects_in(part, known)
 
 
+def values_held(module: nn.Module, methods: Iterable[Method], known: Iterable[Tensor]) -> list[Any]:
+    """What the attributes of a module, its parts and methods hold, to be compared by :func:`are_equal`.
+
+    Tensors and arrays are copied; those of server values, and ``known`` ones, are left out.
+    """
+    methods, found, seen = list(methods), list[Any](), set(map(id, known))
+    seen |= {id(tensor) for _, tensor in Attributes(methods, set(seen)).server}
+    owners = [({k: v for k, v in vars(part).items() if k not in OWN}) for part in module.modules()]
+    for value in (*owners, *map(vars, methods)):
+        for part in objects_in(value, seen):
+            if isinstance(part, Tensor):
+                found.append(part.detach().clone())
+            elif isinstance(part, np.ndarray):
+                found.append(part.copy())
+            elif (held := held_by(part)) or isinstance(part, NESTED):
+                named = held.items() if isinstance(held, dict) else enumerate(held)
+                found.append([(key, inner) for key, inner in named if isinstance(inner, VALUES)])
+            else:
+                found.append(part)
+    return found
+
+
+def are_equal(one: list[Any], other: list[Any]) -> bool:
+    """Whether attributes hold the same values, and the same of other objects."""
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.dtype == b.dtype and torch.equal(a, b)
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            return a.dtype == b.dtype and np.array_equal(a, b)
+        return a is b or (type(a) is type(b) is list and repr(a) == repr(b))
+
+    return len(one) == len(other) and all(map(same, one, other))
+
+
 def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor | None) -> None:
     """Give a tensor its values, its ``requires_grad`` and its gradient back."""
     with torch.inference_mode(value.is_inference()), torch.no_grad():

@@ -104,17 +104,21 @@ class CompiledPrograms:
     def __init__(self, mode: bool | str, warn: Callable[[str], None]) -> None:
         # a CUDA graph writes its results over those of the step before, which clients keep
         self._options = ({} if mode is True else torch._inductor.list_mode_options(str(mode))) | NO_GRAPHS
-        self.warn, self._failed = warn, False
-        self._by_key: dict[Any, Callable[..., Any]] = {}
-        self._by_code: dict[Any, Callable[..., Any]] = {}
+        self.warn, self._said = warn, set[str]()
+        # None is what cannot be compiled
+        self._by_key: dict[Any, Callable[..., Any] | None] = {}
+        self._by_code: dict[Any, Callable[..., Any] | None] = {}
 
     def say(self, what: str, why: str) -> None:
-        """Say that something runs as it is."""
-        self.warn(f"trainer.compile: {what} cannot be compiled and runs as it is: {why}")
+        """Say, once, that something runs as it is."""
+        text = f"trainer.compile: {what} cannot be compiled and runs as it is: {why}"
+        if text not in self._said:
+            self._said.add(text)
+            self.warn(text)
 
-    def forget(self, part: str) -> None:
-        """Trace the programs of a part of a step anew."""
-        self._by_key = {key: program for key, program in self._by_key.items() if key[0] != part}
+    def forget(self, part: str | None = None) -> None:
+        """Trace the programs of a part of a step anew, or all."""
+        self._by_key = {key: program for key, program in self._by_key.items() if part not in (None, key[0])}
 
     def compiled(
         self, key: Any, program: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], stacked: Sequence[bool]
@@ -127,22 +131,23 @@ class CompiledPrograms:
             inputs: tensors to compile it for.
             stacked: which of them are of each client.
         """
-        if self._failed:
-            return None
         if key not in self._by_key:
+            # others are compiled nevertheless: the bits of a client may not depend on who has come before it
+            self._by_key[key] = None
             try:
                 self._by_key[key] = self._compile(trace(program, inputs, stacked), inputs, stacked)
             except Exception as error:  # whatever a compiler comes upon
-                self._failed = True
                 self.say("the step of clients side by side", first_line(error))
-                return None
         return self._by_key[key]
 
-    def _compile(self, traced: GraphModule, inputs: Sequence[Tensor], stacked: Sequence[bool]) -> Callable[..., Any]:
+    def _compile(
+        self, traced: GraphModule, inputs: Sequence[Tensor], stacked: Sequence[bool]
+    ) -> Callable[..., Any] | None:
         # steps at another rate are others by their key, but mostly not by their code
         shapes = tuple((t.shape[own:], t.dtype, own) for t, own in zip(inputs, stacked, strict=True))
         code = (traced.code, shapes, tuple(id(value) for value in traced.buffers()))
         if code not in self._by_code:
+            self._by_code[code] = None
             function = torch.compile(traced, fullgraph=True, dynamic=False, options=self._options)
             # the code may depend on the sizes that it is first compiled for, so these are the same everywhere
             some = [

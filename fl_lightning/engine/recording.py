@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from fl_lightning.client.transient import are_equal
 from fl_lightning.engine.compiled import CompiledPrograms
 from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots
 from fl_lightning.errors import ClientError
@@ -47,12 +48,14 @@ class Recording:
     def __init__(self, recorder: Recorder, num_inputs: int, outputs: Sequence[Tensor], notes: Any) -> None:
         if recorder.obstacle is not None:
             raise NotRecordable(recorder.obstacle)
+        if any(torch.Tag.nondeterministic_seeded in operation.target.tags for operation in recorder.operations):
+            raise NotRecordable("it draws random numbers")
         if any(tensor._version != version for _, tensor, version in recorder.outside):
             raise NotRecordable("it writes to a tensor that is not the client's")
         self.operations, self.num_inputs, self.notes = recorder.operations, num_inputs, notes
         self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
         self._outputs = [recorder.slot(tensor) for tensor in outputs]
-        self.compiled = False
+        self.compiled, self.age = False, 0
         self._program: Callable[..., Any]
         self._known: list[Tensor]
 
@@ -132,32 +135,46 @@ class Recordings:
     """The recordings of a worker, by the part of a step and by what may differ from step to step beside tensors.
 
     A program is noted down the second time that it comes, and repeated from the third on. What methods and modules keep
-    outside of tensors may change between rounds, so that in each round the first program of a part is run as usual: if
-    it is another one than before, all recordings of this part are dropped.
+    outside of tensors may change between rounds. Where an attribute has, each program is run as usual before it is
+    repeated again; else the first program of a part is, in each round. If it is another one than before, all recordings
+    of this part are dropped.
 
     Args:
         compiler: compiles programs, so that they are repeated from the first time on.
 
     Attributes:
-        obstacles: why a part is never repeated, by part.
+        obstacles: why a part is never repeated, by part; where programs are compiled by program, since the bits of one
+            may not depend on which came before.
     """
 
     def __init__(self, compiler: CompiledPrograms | None = None) -> None:
         self.compiler = compiler
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
+        self._outside, self._age = list[Any](), 0
         self._dropped: Counter[str] = Counter()
-        self.obstacles: dict[str, str] = {}
+        self.obstacles: dict[Any, str] = {}
 
-    def begin_round(self, round_: int) -> None:
-        """Nothing is known yet of how the programs of this round are."""
-        if round_ != self._round:
+    def begin_group(self, round_: int, outside: list[Any]) -> None:
+        """Nothing is known yet of how the programs of a round are.
+
+        Args:
+            round_: its number.
+            outside: what the attributes of module and methods hold.
+        """
+        same = are_equal(self._outside, outside)
+        if round_ != self._round or not same:
             self._round = round_
             self._confirmed.clear()
+        if not same:
+            self._outside, self._age = outside, self._age + 1
+            if self.compiler is not None:
+                self.compiler.forget()
 
     def find(self, part: str, key: Any) -> Recording | None:
         """The recording of a program; None where it is to be run."""
-        return self._kept.get(part, {}).get(key) if part in self._confirmed else None
+        found = self._kept.get(part, {}).get(key) if part in self._confirmed else None
+        return found if found is None or found.age == self._age else None
 
     def run(
         self,
@@ -171,13 +188,14 @@ class Recordings:
 
         Args:
             part: of which part of a step it is.
-            key: programs of this part with the same key are alike.
+            key: programs of this part with the same key are alike; the number of clients comes first.
             inputs: its inputs, each once.
             program: runs it; gives its outputs and its notes.
             compiled: compiles it; its outputs are then those of the compiled one, each time.
         """
         kept = self._kept.setdefault(part, {})
-        if part in self.obstacles:
+        what = part if self.compiler is None else (part, *key[1:])
+        if what in self.obstacles:
             return program()
         if key not in kept and len(kept) >= MOST_KEPT:
             kept.clear()
@@ -209,7 +227,7 @@ class Recordings:
                 recording.write(recorder, outputs)
                 check_repeats(recording, copies, inputs, outputs)
         except NotRecordable as error:
-            self.obstacles[part] = str(error)
+            self.obstacles[what] = str(error)
             kept.clear()
             if self.compiler is not None:
                 self.compiler.say(f"the {part} of clients side by side", str(error))
@@ -223,7 +241,7 @@ class Recordings:
             check_near(usual, [*outputs, *(tensor for tensor, _ in written)])
         if before is not None or not any(kept.values()):
             self._confirmed.add(part)
-        kept[key] = recording
+        kept[key], recording.age = recording, self._age
         return outputs, notes
 
 

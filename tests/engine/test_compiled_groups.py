@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.beside import arrays, assert_near, digits, mlp, sgd, trained
-from helpers.errors import warned
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits
 from lightning.pytorch import LightningModule
 from torch import nn
@@ -179,6 +179,71 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(tmp_path, monkey
     assert sum("trainer.compile" in str(one.message) for one in caught) == 1
     assert not any(repeated)
     assert_same_bits(plain["state"], other["state"])
+
+
+class Short(LightningModule):
+    """Logs a number of short batches, which cannot be repeated."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) < 8:
+            self.log("short", 1.0)
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Noisy(Short):
+    """Adds noise to its batches."""
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0] + torch.randn_like(batch[0])), batch[1])
+
+
+def test_a_program_that_cannot_be_repeated_leaves_the_others_compiled(tmp_path, plainly, repeated):
+    """Else the bits of a group would depend on which groups its worker has trained before."""
+    how = {"model": Short, "data": arrays, "local_epochs": 1, "visits": False, "compile": True}
+    found = []
+    for rounds in (2, 4):
+        repeated.clear()
+        with warned("trainer.compile: ", "a number to be logged"):
+            trained(tmp_path / str(rounds), 6, **how, max_rounds=rounds)
+        found.append(sum(repeated))
+    assert found[1] > found[0]
+
+
+def test_a_program_that_fails_to_compile_leaves_the_others_compiled(tmp_path, monkeypatch, plainly, repeated):
+    calls, compile_ = [], CompiledPrograms._compile
+
+    def second(*given):
+        calls.append(1)
+        return fails() if len(calls) == 1 else compile_(*given)
+
+    monkeypatch.setattr(CompiledPrograms, "_compile", second)
+    with warned("trainer.compile: ", "no compiler here"):
+        trained(tmp_path, 3, methods=lambda: [SCAFFOLD()], visits=False, compile=True)
+    assert any(repeated)
+
+
+def test_a_step_that_draws_random_numbers_is_not_compiled(tmp_path, plainly, repeated):
+    how = {"model": Noisy, "data": arrays, "visits": False}
+    with warned("trainer.compile: ", "draws random numbers") as caught:
+        compiled, _ = trained(tmp_path, 6, compile=True, **how)
+    assert len([one for one in caught if "trainer.compile" in str(one.message)]) == 1
+    plain, _ = trained(tmp_path / "plain", 6, **how)
+    assert_same_bits(plain["state"], compiled["state"])
+
+
+def test_a_run_resumes_in_the_groups_that_it_began_in(tmp_path, plainly, monkeypatch):
+    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 3)
+    how = {"visits": False, "compile": True, "name": "run", "checkpoint_every_n_rounds": 1}
+    trained(tmp_path, "auto", **how, max_rounds=1)
+    with refused("ckpt_path=", "trainer.clients_per_step"):
+        trained(tmp_path, 128, **how, max_rounds=2, ckpt_path="last")
 
 
 def test_a_compiled_step_that_gives_other_values_is_not_used(tmp_path, monkeypatch, plainly):

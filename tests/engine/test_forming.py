@@ -48,6 +48,8 @@ def test_the_only_group_is_cut_in_two_where_two_workers_gain_much_and_one_loses_
     # no other cut has a shorter longest part
     others = (list(named)[:place] for place in range(8, len(uneven) - 7))
     assert max(costs(cut)) == min(max(costs([part, list(named)[len(part) :]])) for part in others)
+    # the most even cut may cost too much in all where another does not
+    assert list(map(len, groups([10] * 20 + [6] * 25, **given, compiled=True))) == [20, 25]
     # programs that are not compiled take longer; so do more of them for few clients
     assert groups(uneven, **given) == [list(named)]
     assert groups([10] * 20, **given, compiled=True) == [list(range(20))]

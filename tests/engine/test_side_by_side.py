@@ -870,6 +870,13 @@ class Asks(Method):
         return torch.tensor(float(client.info.id))
 
 
+class Slows(Method):
+    """Lowers the learning rate in a hook; each visit begins with the module's own."""
+
+    def on_before_optimizer_step(self, client, optimizer):
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+
 class Watched(Scheduled):
     kind, how = ReduceLROnPlateau, {"monitor": "loss"}
 
@@ -889,6 +896,7 @@ REFUSED = {
     "a recurrent layer": ({"model": Recurrent}, ["lstm", "LSTM"]),
     "an attribute of a method": ({"methods": lambda: [Keeps()]}, ["Keeps.last"]),
     "the id of a client": ({"methods": lambda: [Asks()]}, ["client.info.id"]),
+    "a rate that a hook sets": ({"methods": lambda: [Slows()]}, ["the optimizer's settings"]),
     "half precision": ({"precision": "bf16-mixed", "data": partial(arrays, doubles=False)}, ["trainer.precision"]),
     "a schedule within the visit": ({"model": Watched, "client_schedulers": "restart"}, ["scheduler"]),
     "a cache of references": ({"model": mlp, "data": digits, "cache_references": True}, ["trainer.cache_references"]),
@@ -1104,18 +1112,34 @@ class Rated(Own):
         return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.9), "interval": "step"}]
 
 
-class Slows(Method):
-    """Sets the learning rate in a hook; each visit begins with the module's own."""
+class Shorter(Method):
+    """Its penalty of batches of less than 8 depends on the round."""
 
-    def on_before_optimizer_step(self, client, optimizer):
-        optimizer.param_groups[0]["lr"] = 0.01
+    weight = 0.0
+
+    def on_round_start(self, server):
+        self.weight = 0.1 * server.round
+
+    def penalty(self, client, step):
+        if len(step.targets) < 8:
+            return self.weight * sum(p.square().sum() for p in client.module.parameters())
+        return None
+
+
+class ByIndex(Own):
+    """Its step is another one for the first batch of a pass."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx == 0 else 1.5 * loss
 
 
 CHANGES = {
     "a penalty by the round": {"methods": lambda: [Warm()]},
     "a loss by the step": {"model": Counts, "data": arrays},
     "a loss by the rate": {"model": Rated, "data": arrays},
-    "a rate that a hook sets": {"methods": lambda: [Slows()]},
+    "a penalty of short batches by the round": {"model": Own, "data": arrays, "methods": lambda: [Shorter()]},
+    "a branch on the batch's index": {"model": ByIndex, "data": arrays},
 }
 
 

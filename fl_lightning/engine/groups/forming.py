@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 # what a program takes, in steps of one client by itself, without and with compile, and what each of its clients adds;
 # see docs/side_by_side.md
@@ -75,18 +73,14 @@ def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
 
 def halves(group: list[int], steps: Mapping[int, int], least: int) -> list[list[int]]:
     """A group of compiled programs in two of about equal cost, where that pays; else as it is."""
-
-    def costs(place: int) -> list[float]:
-        return [cost(part, steps, COMPILED) for part in (group[:place], group[place:])]
-
-    places = range(least, len(group) - least + 1)
-    # the further down the cut, the more the first part takes, and the less the second
-    middle = bisect_left(places, 0.0, key=lambda place: operator.sub(*costs(place)))
-    cut = min(places[max(middle - 1, 0) : middle + 1], key=lambda place: max(costs(place)), default=None)
-    whole = cost(group, steps, COMPILED)
-    if cut is None or max(costs(cut)) > LONGER * whole or sum(costs(cut)) > BOTH * whole:
-        return [group]
-    return [group[:cut], group[cut:]]
+    whole, sums = cost(group, steps, COMPILED), [0, *accumulate(steps[k] for k in group)]
+    best, number = LONGER * whole, len(group)
+    for place in range(least, len(group) - least + 1):
+        first = COMPILED * steps[group[0]] + SHARE * sums[place]
+        second = COMPILED * steps[group[place]] + SHARE * (sums[-1] - sums[place])
+        if max(first, second) <= best and first + second <= BOTH * whole:
+            best, number = max(first, second), place
+    return [group[:number], group[number:]] if number < len(group) else [group]
 
 
 def cost(group: Sequence[int], steps: Mapping[int, int], program: float = PROGRAM) -> float:

@@ -27,6 +27,7 @@ from fl_lightning.client.columns import (
     take_apart,
 )
 from fl_lightning.client.places import TensorPlaces
+from fl_lightning.client.transient import values_held
 from fl_lightning.client.visit import Visit
 from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
@@ -126,7 +127,6 @@ class Group:
     def _train(self) -> None:
         training, client = self.training, self.client
         training.stopwatch.start()
-        training.recordings.begin_round(self.round)
         with ExitStack() as stack:
             loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
             clock = client.resident.clock
@@ -143,6 +143,8 @@ class Group:
             self.places = TensorPlaces(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
             self._begin(optimizer)
+            held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
+            training.recordings.begin_group(self.round, held)
             try:
                 feed = Feed(training.loaders, loaders, self.device)
                 training.stopwatch.lap("load")
@@ -234,6 +236,8 @@ class Group:
         """The step of the clients of a batch: one for all that can take it together."""
         rows, clock = batch.rows, self.clocks[0]
         same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
+        if self.training.looks_at_index and len(batch.indices) > 1:
+            same.append(np.array(batch.indices))
         if clock.accumulate == 1 and all((values == values[0]).all() for values in same):
             self._step(batch, True, True, optimizer)
             return

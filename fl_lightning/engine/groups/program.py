@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.client.columns import Changes, Rows, numbers_of, put_together
 from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
+from fl_lightning.errors import ClientError
 from fl_lightning.state import State
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Program:
             differing = (value for value, batched in counts if batched)
             outputs = [*torch.vmap(mapped, randomness="different")(*stacked, *differing)]
         if group.note_settings():
-            note("the optimizer's settings, and changes them")
+            raise ClientError("a step changes the optimizer's settings, which these clients have in common")
         gradients: State = {}
         if part.finish is not None:
             places = [name for name, is_tensor in notes.results.items() if is_tensor]

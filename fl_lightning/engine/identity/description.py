@@ -132,6 +132,8 @@ def of_trainer(run: Run) -> dict[str, Any]:
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
         "clients_per_step": run.local_training.choice.size,
+        # auto forms other groups of the same size
+        "clients_per_step=auto": run.local_training.choice.least > 2,
         **evaluated,
     }
 
