@@ -56,6 +56,8 @@ def test_every_command_is_known_to_a_test():
         "--trainer.devices auto",
         "torchrun",
         ".[speed]",
+        "scaled/seconds.yaml",
+        "--scale 0.02",
     )
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
@@ -96,6 +98,12 @@ def test_the_commands_for_many_workers_run(capsys, undrawn):
 def test_early_stopping_runs(capsys, undrawn):
     main([*command("EarlyStopping"), "--trainer.callbacks.patience", "0", "--trainer.max_rounds", "3"])
     assert "rounds, test/accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "cells"), [("scaled/seconds.yaml", 32), ("--scale 0.02", 15)])
+def test_the_suites_of_seconds_are_understood(text, cells, capsys):
+    main([*command(text), "--status", "--output", "out"])
+    assert f"{cells} cells: {cells} waiting" in capsys.readouterr().out
 
 
 def test_the_doctor_prints_its_plan(capsys):

@@ -281,14 +281,16 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
     Args:
         cells: the cells.
-        only: patterns such as ``method=FedCKA,alpha=0.1``, of any axes and ``seed``.
+        only: patterns such as ``method=FedCKA,alpha=0.1``, of any axes and ``seed``. A label is as the suite has it, or
+            as the names of cells do.
 
     Raises:
         UsageError: a pattern matches no cell.
     """
     wanted: set[str] = set()
     for pattern in only:
-        terms = set(pattern.split(","))
+        pairs = (term.partition("=") for term in pattern.split(","))
+        terms = {f"{axis}{equals}{file_part(label)}" for axis, equals, label in pairs}
         matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
         hint = f"no cell matches; one is called {cells[0].name if cells else ''}: give one or more of its parts"
         require(bool(matching), "--only", pattern, hint)

@@ -9,6 +9,7 @@ import yaml
 from helpers.errors import refused
 
 from fl_lightning.bench import load_suite
+from fl_lightning.bench.cells_csv import read_cells, stored_cells
 from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.table import write_tables
@@ -16,7 +17,7 @@ from fl_lightning.bench.table import write_tables
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 sys.path.insert(0, str(PAPERS / "programs"))
 
-from make_results import make, write_tables_beside  # noqa: E402, found through the path above
+from make_results import changed, make, suite_of, write_tables_beside  # noqa: E402, found through the path above
 
 SUITE = {
     "title": "A paper, Table 3",
@@ -87,3 +88,12 @@ def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
     text = make(papers)
     assert "readings of what the source leaves open" in text
     assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in text
+
+
+@pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)
+def test_the_cells_of_the_papers_are_still_those_of_their_suites(file):
+    suite = suite_of(file, PAPERS)
+    stored = stored_cells(file, suite)
+    assert [cell.digest for cell in stored] == list(read_cells(file))
+    # the page says where the images came from
+    assert set(changed(suite, stored)) <= {"data.class_path"}

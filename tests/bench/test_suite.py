@@ -6,10 +6,8 @@ import pytest
 from helpers.benches import TOY, toy_suite
 from helpers.errors import refused
 
-from fl_lightning.bench.cells_csv import read_cells, stored_cells
 from fl_lightning.bench.fragments import config_digest, fragments_of, merged_config, nested_config, of_result
-from fl_lightning.bench.readings import OF_READINGS, suites_in
-from fl_lightning.bench.suite import scaled_work
+from fl_lightning.bench.suite import scaled_work, selected_cells
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError
 from fl_lightning.yaml_files import read_yaml
@@ -134,11 +132,9 @@ def test_a_file_counts_by_what_it_holds_outside_the_data(tmp_path, monkeypatch):
     assert config_digest(a) != before[0] and config_digest(free) == before[1]
 
 
-@pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)
-def test_the_cells_of_the_papers_are_still_those_of_their_suites(file):
-    folder, _, name = file.name.removesuffix(".cells.csv").partition("-")
-    path = PAPERS / folder / f"{name.removesuffix(OF_READINGS)}.yaml"
-    suite = suites_in(path)[name.endswith(OF_READINGS)]
-    stored = stored_cells(file, suite)
-    assert [cell.digest for cell in stored] == list(read_cells(file))
-    assert {cell.digest for cell in stored} <= {cell.digest for cell in suite.cells(seeds={one.seed for one in stored})}
+@pytest.mark.parametrize("pattern", ["network=7 layers", "network=7_layers", "method=FedCKA,network=7 layers"])
+def test_cells_are_selected_by_labels_as_the_suite_or_the_names_of_cells_have_them(pattern):
+    cells = load_suite(PAPERS / "fedcka" / "table4.yaml").cells()
+    selected = selected_cells(cells, [pattern])
+    assert selected and {cell.labels["network"] for cell in selected} == {"7 layers"}
+    assert ({cell.labels["method"] for cell in selected} == {"FedCKA"}) == ("FedCKA" in pattern)

@@ -86,13 +86,13 @@ def suite_of(file: Path, papers: Path) -> Suite:
 def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
     """Seeds, scale, seconds, and the keys of the configs in which the cells are not the suite's."""
     seeds = sorted({cell.seed for cell in cells})
-    done = [result for cell in cells if (result := results[cell.digest]).state == "done"]
-    hours = sum((one.seconds or 0) * len(one.values) for one in done) / 3600
+    done = [cell for cell in cells if results[cell.digest].state == "done"]
+    hours = sum((one.seconds or 0) * len(one.values) for one in (results[cell.digest] for cell in done)) / 3600
     scale = cells[0].scale
     share = f" at scale {scale:g} (rounds, local epochs and examples each times {scale ** (1 / 3):.2f})"
     yield f"- Seeds {', '.join(map(str, seeds))} of the suite's {len(suite.seeds)}{share if scale != 1 else ''}"
     yield f"- {hours:.1f} hours of training in the rounds of the {len(done)} finished cells"
-    for key, (theirs, ours) in sorted(changed(suite, cells).items()):
+    for key, (theirs, ours) in sorted(changed(suite, done).items()):
         yield f"- `{key}`: `{ours}` instead of the suite's `{theirs}`"
 
 
