@@ -288,8 +288,10 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         UsageError: a pattern matches no cell.
     """
     wanted: set[str] = set()
+    # a label may have commas of its own
+    axes = "|".join(re.escape(axis) for cell in cells[:1] for axis in (*cell.labels, "seed"))
     for pattern in only:
-        pairs = (term.partition("=") for term in pattern.split(","))
+        pairs = (term.partition("=") for term in re.split(f",(?=(?:{axes})=)", pattern))
         terms = {f"{axis}{equals}{file_part(label)}" for axis, equals, label in pairs}
         matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
         hint = f"no cell matches; one is called {cells[0].name if cells else ''}: give one or more of its parts"

@@ -132,9 +132,15 @@ def test_a_file_counts_by_what_it_holds_outside_the_data(tmp_path, monkeypatch):
     assert config_digest(a) != before[0] and config_digest(free) == before[1]
 
 
-@pytest.mark.parametrize("pattern", ["network=7 layers", "network=7_layers", "method=FedCKA,network=7 layers"])
-def test_cells_are_selected_by_labels_as_the_suite_or_the_names_of_cells_have_them(pattern):
-    cells = load_suite(PAPERS / "fedcka" / "table4.yaml").cells()
-    selected = selected_cells(cells, [pattern])
-    assert selected and {cell.labels["network"] for cell in selected} == {"7 layers"}
-    assert ({cell.labels["method"] for cell in selected} == {"FedCKA"}) == ("FedCKA" in pattern)
+@pytest.mark.parametrize(
+    ("suite", "patterns", "cells"),
+    [
+        ("fedcka/table4.yaml", ["network=7 layers", "network=7_layers"], 15),
+        ("fedcka/table4.yaml", ["method=FedCKA,network=7 layers,seed=0", "seed=0,network=7_layers,method=FedCKA"], 1),
+        ("fedlc/table4.yaml", ["data=Synthetic(0,0),method=FedAvg", "method=FedAvg,data=Synthetic_0_0"], 5),
+    ],
+)
+def test_cells_are_selected_by_labels_as_the_suite_or_the_names_of_cells_have_them(suite, patterns, cells):
+    all_cells = load_suite(PAPERS / suite).cells()
+    one, other = (selected_cells(all_cells, [pattern]) for pattern in patterns)
+    assert one == other and len(one) == cells
