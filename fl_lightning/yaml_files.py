@@ -194,6 +194,9 @@ def _syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     mark: Any = error.problem_mark
     if mark and text[mark.index : mark.index + 1] == "\t":
         return "there is a tab where YAML takes spaces alone; indent with spaces"
+    if "maximum nesting depth" in problem:
+        # PyYAML reads ahead, and from 6.0.4 on it ends at 1,000 levels by itself, before it gives events to count
+        return too_much(MOST_LEVELS + 1)
     if "another document" in problem:
         return "a second document begins here; keep one in a file"
     if "tag" in problem:

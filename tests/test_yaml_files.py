@@ -38,7 +38,6 @@ DAMAGED = {
     "a tag of Python": ("a: !!python/object/apply:os.system [id]\n", 1, 4, "tag"),
     "an own tag": ("a: !mine b\n", 1, 4, "'!mine'"),
     "deep": (nested(MOST_LEVELS + 1), 1, 4 * MOST_LEVELS + 1, "levels"),
-    "very deep": ("[" * 10**6, 1, MOST_LEVELS + 1, "levels"),
     "deep by aliases": (
         "".join(f"k{i}: &k{i} {{a: {f'*k{i - 1}' if i else 1}}}\n" for i in range(200)),
         100,
@@ -93,6 +92,14 @@ def test_a_damaged_file_is_refused_with_its_place(tmp_path, case):
     where, _, why = str(refused.value).partition(": ")
     assert where == f"{path}, line {line}, column {column}"
     assert words in why and ";" in why and "\n" not in why and len(why) < 200
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, "{a: " * 2000, "- " * 2000 + "a"])
+def test_a_very_deep_file_is_refused_where_we_or_the_parser_stop_to_count(tmp_path, text):
+    path = tmp_path / "given.yaml"
+    path.write_text(text)
+    with refused(f"{path}, line 1, column ", f"{MOST_LEVELS} levels"):
+        read_yaml(path)
 
 
 def test_a_file_that_cannot_be_read_or_is_too_large_is_refused(tmp_path, monkeypatch):
