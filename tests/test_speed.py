@@ -1,5 +1,6 @@
 """What the programs that measure speed say of themselves, and what a comparison with other frameworks finds."""
 
+import json
 import math
 import re
 import runpy
@@ -25,22 +26,24 @@ def test_a_program_says_what_it_measures(script, monkeypatch, capsys):
     assert f"experiments/speed/{script}" in capsys.readouterr().out
 
 
-def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("accuracy", [0.9, float("nan")])
+def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, accuracy):
     monkeypatch.syspath_prepend(SPEED)
     import peers
 
     kinds = (peers.PEERS["fluke"], *peers.OURS)
-    accuracies = (0.5, 0.51, 0.515, 0.9)
-    sides = [SimpleNamespace(kind=k, seconds=[9, 1, 3], accuracy=a) for k, a in zip(kinds, accuracies, strict=True)]
+    accuracies = (0.5, 0.51, 0.515, accuracy)
+    sides = [SimpleNamespace(kind=k, seconds=[9, 2, 6], accuracy=a) for k, a in zip(kinds, accuracies, strict=True)]
+    sides[1].seconds = [9, 1, 3]
     monkeypatch.setattr(peers, "measure", lambda *_: (sides, {"torch": "2"}))
-    versions, differing = peers.compare(SimpleNamespace(peers=["fluke"], ours=[], tolerance=0.02), tmp_path)
-    assert versions == {"torch": "2"}
-    assert differing == ["fluke 0.500, bf16, channels_last 0.900"]
-    assert capsys.readouterr().out.split()[2:10] == ["1.00", "2.00", "1.00", "2.00", "1.00", "1.00", "1.00", "1.00"]
+    results = peers.compare_images(SimpleNamespace(peers=["fluke"], ours=[], model="FedCKACNN"), tmp_path)
+    assert "| fluke | 2 | 2.00 | 2.00 | 1.00 | 1.00 |" in peers.table("images", results)
+    (differing,) = peers.differing_sides("images", results, 0.02)
+    assert differing == f"fluke has an accuracy of 0.500, ours in bf16, channels_last of {accuracy:.3f}"
 
 
 @pytest.mark.parametrize("difference", [2e-4, float("nan")])
-def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, capsys, difference):
+def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, capsys, tmp_path, difference):
     monkeypatch.syspath_prepend(SPEED)
     import peers
 
@@ -48,9 +51,13 @@ def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, caps
     rows = [{"side": f"side {d}", **found, "difference": d} for d in (0, 9e-5, difference)]
     results = {"machine": "a machine", "versions": {"torch": "2"}, "moved": 0.01, "sides": rows}
     monkeypatch.setattr(peers, "compare_small", lambda *_: results)
-    with pytest.raises(SystemExit, match=f"differ from ours by more than 0.0001: side {difference}$"):
-        peers.run_small(SimpleNamespace(case="femnist", clients=None, cohort=None, output=None))
+    file = tmp_path / "results.json"
+    file.write_text('{"images": 1}')
+    args = SimpleNamespace(case="femnist", clients=None, cohort=None, output=file, tolerance=0.02)
+    with pytest.raises(SystemExit, match=f"not the same work: the weights of side {difference} differ"):
+        peers.run(args)
     assert "| side 9e-05 | 1 | 1.0 | 4.0 | 9e-05 |" in capsys.readouterr().out
+    assert json.loads(file.read_text()).keys() == {"images", "femnist"}
 
 
 def test_a_weight_that_is_not_a_number_differs(monkeypatch):

@@ -1,7 +1,8 @@
 """How near a round comes to the limit: the same steps and evaluation on batches that lie ready, by as many workers.
 
 python experiments/speed/limit.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--channels_last] [--augment]
-                                  [--workers 2] [--images 1000] [--test 2000]
+                                  [--workers 2] [--images 1000] [--test 2000] [--output limit.json]
+python experiments/speed/limit.py --show limit.json
 
 FedAvg, 10 clients of 1,000 images of 32 px, batch 64, one local epoch, evaluation on 2,000 images, one thread a worker.
 Before each round the same workers run the limit: their clients' forward and backward passes and optimizer steps, and
@@ -11,11 +12,13 @@ the evaluation's forward passes, on tensors in their final form. A ratio is the 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import seed_everything
@@ -112,15 +115,27 @@ def measure(args: argparse.Namespace) -> Limit:
 
 def report(args: argparse.Namespace, watch: Limit) -> None:
     limit, ours = watch.limit[1:], watch.ours[1:]  # the first pair warms up
+    title = [args.precision, *["channels_last"] * args.channels_last, *["crop and flip"] * args.augment]
+    result = {"workers": args.workers, "limit": limit, "ours": ours, "machine": machine()}
+    stored = {f"{args.model}, {', '.join(title)}": result}
     print(machine())
-    print(f"{args.model}, {args.precision}, {args.workers} workers of one thread, {len(ours)} pairs in turn")
-    print(f"{'seconds':12}{'fastest':>10}{'median':>10}")
-    for name, values in (("limit", limit), ("fl_lightning", ours)):
-        print(f"{name:12}{min(values):10.3f}{statistics.median(values):10.3f}")
-    ratios = sorted(a / b for a, b in zip(limit, ours, strict=True))
-    print(f"{'ratio':12}{min(limit) / min(ours):10.3f}{statistics.median(ratios):10.3f}  (median over pairs)")
-    print(f"ratios of the pairs: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    print(table(stored))
     print("median seconds by phase:", ", ".join(f"{n.removeprefix('time/')} {v:.4f}" for n, v in watch.phases.items()))
+    if args.output:
+        before = json.loads(args.output.read_text()) if args.output.exists() else {}
+        args.output.write_text(json.dumps(before | stored, indent=1) + "\n")
+
+
+def table(stored: dict[str, Any]) -> str:
+    """Results as a table in Markdown; a ratio is the limit's time over the round's, of a pair."""
+    lines = ["| setting | workers | seconds of a round, median | of the limit | ratio, median | lowest | highest |"]
+    lines += ["|---" * 7 + "|"]
+    for name, result in stored.items():
+        limit, ours = result["limit"], result["ours"]
+        ratios = sorted(a / b for a, b in zip(limit, ours, strict=True))
+        numbers = (statistics.median(ours), statistics.median(limit), statistics.median(ratios), ratios[0], ratios[-1])
+        lines.append(f"| {name} | {result['workers']} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
+    return "\n".join(lines)
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
@@ -140,5 +155,10 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="JSON file that gets the results, beside those of other settings")
+    parser.add_argument("--show", type=Path, help="print the table of such a file, and run nothing")
     given = parser.parse_args()
-    report(given, measure(given))
+    if given.show:
+        print(table(json.loads(given.show.read_text())))
+    else:
+        report(given, measure(given))

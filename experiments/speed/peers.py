@@ -1,7 +1,7 @@
 """What a round costs in our trainer, in other frameworks and in a bare PyTorch loop, which all do the same work.
 
 python experiments/speed/peers.py [--peers flower pfl-2] [--turns 7] [--model FedCKACNN] [--devices 2]
-                                  [--python other/bin/python]
+                                  [--python other/bin/python] [--output results.json]
 python experiments/speed/peers.py --case synthetic [--sides vmap-1 fedjax-1] [--turns 7]
                                   [--option checkpoint_every_n_rounds=100] [--output results.json]
 python experiments/speed/peers.py --show results.json
@@ -178,39 +178,45 @@ def measure(args: argparse.Namespace, folder: Path, kinds: list[Kind]) -> tuple[
     return sides, versions
 
 
-def head(args: argparse.Namespace) -> None:
-    print(f"{machine()}; {args.model}, {args.turns} turns, seconds a round")
-    columns = ("fastest", "median", "fastest", "median", "ratio", "median", "lowest", "highest", "accuracy", "ours")
-    print(f"{'peer':24}{'ours':26}{''.join(f'{column:>9}' for column in columns)}", flush=True)
-
-
-def line(peer: Side, ours: Side) -> str:
-    """A line of the table; the first round warms up."""
-    a, b = peer.seconds[1:], ours.seconds[1:]
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
-    seconds = (min(a), statistics.median(a), min(b), statistics.median(b))
-    columns = (*seconds, min(a) / min(b), statistics.median(ratios), min(ratios), max(ratios))
-    accuracies = f"{peer.accuracy:9.3f}{ours.accuracy:9.3f}"
-    return f"{peer.kind.title:24}{ours.kind.title:26}{''.join(f'{c:9.2f}' for c in columns)}{accuracies}"
-
-
-def compare(args: argparse.Namespace, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Print the table; returns versions, and the pairs that have not done the same work."""
+def compare_images(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The results of the case of images: of each pair of a peer and a setting of ours, the seconds of each turn."""
     versions: dict[str, str] = {}
-    differing = []
+    pairs = []
     for name in args.peers:
         try:
             kinds = [PEERS[name], *(kind for kind in OURS if kind.title in args.ours)]
             (peer, *ours), found = measure(args, folder, kinds)
         except NotInstalled as missing:
-            print(f"{PEERS[name].title:24}not installed ({missing})", flush=True)
+            print(f"{PEERS[name].title}: not installed ({missing})", flush=True)
             continue
         versions |= found
         for side in ours:
-            print(line(peer, side), flush=True)
-            if abs(peer.accuracy - side.accuracy) > args.tolerance:
-                differing.append(f"{peer.kind.title} {peer.accuracy:.3f}, {side.kind.title} {side.accuracy:.3f}")
-    return versions, differing
+            # the first round warms up
+            sides = {"peer": peer.kind.title, "ours": side.kind.title, "threads": peer.kind.threads}
+            seconds = {"seconds": peer.seconds[1:], "seconds of ours": side.seconds[1:]}
+            pairs.append({**sides, **seconds, "accuracy": peer.accuracy, "accuracy of ours": side.accuracy})
+    return {"machine": machine(), "versions": versions, "model": args.model, "sides": pairs}
+
+
+def table_of_images(results: dict[str, Any]) -> str:
+    """The results of the case of images as a table in Markdown: how many times as long as ours a peer takes."""
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    pairs = {(pair["peer"], pair["ours"]): pair for pair in results["sides"]}
+    settings = list(dict.fromkeys(ours for _, ours in pairs))
+    lines = [f"{results['model']}: {results['machine']}; {versions}", ""]
+    lines += [f"| side | threads | seconds, fastest | {' | '.join(f'times ours in {ours}' for ours in settings)} |"]
+    lines += ["|---" * (3 + len(settings)) + "|"]
+    for peer in dict.fromkeys(peer for peer, _ in pairs):
+        of_peer = {ours: pairs[peer, ours] for ours in settings if (peer, ours) in pairs}
+        first = next(iter(of_peer.values()))
+        times = (f"{ratio(of_peer[ours]):.2f}" if ours in of_peer else "" for ours in settings)
+        lines.append(f"| {peer} | {first['threads']} | {min(first['seconds']):.2f} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def ratio(pair: dict[str, Any]) -> float:
+    """A peer's fastest round through ours."""
+    return min(pair["seconds"]) / min(pair["seconds of ours"])
 
 
 def differences(args: argparse.Namespace, folder: Path) -> tuple[dict[Kind, float], float]:
@@ -265,6 +271,8 @@ def compare_small(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def table(case: str, results: dict[str, Any]) -> str:
     """The results of a case as a table in Markdown."""
+    if case == "images":
+        return table_of_images(results)
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     lines = [f"{case}: {results['machine']}; {versions}; ours moves a weight by up to {results['moved']:.0e}", ""]
     lines += ["| side | threads | microseconds a step, fastest | median | weights differ by |", "|---|---|---|---|---|"]
@@ -275,20 +283,37 @@ def table(case: str, results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run_small(args: argparse.Namespace) -> None:
-    case = small.CASES[args.case]
-    args.clients = args.clients or case.clients
-    args.cohort = args.cohort or min(case.cohort, args.clients)
+def run(args: argparse.Namespace) -> None:
+    """Measure a case, print and store its table; ends with an error where a side has not done the same work."""
     with tempfile.TemporaryDirectory() as folder:
-        results = compare_small(args, Path(folder))
+        if args.case == "images":
+            generate(Path(folder), CLIENTS * args.images, args.test)
+            results = compare_images(args, Path(folder))
+        else:
+            case = small.CASES[args.case]
+            args.clients = args.clients or case.clients
+            args.cohort = args.cohort or min(case.cohort, args.clients)
+            results = compare_small(args, Path(folder))
     print(table(args.case, results))
     if args.output:
         stored = json.loads(args.output.read_text()) if args.output.exists() else {}
         args.output.write_text(json.dumps(stored | {args.case: results}, indent=1) + "\n")
-    differing = [row["side"] for row in results["sides"] if not row["difference"] <= LARGEST]
+    differing = differing_sides(args.case, results, args.tolerance)
     if differing:
-        sys.exit(f"not the same work, weights differ from ours by more than {LARGEST}: {'; '.join(differing)}")
-    print(f"the weights of all sides agree with ours to {LARGEST}")
+        sys.exit(f"not the same work: {'; '.join(differing)}")
+
+
+def differing_sides(case: str, results: dict[str, Any], tolerance: float) -> list[str]:
+    """The sides that have not done the same work as ours: by the accuracy in the end, or by the weights."""
+    if case == "images":
+        pairs = [(pair, pair["accuracy"], pair["accuracy of ours"]) for pair in results["sides"]]
+        return [
+            f"{pair['peer']} has an accuracy of {peer:.3f}, ours in {pair['ours']} of {ours:.3f}"
+            for pair, peer, ours in pairs
+            if not abs(peer - ours) <= tolerance
+        ]
+    rows = [row for row in results["sides"] if not row["difference"] <= LARGEST]
+    return [f"the weights of {row['side']} differ from ours by {row['difference']:.0e}" for row in rows]
 
 
 def main() -> None:
@@ -309,7 +334,9 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help=told)
     parser.add_argument("--clients", type=int, help="of a small model, if not as many as its case has")
     parser.add_argument("--cohort", type=int, help="clients in a round of a small model")
-    parser.add_argument("--output", type=Path, help="JSON file that gets the results of a small model")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file that gets the results, beside those of other cases"
+    )
     parser.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
     for name in ("side", "folder", "precision", "save", "backend"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
@@ -322,20 +349,8 @@ def main() -> None:
         run_side(args)
     elif args.show:
         print("\n\n".join(table(case, results) for case, results in json.loads(args.show.read_text()).items()))
-    elif args.case in small.CASES:
-        run_small(args)
     else:
-        run_images(args)
-
-
-def run_images(args: argparse.Namespace) -> None:
-    head(args)
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder), CLIENTS * args.images, args.test)
-        versions, differing = compare(args, Path(folder))
-    print(", ".join(f"{name} {number}" for name, number in versions.items()))
-    if differing:
-        sys.exit(f"not the same work, accuracies differ by more than {args.tolerance}: {'; '.join(differing)}")
+        run(args)
 
 
 if __name__ == "__main__":
