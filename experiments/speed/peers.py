@@ -334,9 +334,7 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help=told)
     parser.add_argument("--clients", type=int, help="of a small model, if not as many as its case has")
     parser.add_argument("--cohort", type=int, help="clients in a round of a small model")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file that gets the results, beside those of other cases"
-    )
+    parser.add_argument("--output", type=Path, help="JSON file that gets the results, beside those of other cases")
     parser.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
     for name in ("side", "folder", "precision", "save", "backend"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

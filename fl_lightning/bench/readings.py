@@ -16,11 +16,10 @@ from pathlib import Path
 from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.statistics import Difference, SeedSummary
-from fl_lightning.bench.suite import OF_METRIC, Suite, Table
+from fl_lightning.bench.suite import OF_METRIC, READING, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import require
 
-READING = "reading"
 # ends the name of such a suite
 OF_READINGS = "-readings"
 

@@ -33,6 +33,8 @@ SCORES = (
 )
 # the axis of a table of scores beside those of the suite
 SCORE = "score"
+# the axis that the cells of ``--readings`` have beside those of the suite
+READING = "reading"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
@@ -307,8 +309,8 @@ def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
 
 
 def matches(labels: Labels, when: Choice) -> bool:
-    """Whether labels have one of the labels of ``when`` on each of its axes."""
-    return all(labels[axis] in chosen for axis, chosen in when.items())
+    """Whether labels have one of the labels of ``when`` on each of its axes, where they have that axis."""
+    return all(labels.get(axis) in chosen for axis, chosen in when.items())
 
 
 def file_part(label: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from fl_lightning.bench.fragments import Fragment, fragments_of, nested_config
 from fl_lightning.bench.suite import (
     OF_METRIC,
+    READING,
     SCORE,
     SCORES,
     SHOWS,
@@ -232,17 +233,20 @@ def check_keys(raw: Any, known: Sequence[str], where: str) -> None:
 
 def check_suite(suite: Suite) -> None:
     """Refuse labels that no axis has, and what no table can be made of."""
+    # what some methods need under a reading alone is an override, or an exclusion, that names it
+    with_readings = {**suite.axes, READING: suite.open.readings} if suite.open else suite.axes
     choices = [("overrides.when", when) for when, _ in suite.overrides] + [("exclude", when) for when in suite.exclude]
-    named = [("baseline", suite.baseline)]
-    named += [(key, {axis: label}) for key, when in choices for axis, labels in when.items() for label in labels]
+    labelled = [(key, {axis: label}) for key, when in choices for axis, labels in when.items() for label in labels]
+    named: list[tuple[str, Labels, Mapping[str, Any]]] = [("baseline", suite.baseline, suite.axes)]
+    named += [(key, label, with_readings) for key, label in labelled]
     for table in suite.tables:
         axes = (*table.rows, *table.columns)
-        named += [("published", dict(zip(axes, labels, strict=True))) for labels in table.published]
-    for key, labels in named:
+        named += [("published", dict(zip(axes, labels, strict=True)), suite.axes) for labels in table.published]
+    for key, labels, known_axes in named:
         for axis, label in labels.items():
             where = f"{suite.path}: {key}"
-            require(axis in suite.axes, where, axis, f"is no axis; the axes are {', '.join(suite.axes)}")
-            known = suite.axes[axis]
+            require(axis in known_axes, where, axis, f"is no axis; the axes are {', '.join(known_axes)}")
+            known = known_axes[axis]
             order = "; published nests by rows, then columns" if key == "published" else ""
             hint = f"is no label of it; they are {', '.join(known)}{order}"
             require(label in known, f"{where}.{axis}", label, hint)

@@ -77,6 +77,27 @@ def test_each_cell_is_run_under_each_reading_with_its_config_last(make):
     assert with_readings(suite).name == "paper-table4-readings" != suite.name
 
 
+def test_an_override_or_exclusion_may_be_of_one_reading(make):
+    override = {"when": {"method": "FedProx", "reading": "E=5"}, "config": {"method": ["other"]}}
+    suite = make({"overrides": [override], "exclude": [{"reading": ["E=1"], "data": "b"}]})
+    methods = {cell.name: cell.config["method"] for cell in with_readings(suite).cells(seeds=[0])}
+    assert methods == {
+        "data=a,method=FedAvg,reading=E_1,seed=0": [],
+        "data=a,method=FedAvg,reading=E_5,seed=0": [],
+        "data=a,method=FedProx,reading=E_1,seed=0": ["prox"],
+        "data=a,method=FedProx,reading=E_5,seed=0": ["other"],
+        "data=b,method=FedAvg,reading=E_5,seed=0": [],
+        "data=b,method=FedProx,reading=E_5,seed=0": ["other"],
+    }
+    # without readings, none of it holds
+    plain = make().cells()
+    assert [cell.config for cell in suite.cells()] == [cell.config for cell in plain]
+    with refused("overrides.when.reading", "E=7"):
+        make({"overrides": [{"when": {"reading": "E=7"}, "config": {}}]})
+    with refused("overrides.when", "reading"):
+        make({"overrides": [override], "open": None})
+
+
 def test_a_reading_that_reaches_all_numbers_is_consistent_with_all_and_one_that_reaches_none_with_none(make):
     made = fit_of(make(), lambda labels: published(labels, {"E=1": 1.5, "E=5": 30.0}[labels["reading"]]))
     numbers, differences, state = made["E=1", "final"]
