@@ -9,7 +9,7 @@ if all are: one that fits the baseline alone says nothing of the methods.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -120,18 +120,16 @@ def distance(entry: TableEntry, ours: SeedSummary | Difference | None, published
     return [math.inf] * (entry.states["nan"] == entry.cells)
 
 
-def consistency(parts: Sequence[Fit], margin: float) -> str:
-    """With how many of the published numbers a reading is consistent: ``all``, ``some``, ``none``, or not known yet.
+def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
+    """With how many of the published numbers a reading may be consistent: ``all``, ``some`` and ``none`` of them.
 
-    One that is too far off is enough to say that it is not all.
+    It is one of these once all cells are done. A number that is too far off is enough to say that it is not all.
     """
     published, known = sum(fit.published for fit in parts), sum(len(fit.distances) for fit in parts)
     within = sum(fit.within(margin) for fit in parts)
-    if within == published:
-        return "all"
-    if known == published:
-        return "some" if within else "none"
-    return "some" if 0 < within < known else "not known yet"
+    reached = range(within, within + published - known + 1)
+    words = {"all": published in reached, "some": any(0 < n < published for n in reached), "none": 0 in reached}
+    return tuple(word for word, possible in words.items() if possible)
 
 
 def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
@@ -140,7 +138,9 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
     margin, lines = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():
         texts = [text for fit in parts for text in fit_texts(fit, margin)]
-        lines.append([Text(text) for text in (reading, score, *texts, consistency(parts, margin))])
+        words = consistency(parts, margin)
+        state = "not known yet" if len(words) == 3 else " or ".join(words)
+        lines.append([Text(text) for text in (reading, score, *texts, state)])
     caption = (
         f"With how many of the published numbers, and of the published differences to {comparisons[0].baseline}, each "
         f"reading is consistent: ours is within {margin:g} of them."
@@ -162,14 +162,12 @@ def fit_texts(fit: Fit, margin: float) -> tuple[str, str]:
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:
     """In sentences, which readings are consistent with all that is published, and which with none of it."""
     assert suite.open is not None
-    words: Mapping[str, list[str]] = {"all": [], "none": []}
-    states = [
-        (f"{reading} by {score}", consistency(parts, suite.open.margin))
+    possible = {
+        f"{reading} by {score}": consistency(parts, suite.open.margin)
         for (reading, score), parts in fits(comparisons).items()
-    ]
-    for name, state in states:
-        words.get(state, []).append(name)
-    for state, names in words.items():
-        waiting = sum(other == "not known yet" for _, other in states)
+    }
+    for word in ("all", "none"):
+        names = [name for name, words in possible.items() if words == (word,)]
+        waiting = sum(word in words for words in possible.values()) - len(names)
         rest = f"no reading{f' so far; {waiting} are not known yet' * bool(waiting)}"
-        yield f"Consistent with {state} of the published numbers and differences: {'; '.join(names) or rest}."
+        yield f"Consistent with {word} of the published numbers and differences: {'; '.join(names) or rest}."

@@ -101,10 +101,10 @@ def test_an_override_or_exclusion_may_be_of_one_reading(make):
 def test_a_reading_that_reaches_all_numbers_is_consistent_with_all_and_one_that_reaches_none_with_none(make):
     made = fit_of(make(), lambda labels: published(labels, {"E=1": 1.5, "E=5": 30.0}[labels["reading"]]))
     numbers, differences, state = made["E=1", "final"]
-    assert (numbers.published, differences.published, state) == (4, 2, "all")
+    assert (numbers.published, differences.published, state) == (4, 2, ("all",))
     assert numbers.distances == pytest.approx([1.5] * 4) and differences.distances == pytest.approx([0.0] * 2)
     # all numbers are off by the same, so that the differences are as published
-    assert made["E=5", "final"][2] == "some"
+    assert made["E=5", "final"][2] == ("some",)
     assert {row for row, _ in made} == {"E=1", "E=5"}
 
 
@@ -112,21 +112,30 @@ def test_differences_alone_can_be_off(make):
     """Each number is within the margin of 2, the difference is 3 off."""
     made = fit_of(make(), lambda labels: published(labels, 1.5 if labels["method"] == "FedProx" else -1.5))
     numbers, differences, state = made["E=1", "final"]
-    assert numbers.within(2) == 4 and differences.within(2) == 0 and state == "some"
+    assert numbers.within(2) == 4 and differences.within(2) == 0 and state == ("some",)
 
 
-def test_nothing_is_said_of_a_reading_before_it_is_known(make):
+@pytest.mark.parametrize(
+    ("shift", "possible", "state", "waiting"),
+    [(0, ("all", "some"), "all or some", (2, 1)), (9, ("some", "none"), "some or none", (1, 2))],
+)
+def test_what_is_known_of_a_reading_before_all_its_cells_are_done(make, shift, possible, state, waiting):
     def first_row(labels):
-        return published(labels) if labels["reading"] == "E=1" and labels["method"] == "FedAvg" else None
+        return published(labels, shift) if labels["reading"] == "E=1" and labels["method"] == "FedAvg" else None
 
+    suite = with_readings(make())
     made = fit_of(make(), first_row)
-    assert [state for *_, state in made.values()] == ["not known yet", "not known yet"]
+    assert [words for *_, words in made.values()] == [possible, ("all", "some", "none")]
+    text = render(suite, suite.cells(), results_of(suite.cells(), first_row))
+    assert f"| {state} |" in text and "| not known yet |" in text
+    for word, number in zip(("all", "none"), waiting, strict=True):
+        assert f"Consistent with {word} of the published numbers and differences: no reading so far; {number}" in text
 
 
 def test_a_reading_under_which_a_method_diverges_is_not_consistent(make):
     made = fit_of(make(), lambda labels: float("nan") if labels["method"] == "FedProx" else published(labels))
     numbers, differences, state = made["E=1", "final"]
-    assert (numbers.within(2), max(numbers.distances), state) == (2, float("inf"), "some")
+    assert (numbers.within(2), max(numbers.distances), state) == (2, float("inf"), ("some",))
     assert differences.distances == [float("inf")] * 2
 
 
