@@ -17,7 +17,7 @@ from fl_lightning.bench.table import write_tables
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 sys.path.insert(0, str(PAPERS / "programs"))
 
-from make_results import changed, make, suite_of, write_tables_beside  # noqa: E402, found through the path above
+from make_results import changed, make, suite_of, text_of, write_tables_beside  # noqa: E402, found through the path above
 
 SUITE = {
     "title": "A paper, Table 3",
@@ -37,13 +37,16 @@ def papers(tmp_path):
     suite = load_suite(path)
     cells = suite.cells(0.125, [{"model": {"lr": 0.2}}], [0, 1])
     done = CellResult("", "", "done", values={0: 0.5, 1: 0.6}, seconds=1800.0, plan="p", machine="a CPU", scale=0.125)
-    results = {cell.digest: replace(done, cell=cell.name, digest=cell.digest) for cell in cells}
+    results = {
+        cell.digest: replace(done, cell=cell.name, digest=cell.digest, metrics={"time/round": 7.0 + cell.seed})
+        for cell in cells
+    }
     write_tables(suite, cells, results, tmp_path / "results")
     return tmp_path
 
 
 def test_a_part_says_what_was_run_and_what_we_conclude(papers):
-    (papers / "results" / "paper-table3_scale0.125.md").write_text("The ordering\nremains open.\n")
+    (papers / "results" / "paper-table3_scale0.125.md.j2").write_text("The ordering\nremains open.\n")
     text = make(papers)
     assert "## A paper, Table 3" in text
     assert "[`paper/table3.yaml`](paper/table3.yaml)" in text
@@ -67,6 +70,47 @@ def test_the_tables_are_made_again_from_the_cells(papers):
 
 def test_conclusions_that_are_missing_are_missed(papers):
     assert make(papers).rstrip().endswith("Not written yet.")
+
+
+QUOTED = """{% set at = stored("paper-table3_scale0.125") %}
+{% set prox, avg = at(method="FedProx"), at(method="FedAvg") %}
+{{ prox.mean | plain }} {{ avg.values | span(0) }} {{ prox.difference | signed(2) }} {{ prox.pairs }} {{ prox.verdict }}
+{{ prox.published }} {{ prox.gain_published }} {{ prox.needed }} {{ at.done }} {{ at.hours | plain }}
+{{ at("best", method="FedProx").mean | plain }} {{ at("last", k=2, method="FedAvg").mean | plain }}
+{{ prox.difference | aside }} {{ -0.6 | side }} {{ paired(prox.values, avg.values).mean | signed }} {{ -0.01 | signed }}
+{{ paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: -1.0, 2: 5.0}) | span }} {{ avg.metric("time/round") | span }}
+"""
+
+
+def test_a_text_quotes_the_stored_cells(papers):
+    file = papers / "results" / "paper-table3_scale0.125.md.j2"
+    file.write_text(QUOTED)
+    lines = text_of(file, papers).splitlines()
+    assert lines == [
+        "60.0 60 to 60 0.00 2 undecided",
+        "61.0 1.0 None 4 4.0",
+        "60.0 55.0",
+        "0.0 below 0.0 0.0",
+        "-10.7 to +14.7 7.0 to 8.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{{ stored("paper-table4") }}', ["paper-table4"]),
+        ('{{ stored("paper-table3_scale0.125")(method="FedUV") }}', ["FedUV"]),
+        ('{{ stored("paper-table3_scale0.125")() }}', ["paper-table3", "one entry"]),
+        ('{{ stored("paper-table3_scale0.125")(method="FedAvg").rate }}', ["rate"]),
+        ("{{ rate }}", ["rate"]),
+        ("{% if %}", ["quotes.py"]),
+    ],
+)
+def test_a_text_that_quotes_what_is_not_there_is_refused(papers, text, words):
+    file = papers / "results" / "claims.md.j2"
+    file.write_text(text)
+    with refused(*words):
+        make(papers)
 
 
 def test_cells_without_a_suite_are_refused(papers):

@@ -1,10 +1,11 @@
-"""Makes RESULTS.md, and the tables of each suite beside its cells, from the stored cells of the suites.
+"""Makes RESULTS.md, docs/findings.md and the tables of each suite beside its cells, from the stored cells.
 
-python experiments/papers/programs/make_results.py [--output FILE] [--tables]
+python experiments/papers/programs/make_results.py [--output FOLDER] [--tables]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
-from them is written by hand, in ``results/<name of the file of cells>.md``, such as ``results/fedcka-table2.md``; what
-we conclude from all of them, in ``results/claims.md``.
+from them is written by hand, in ``results/<name of the file of cells>.md.j2``, such as
+``results/scaled-decisive.md.j2``; what we conclude from all of them, in ``results/claims.md.j2`` and
+``results/findings.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
+
+from quotes import Stored, quoted  # noqa: E402, lies beside this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -23,14 +28,16 @@ from fl_lightning.bench.fragments import leaves, of_result, write_text  # noqa: 
 from fl_lightning.bench.readings import OF_READINGS, suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.table import FORMS, render  # noqa: E402
-from fl_lightning.errors import UsageError  # noqa: E402
+from fl_lightning.errors import UsageError, require  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
 ENDING = ".cells.csv"
+TEXT = ".md.j2"
+MADE = "<!-- made by experiments/papers/programs/make_results.py from experiments/papers/results/findings.md.j2 -->\n"
 HEAD = """# Results
 
 Made by `python experiments/papers/programs/make_results.py` from the cells in `results/`; the conclusions are
-written by hand.
+written by hand, and their numbers come from the cells.
 [The guide](../../docs/bench.md#reading-the-table) says how to read the tables.
 """
 
@@ -38,9 +45,33 @@ written by hand.
 def make(papers: Path = PAPERS) -> str:
     """The page, from the files of cells below a folder of suites."""
     files = sorted((papers / "results").glob(f"*{ENDING}"))
-    claims = papers / "results" / "claims.md"
-    summary = [claims.read_text()] if claims.is_file() else []
+    claims = papers / "results" / f"claims{TEXT}"
+    summary = [text_of(claims, papers)] if claims.is_file() else []
     return "\n".join([HEAD, *summary, *(line for file in files for line in part(file, papers))])
+
+
+def findings(papers: Path = PAPERS) -> str:
+    """The page docs/findings.md."""
+    return MADE + text_of(papers / "results" / f"findings{TEXT}", papers)
+
+
+def text_of(file: Path, papers: Path) -> str:
+    """A text that is written by hand, with the numbers that it quotes.
+
+    Raises:
+        UsageError: it quotes what is not stored, or is no template.
+    """
+
+    def stored(name: str) -> Stored:
+        cells = papers / "results" / f"{name}{ENDING}"
+        require(cells.is_file(), f"{file}: stored", name, f"is no file of cells beside it, such as {name}{ENDING}")
+        suite = suite_of(cells, papers)
+        return Stored(suite, stored_cells(cells, suite), read_cells(cells))
+
+    try:
+        return quoted(file.read_text(), stored)
+    except TemplateError as error:
+        raise UsageError(f"{file}: {error}; quotes.py says what a text may quote") from error
 
 
 def write_tables_beside(papers: Path = PAPERS) -> list[Path]:
@@ -63,8 +94,8 @@ def part(file: Path, papers: Path) -> Iterator[str]:
     yield from (f"#{title}", "", f"Suite: [`{suite.path.relative_to(papers)}`]({suite.path.relative_to(papers)})", "")
     yield from (*what_was_run(suite, cells, results), "")
     yield from (f"#{line}" if line.startswith("## ") else line for line in rest[1:])
-    conclusions = file.with_name(file.name.removesuffix(ENDING) + ".md")
-    text = conclusions.read_text().strip() if conclusions.is_file() else "Not written yet."
+    conclusions = file.with_name(file.name.removesuffix(ENDING) + TEXT)
+    text = text_of(conclusions, papers).strip() if conclusions.is_file() else "Not written yet."
     yield from ("", "### What we conclude", "", text, "")
 
 
@@ -110,9 +141,10 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=PAPERS / "RESULTS.md")
+    parser.add_argument("--output", type=Path, help="folder that gets both pages, in the place of their own folders")
     parser.add_argument("--tables", action="store_true", help="write the tables beside the cells again, too")
     options = parser.parse_args()
-    options.output.write_text(make())
+    for page, text in ((PAPERS / "RESULTS.md", make()), (ROOT / "docs" / "findings.md", findings())):
+        (options.output / page.name if options.output else page).write_text(text)
     if options.tables:
         write_tables_beside()

@@ -1,0 +1,202 @@
+"""What the texts about results quote: numbers of the stored cells, so that no text has a number of its own.
+
+A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
+
+    {% set at = stored("scaled-decisive") %}
+    {% set uv = at(method="FedUV", alpha=0.05) %}
+    FedUV is {{ uv.difference | aside }} points {{ uv.difference | side }} FedAvg ({{ uv | span }}): {{ uv.verdict }}.
+
+``stored(file)`` are the cells of a file in ``results``, and calling it gives a :class:`Quote`. ``paired(a.values,
+b.values)`` compares what two of them have in equal seeds. A name, a label or a number that is not there is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fl_lightning.bench import Cell, Suite
+from fl_lightning.bench.comparison import CellNumber, Comparison
+from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.statistics import Difference, paired_difference
+from fl_lightning.errors import require
+
+# by seed
+Numbers = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Cells that differ in their seed alone, as one table shows them.
+
+    Attributes:
+        values: the number of each seed.
+        gains: its difference to the baseline.
+        compared: the mean of the differences with its interval.
+        verdict: what became of the published difference, or how the cells stand to the baseline.
+        needed: about how many seeds would decide it; None where it is decided, or nothing tells.
+        published: the published number.
+        gain_published: the published difference.
+        results: results of the cells by seed.
+    """
+
+    values: Numbers
+    gains: Numbers
+    compared: Difference | None
+    verdict: str
+    needed: int | None
+    published: float | None
+    gain_published: float | None
+    results: Mapping[int, CellResult]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return sum(self.values.values()) / len(self.values)
+
+    @property
+    def difference(self) -> float:
+        """The mean difference to the baseline."""
+        assert self.compared is not None
+        return self.compared.mean
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its interval."""
+        assert self.compared is not None
+        assert self.compared.interval is not None
+        return self.compared.interval
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs."""
+        return self.compared.n if self.compared else 0
+
+    def metric(self, tag: str) -> Numbers:
+        """A metric of the last round, by seed."""
+        return {seed: result.metrics[tag] for seed, result in self.results.items()}
+
+
+class Stored:
+    """The cells of one file.
+
+    Args:
+        suite: their suite.
+        cells: the cells.
+        results: their results, by digest.
+    """
+
+    def __init__(self, suite: Suite, cells: list[Cell], results: Mapping[str, CellResult]) -> None:
+        self.suite, self.cells, self.results = suite, cells, results
+        self._comparison = cache(self._compare)
+
+    @property
+    def done(self) -> int:
+        """Number of finished cells."""
+        return sum(result.state == "done" for result in self.results.values())
+
+    @property
+    def hours(self) -> float:
+        """Hours of training in the rounds of the finished cells."""
+        done = [result for result in self.results.values() if result.state == "done"]
+        return sum((result.seconds or 0) * len(result.values) for result in done) / 3600
+
+    def __call__(self, show: str | None = None, k: int | None = None, **labels: object) -> Quote:
+        """The cells with these labels; an axis with a single label may be left out.
+
+        Args:
+            show: the table, by what it shows; by default the first one.
+            k: the number of last rounds, for ``last``.
+            labels: a label on each axis, and the ``score`` of a table of scores.
+
+        Raises:
+            UsageError: nothing stored has these labels, or several cells of a seed do.
+        """
+        wanted = {axis: str(label) for axis, label in labels.items()}
+        numbers = [
+            number
+            for number in self._comparison(show or self.suite.tables[0].show, k).numbers
+            if wanted.items() <= number.cell.labels.items()
+        ]
+        seeds = [number.cell.seed for number in numbers]
+        where = f"{self.suite.name}: {show or 'the first table'}"
+        require(0 < len(seeds) == len(set(seeds)), where, wanted, "give labels that one entry of the table has")
+        return self._quote(numbers, self._comparison(show or self.suite.tables[0].show, k))
+
+    def _compare(self, show: str, k: int | None) -> Comparison:
+        first = self.suite.tables[0]
+        known = (table for table in self.suite.tables if table.show == show and k in (None, table.k))
+        # scores and other numbers of the same cells need no table of their own
+        made = replace(first, show=show, k=k or first.k, published={})  # type: ignore[arg-type]
+        return Comparison(self.suite, next(known, made), self.cells, self.results)
+
+    @staticmethod
+    def _quote(numbers: list[CellNumber], comparison: Comparison) -> Quote:
+        labels, table = numbers[0].cell.labels, comparison.table
+        row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
+        entry = comparison.entries[row, column]
+        return Quote(
+            {number.cell.seed: number.value for number in numbers if number.value is not None},
+            {number.cell.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
+            entry.difference,
+            entry.verdict,
+            entry.seeds,
+            entry.published[0] if entry.published else None,
+            entry.published_difference,
+            {number.cell.seed: number.result for number in numbers if number.state == "done"},
+        )
+
+
+def paired(one: Numbers, other: Numbers, confidence: float = 0.95) -> Difference:
+    """The mean difference of two series on equal seeds, with Student's interval."""
+    pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+    difference = paired_difference(pairs, "t", confidence)
+    require(difference is not None, "paired", (one, other), "give series that have a seed in common")
+    assert difference is not None
+    return difference
+
+
+def plain(value: float, digits: int = 1) -> str:
+    """A number with its decimals; never -0."""
+    return f"{value:.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A number with its sign."""
+    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+
+
+def span(what: Quote | Difference | Numbers, digits: int = 1, sign: bool = True) -> str:
+    """The interval of a difference, ``-0.6 to +4.4``; or the least and the largest of some numbers, ``25.7 to 28.2``."""
+    if isinstance(what, Mapping):
+        return f"{plain(min(what.values()), digits)} to {plain(max(what.values()), digits)}"
+    assert what.interval is not None
+    form = signed if sign else plain
+    return " to ".join(form(end, digits) for end in what.interval)
+
+
+def texts(stored: Callable[[str], Stored]) -> Environment:
+    """The environment in which texts are made.
+
+    Args:
+        stored: gives the cells of a file in ``results``, by the name of its suite and scale.
+    """
+    made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    made.globals |= {"stored": cache(stored), "paired": paired}
+    made.filters |= {
+        "plain": plain,
+        "signed": signed,
+        "span": span,
+        "aside": lambda value, digits=1: plain(abs(value), digits),
+        "side": lambda value: "above" if value > 0 else "below",
+    }
+    return made
+
+
+def quoted(text: str, stored: Callable[[str], Stored], **more: Any) -> str:
+    """A text with its numbers."""
+    return texts(stored).from_string(text).render(**more)
