@@ -171,7 +171,7 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def span(what: Quote | Difference | Numbers, digits: int = 1, sign: bool = True) -> str:
-    """The interval of a difference, ``-0.6 to +4.4``; or the least and the largest of some numbers, ``25.7 to 28.2``."""
+    """The interval of a difference, ``-0.6 to +4.4``; or the least and the largest of numbers, ``25.7 to 28.2``."""
     if isinstance(what, Mapping):
         return f"{plain(min(what.values()), digits)} to {plain(max(what.values()), digits)}"
     assert what.interval is not None
