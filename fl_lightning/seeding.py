@@ -76,8 +76,7 @@ _level = 0
 def numpy_seeded(seed: int) -> Iterator[None]:
     """In this block NumPy's global functions draw from a stream of this seed, as after ``numpy.random.seed``.
 
-    Another generator takes the place of the global one, whose state would take a third of a millisecond to read and
-    write back.
+    Another generator takes the place of the global one, whose state need not be read and written back.
     """
     global _level
     if len(_numpy_streams) == _level:

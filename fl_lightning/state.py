@@ -88,7 +88,7 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
 def checksums(state: Mapping[str, Tensor]) -> dict[str, int]:
     """For each entry, the sum of its numbers as integers, which one changed bit changes."""
     whole = [value.detach().view(_INTEGERS[value.element_size()]) for value in state.values()]
-    # 32 bits wrap around: adding them up in 64 is 20 times slower
+    # 32 bits wrap around: adding them up in 64 is slower
     sums = [value.sum(dtype=value.dtype if value.element_size() > 2 else None).long() for value in whole]
     return dict(zip(state, torch.stack(sums).tolist() if sums else [], strict=True))
 

@@ -103,7 +103,7 @@ class FederatedTrainer(RunArguments):
         checkpoint_every_n_rounds: rounds from one checkpoint to the next; the last round always has one.
         cache_references: run the frozen reference models of MOON and FedCKA on each example once a visit, not once a
             local epoch. The result has the same bits (on a CPU, with one thread), at the cost of memory: for each
-            reference model, the compared taps of all examples of a client (1 MB an image for ResNet18's first two
+            reference model, the compared taps of all examples of a client (0.5 MB an image for ResNet18's first two
             layers at 32 px). True needs training batches without augmentation. ``auto`` does it where it is known to
             change no bit and saves work: with ``threads_per_worker`` 1 on a CPU; for a model whose classes, down to
             each submodule, are torch's and this package's, without transfer hooks; for clients whose loader says that

@@ -1,6 +1,7 @@
 """The documents say what the code does."""
 
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -203,6 +204,34 @@ def test_the_guide_of_callbacks_names_what_there_is():
     table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
     for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
         assert hasattr(RunAccess, name) or name in RunAccess.__doc__, name
+
+
+def test_the_ratios_beside_other_programs_are_those_of_the_stored_rounds():
+    """Of the fastest rounds, which have noise on one side alone."""
+    page = " ".join((ROOT / "docs" / "side_by_side.md").read_text().split())
+    stored = json.loads((ROOT / "experiments" / "speed" / "peers_small.json").read_text())
+
+    def ratio(side, other, case="synthetic"):
+        sides = {(one["side"], one["threads"]): one["microseconds"] for one in stored[case]["sides"]}
+        return min(sides[side]) / min(sides[other])
+
+    ours, of_two = ("fl_lightning, 1 worker", 1), ("fl_lightning, 2 workers", 2)
+    one_by_one, loop = ("fl_lightning, 1 worker, clients_per_step=1", 1), ("bare loop", 1)
+    vmap, fedjax, fedjax_2 = ("torch.vmap over clients", 1), ("fedjax, jit", 1), ("fedjax, jit", 2)
+    compiled_1, compiled_2 = ((f"{side}, compile=true", threads) for side, threads in (ours, of_two))
+    for sentence in (
+        f"on one thread ours takes {ratio(ours, one_by_one):.2f} of the time that it takes one by one, "
+        f"{ratio(ours, loop):.2f} of a bare loop's, {ratio(ours, vmap):.2f} of that of a hand-made `torch.vmap` "
+        f"without logging, and {ratio(ours, fedjax):.2f} of that of fedjax,",
+        f"One by one ours takes {ratio(one_by_one, loop):.2f} times as long as a bare loop.",
+        f"on two threads ours takes {ratio(compiled_2, fedjax_2):.2f} of fedjax's time there, and "
+        f"{ratio(compiled_2, vmap):.2f} of the `vmap`'s on one. One worker then takes "
+        f"{ratio(compiled_1, fedjax):.2f} of fedjax's time, and {ratio(compiled_1, ours):.2f} of its own without",
+        f"Ours takes {ratio(ours, fedjax, 'femnist'):.2f} of fedjax's time on one thread and "
+        f"{ratio(of_two, fedjax_2, 'femnist'):.2f} on two, by the fastest of three rounds.",
+    ):
+        assert sentence in page, sentence
+    assert all(len(one["microseconds"]) == 3 for one in stored["femnist"]["sides"])
 
 
 CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()

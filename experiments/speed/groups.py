@@ -8,7 +8,8 @@ python experiments/speed/groups.py --show experiments/speed/groups.csv
 perceptron with two layers of 200 on 784, 20 batches of 10; the network of LEAF's FEMNIST (convolutions of 32 and 64
 maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes come in turn, and the fastest round of
 each counts, in which programs are repeated or, with ``compile``, run compiled. Beside it stand the operations of a
-step, by which ``auto`` decides.
+step, by which ``auto`` decides. ``--show`` also fits a line to the groups of two clients and more of the logistic
+regression: what a program takes, in steps of one client by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 
 import numpy as np
 import torch
@@ -103,10 +105,8 @@ def operations(name: str) -> int:
     return counter.get_total_flops()
 
 
-def table(path: Path) -> str:
+def table(rows: list[dict[str, str]]) -> str:
     """The stored figures as a Markdown table: the share of the time one by one without ``compile``."""
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
     sizes = sorted({int(row["size"]) for row in rows})
     lines = [
         f"| model | operations of a step | {' | '.join(f'{size}' for size in sizes)} |",
@@ -121,6 +121,23 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def fit(rows: list[dict[str, str]]) -> str:
+    """What a program of the logistic regression takes by the number of its clients, without and with ``compile``.
+
+    Empty where fewer than two such sizes are stored.
+    """
+    seconds = {(row["model"], int(row["size"])): float(row["seconds"]) for row in rows}
+    found = []
+    for model in ("Logistic", COMPILE):
+        # a round has as many programs as it has groups
+        steps = {n: n * took / seconds["Logistic", 1] for (name, n), took in seconds.items() if name == model and n > 1}
+        if len(steps) < 2:
+            return ""
+        slope, intercept = linear_regression(list(steps), list(steps.values()))
+        found.append(f"{intercept:.2f} + {slope:.3f} n")
+    return f"a program for n clients takes {found[0]} steps of one client, with compile {found[1]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
@@ -131,7 +148,10 @@ def main() -> None:
     parser.add_argument("--show", type=Path, help="CSV file whose figures are printed as Markdown, and nothing is run")
     args = parser.parse_args()
     if args.show is not None:
-        print(table(args.show))
+        with args.show.open() as file:
+            rows = list(csv.DictReader(file))
+        print(table(rows))
+        print(fit(rows))
         return
     torch.set_num_threads(1)
     print(machine(), time.strftime("%F"))

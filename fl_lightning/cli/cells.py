@@ -164,7 +164,7 @@ def free_memory() -> None:
 
 if __name__ == "__main__":
     HELD.number = 2  # most cells have the data of the one before
-    gc.freeze()  # the imported libraries hold half a million objects, which each collection would look through
+    gc.freeze()  # the imported libraries hold many objects, which each collection would look through
     try:
         serve(run_cell, free_memory)
     finally:

@@ -105,8 +105,8 @@ def open_images(path: Path, others: dict[str, np.ndarray]) -> tuple[np.ndarray, 
 def checksum(path: Path) -> int:
     """CRC-32 of a whole file.
 
-    At 1 to 4 GB/s the largest of the data sets takes about a second, and training reads all of it anyway. The file is
-    read in blocks, not mapped, so that it does not count as memory of the process.
+    Training reads all of it anyway. The file is read in blocks, not mapped, so that it does not count as memory of
+    the process.
     """
     value = 0
     with open(path, "rb") as file:

@@ -4,7 +4,7 @@ There, nothing may depend on values, as they differ from client to client: neith
 ``requires_grad`` is always False, as gradients are taken outside.
 
 This is the one place that uses a private part of PyTorch. The public ways are a ``vmap`` method of an
-``autograd.Function``, which takes ten microseconds and more, and ``torch.func.debug_unwrap``, which 2.6 does not have.
+``autograd.Function``, which costs time at each call, and ``torch.func.debug_unwrap``, which 2.6 does not have.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _ClientByClient(torch.autograd.Function):
     """The value of each mapped client by itself.
 
     Clients differ in whether some of their rows are nearly equal. For all, distances one by one would be right, but on
-    a CPU they can take ten times as long as the products of matrices.
+    a CPU they take longer than the products of matrices.
     """
 
     @staticmethod

@@ -198,7 +198,7 @@ def flush_folder(path: Path) -> None:
 
 
 def _together(work: Callable[[Path], object], paths: list[Path]) -> None:
-    """Do something to many files side by side, which takes a tenth of the time that it takes one by one."""
+    """Do something to many files side by side, as each waits for the disk."""
     if len(paths) < 4:
         for path in paths:
             work(path)

@@ -75,10 +75,12 @@ def test_conclusions_that_are_missing_are_missed(papers):
 QUOTED = """{% set at = stored("paper-table3_scale0.125") %}
 {% set prox, avg = at(method="FedProx"), at(method="FedAvg") %}
 {{ prox.mean | plain }} {{ avg.values | span(0) }} {{ prox.difference | signed(2) }} {{ prox.pairs }} {{ prox.verdict }}
-{{ prox.published }} {{ prox.gain_published }} {{ prox.needed }} {{ at.done }} {{ at.hours | plain }}
+{{ prox.deviation }} {{ prox.published }} {{ prox.gain_published }} {{ prox.needed }} {{ at.done }} {{ at.hours }}
 {{ at("best", method="FedProx").mean | plain }} {{ at("last", k=2, method="FedAvg").mean | plain }}
 {{ prox.difference | aside }} {{ -0.6 | side }} {{ paired(prox.values, avg.values).mean | signed }} {{ -0.01 | signed }}
 {{ paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: -1.0, 2: 5.0}) | span }} {{ avg.metric("time/round") | span }}
+{{ at.each() | map(attribute="labels.method") | listed }} {{ [] | listed }} {{ prox.above + prox.below }}
+{{ [2, -1] | span(0, True) }} {{ differences({0: 3.0, 1: 1.0}, {1: 2.0}) }}
 """
 
 
@@ -88,10 +90,12 @@ def test_a_text_quotes_the_stored_cells(papers):
     lines = text_of(file, papers).splitlines()
     assert lines == [
         "60.0 60 to 60 0.00 2 undecided",
-        "61.0 1.0 None 4 4.0",
+        "0.0 61.0 1.0 None 4 4.0",
         "60.0 55.0",
         "0.0 below 0.0 0.0",
         "-10.7 to +14.7 7.0 to 8.0",
+        "FedAvg and FedProx none 0",
+        "-1 to +2 {1: -1.0}",
     ]
 
 
@@ -132,6 +136,10 @@ def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
     text = make(papers)
     assert "readings of what the source leaves open" in text
     assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in text
+    file = papers / "results" / "claims.md.j2"
+    quote = "{{ one.reading }} {{ one.within }}/{{ one.numbers }} {{ one.farthest_gain }} {{ one.ruled_out }}"
+    file.write_text(f'{{% for one in stored("paper-table3-readings").fits %}}{quote}; {{% endfor %}}')
+    assert text_of(file, papers) == "E=1 3/3 1.0 False; E=5 3/3 1.0 False; "
 
 
 @pytest.mark.parametrize("file", sorted((PAPERS / "results").glob("*.cells.csv")), ids=lambda file: file.name)

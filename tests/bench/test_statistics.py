@@ -1,6 +1,7 @@
-"""The statistics of tables agree with formulas by hand."""
+"""The statistics of tables agree with formulas by hand, and the guide quotes what is simulated here."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from fl_lightning.bench.statistics import (
     summarize,
     verdict,
 )
+
+GUIDE = " ".join((Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text().split())
 
 
 def test_a_summary_of_none_one_and_many():
@@ -192,6 +195,19 @@ def test_a_sequence_that_is_looked_at_after_each_pair_holds_and_student_s_interv
     assert ever_missed(draws, "t") > 0.2
 
 
+def test_the_guide_says_how_often_a_mean_is_missed_in_20_looks_and_what_a_sequence_costs():
+    draws = np.random.default_rng(0).normal(size=(20_000, 20))
+    assert f"misses the true mean at some look in {100 * ever_missed(draws, 't'):.0f} % of the cases" in GUIDE
+    assert f"the sequence misses the mean in {100 * ever_missed(draws, 'sequence'):.0f} % of the cases" in GUIDE
+    sequence, student = (half_width(20, 1.0, kind, 0.95) for kind in ("sequence", "t"))
+    assert f"half of it is {sequence:.2f} standard deviations of a pair's difference" in GUIDE
+    assert f"where half of Student's is {student:.2f}." in GUIDE
+
+
+# the share of the runs that collapse, and by how many standard deviations of the others
+RARE = ((0.5, 10), (0.2, 10), (0.05, 30))
+
+
 def collapsing(share, depth, balanced=False):
     """Differences of which a share collapses by some deviations of the others, with the mean 0; as arrays."""
     generator = np.random.default_rng(1)
@@ -202,15 +218,16 @@ def collapsing(share, depth, balanced=False):
 
 
 def test_a_sequence_holds_where_either_run_may_collapse():
-    for share in (0.05, 0.2, 0.5):
-        assert ever_missed(collapsing(share, 10, balanced=True), "sequence") <= 0.05
+    missed = max(ever_missed(collapsing(share, 10, balanced=True), "sequence") for share in (0.05, 0.2, 0.5))
+    assert f"Where either of the two runs may collapse, it is at most {100 * missed:.0f} %, too." in GUIDE
 
 
 def test_where_one_run_collapses_rarely_a_sequence_does_not_hold_and_the_guide_says_so():
-    """Until the first collapse nothing tells of it. These are the numbers of docs/bench.md, in percent."""
-    missed = [round(100 * ever_missed(collapsing(*how), "sequence")) for how in ((0.5, 10), (0.2, 10), (0.05, 30))]
-    assert missed == [7, 23, 65]
-    assert all(ever_missed(collapsing(*how), "t") > 0.4 for how in ((0.5, 10), (0.2, 10), (0.05, 30)))
+    """Until the first collapse nothing tells of it."""
+    half, fifth, rare = (f"{100 * ever_missed(collapsing(*how), 'sequence'):.0f} %" for how in RARE)
+    assert f"it is {half} if half of the runs do, and {fifth} if one in five does" in GUIDE
+    assert f"by thirty standard deviations and one in twenty, {rare}." in GUIDE
+    assert all(ever_missed(collapsing(*how), "t") > 0.4 for how in RARE)
 
 
 @pytest.mark.parametrize("kind", ["t", "sequence"])

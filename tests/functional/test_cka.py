@@ -287,17 +287,17 @@ def test_hsic_of_independent_activations_has_mean_0_and_the_biased_one_has_not()
     assert min(biased) > 0.5
 
 
-@pytest.mark.parametrize("size", [16, 64])
-def test_minibatch_cka_is_near_the_debiased_value_of_all_examples(size):
-    """Measured over these 20 draws: the mean difference is 0.0003 and 0.0002, the largest 0.012 and 0.008."""
+@pytest.mark.parametrize(("size", "mean", "largest"), [(16, 0.0003, 0.012), (64, 0.0002, 0.008)])
+def test_minibatch_cka_is_near_the_debiased_value_of_all_examples(size, mean, largest):
+    """Over these 20 draws; those with batches of 64 are the numbers of docs/callbacks.md."""
     gaps = []
     for seed in range(20):
         common = draw(512, 10, seed=seed)
         x = common @ draw(10, 60, seed=seed + 100) + draw(512, 60, seed=seed + 200)
         y = common @ draw(10, 60, seed=seed + 300) + draw(512, 60, seed=seed + 400)
         gaps.append((minibatch_cka(x.split(size), y.split(size)) - debiased(x, y)).item())
-    assert abs(np.mean(gaps)) < 0.003
-    assert max(map(abs, gaps)) < 0.02
+    assert round(abs(np.mean(gaps)), 4) == mean
+    assert round(max(map(abs, gaps)), 3) == largest
 
 
 def test_small_batches_do_not_count_and_equal_rows_have_no_similarity():

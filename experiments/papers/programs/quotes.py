@@ -6,23 +6,25 @@ A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
     {% set uv = at(method="FedUV", alpha=0.05) %}
     FedUV is {{ uv.difference | aside }} points {{ uv.difference | side }} FedAvg ({{ uv | span }}): {{ uv.verdict }}.
 
-``stored(file)`` are the cells of a file in ``results``, and calling it gives a :class:`Quote`. ``paired(a.values,
-b.values)`` compares what two of them have in equal seeds. A name, a label or a number that is not there is an error.
+``stored(file)`` are the cells of a file in ``results``, and calling it gives a :class:`Quote`; its ``each`` gives all
+that have some labels. ``paired(a.values, b.values)`` compares what two of them have in equal seeds, and ``differences``
+gives that seed by seed. A name, a label or a number that is not there is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from statistics import stdev
 
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import CellNumber, Comparison
+from fl_lightning.bench.readings import consistency, fits
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.statistics import Difference, paired_difference
+from fl_lightning.bench.statistics import Difference, decision, paired_difference
 from fl_lightning.errors import require
 
 # by seed
@@ -34,6 +36,7 @@ class Quote:
     """Cells that differ in their seed alone, as one table shows them.
 
     Attributes:
+        labels: their label on each axis.
         values: the number of each seed.
         gains: its difference to the baseline.
         compared: the mean of the differences with its interval.
@@ -44,6 +47,7 @@ class Quote:
         results: results of the cells by seed.
     """
 
+    labels: Mapping[str, str]
     values: Numbers
     gains: Numbers
     compared: Difference | None
@@ -57,6 +61,11 @@ class Quote:
     def mean(self) -> float:
         """The mean over the seeds."""
         return sum(self.values.values()) / len(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Their standard deviation, with n - 1 in the denominator."""
+        return stdev(self.values.values())
 
     @property
     def difference(self) -> float:
@@ -76,9 +85,42 @@ class Quote:
         """Number of pairs."""
         return self.compared.n if self.compared else 0
 
+    @property
+    def above(self) -> int:
+        """Number of seeds in which it is above the baseline."""
+        return sum(gain > 0 for gain in self.gains.values())
+
+    @property
+    def below(self) -> int:
+        """Number of seeds in which it is below the baseline."""
+        return sum(gain < 0 for gain in self.gains.values())
+
     def metric(self, tag: str) -> Numbers:
         """A metric of the last round, by seed."""
         return {seed: result.metrics[tag] for seed, result in self.results.items()}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How far a reading of what a source leaves open is from what was published, by one score.
+
+    Attributes:
+        reading: its name.
+        score: the score.
+        numbers: how many of the published numbers and differences have been compared.
+        within: how many of them are within the margin.
+        farthest: how far off the farthest number is.
+        farthest_gain: how far off the farthest difference is; None where none has been compared.
+        ruled_out: whether it is not consistent with all of them, whatever the cells that wait will give.
+    """
+
+    reading: str
+    score: str
+    numbers: int
+    within: int
+    farthest: float
+    farthest_gain: float | None
+    ruled_out: bool
 
 
 class Stored:
@@ -105,6 +147,21 @@ class Stored:
         done = [result for result in self.results.values() if result.state == "done"]
         return sum((result.seconds or 0) * len(result.values) for result in done) / 3600
 
+    @property
+    def fits(self) -> list[Fit]:
+        """Each reading under each score, of a suite of readings; those without a finished cell are left out."""
+        suite, made = self.suite, []
+        assert suite.open is not None
+        margin = suite.open.margin
+        comparisons = [Comparison(suite, table, self.cells, self.results) for table in suite.tables]
+        for (reading, score), parts in fits(comparisons).items():
+            of_numbers, of_gains = (part.distances for part in parts)
+            if of_numbers:
+                counts = len(of_numbers + of_gains), sum(part.within(margin) for part in parts)
+                far = max(of_numbers), max(of_gains, default=None)
+                made.append(Fit(reading, score, *counts, *far, "all" not in consistency(parts, margin)))
+        return made
+
     def __call__(self, show: str | None = None, k: int | None = None, **labels: object) -> Quote:
         """The cells with these labels; an axis with a single label may be left out.
 
@@ -114,18 +171,25 @@ class Stored:
             labels: a label on each axis, and the ``score`` of a table of scores.
 
         Raises:
-            UsageError: nothing stored has these labels, or several cells of a seed do.
+            UsageError: no entry of the table has these labels, or several have.
         """
-        wanted = {axis: str(label) for axis, label in labels.items()}
-        numbers = [
-            number
-            for number in self._comparison(show or self.suite.tables[0].show, k).numbers
-            if wanted.items() <= number.cell.labels.items()
-        ]
-        seeds = [number.cell.seed for number in numbers]
+        quotes = self._quotes(show, k, labels)
         where = f"{self.suite.name}: {show or 'the first table'}"
-        require(0 < len(seeds) == len(set(seeds)), where, wanted, "give labels that one entry of the table has")
-        return self._quote(numbers, self._comparison(show or self.suite.tables[0].show, k))
+        require(len(quotes) == 1, where, labels, "give labels that one entry of the table has")
+        return quotes[0]
+
+    def each(self, show: str | None = None, k: int | None = None, **labels: object) -> list[Quote]:
+        """All entries of a table that have these labels and a number, with the baseline; see the call."""
+        return [quote for quote in self._quotes(show, k, labels) if quote.values]
+
+    def _quotes(self, show: str | None, k: int | None, labels: Mapping[str, object]) -> list[Quote]:
+        comparison = self._comparison(show or self.suite.tables[0].show, k)
+        wanted = {axis: str(label) for axis, label in labels.items()}
+        alike: dict[tuple[str, ...], list[CellNumber]] = {}
+        for number in comparison.numbers:
+            if wanted.items() <= number.cell.labels.items():
+                alike.setdefault(tuple(number.cell.labels.values()), []).append(number)
+        return [self._quote(numbers, comparison) for numbers in alike.values()]
 
     def _compare(self, show: str, k: int | None) -> Comparison:
         first = self.suite.tables[0]
@@ -139,11 +203,13 @@ class Stored:
         labels, table = numbers[0].cell.labels, comparison.table
         row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
         entry = comparison.entries[row, column]
+        verdict = entry.verdict or (decision(entry.difference) if entry.difference else "")
         return Quote(
+            labels,
             {number.cell.seed: number.value for number in numbers if number.value is not None},
             {number.cell.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
             entry.difference,
-            entry.verdict,
+            verdict,
             entry.seeds,
             entry.published[0] if entry.published else None,
             entry.published_difference,
@@ -153,11 +219,22 @@ class Stored:
 
 def paired(one: Numbers, other: Numbers, confidence: float = 0.95) -> Difference:
     """The mean difference of two series on equal seeds, with Student's interval."""
-    pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+    pairs = [(one[seed], other[seed]) for seed in differences(one, other)]
     difference = paired_difference(pairs, "t", confidence)
     require(difference is not None, "paired", (one, other), "give series that have a seed in common")
     assert difference is not None
     return difference
+
+
+def differences(one: Numbers, other: Numbers) -> Numbers:
+    """The differences of two series on equal seeds."""
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+def listed(words: Iterable[object]) -> str:
+    """Words with commas and an ``and``; ``none`` if there are none."""
+    *first, last = [str(word) for word in words] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def plain(value: float, digits: int = 1) -> str:
@@ -170,33 +247,32 @@ def signed(value: float, digits: int = 1) -> str:
     return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
 
 
-def span(what: Quote | Difference | Numbers, digits: int = 1, sign: bool = True) -> str:
+def span(what: Quote | Difference | Numbers | Sequence[float], digits: int = 1, sign: bool | None = None) -> str:
     """The interval of a difference, ``-0.6 to +4.4``; or the least and the largest of numbers, ``25.7 to 28.2``."""
     if isinstance(what, Mapping):
-        return f"{plain(min(what.values()), digits)} to {plain(max(what.values()), digits)}"
-    assert what.interval is not None
-    form = signed if sign else plain
-    return " to ".join(form(end, digits) for end in what.interval)
+        what = list(what.values())
+    ends = (min(what), max(what)) if isinstance(what, Sequence) else what.interval
+    assert ends is not None
+    # differences have a sign, unless told otherwise
+    form = signed if sign or (sign is None and not isinstance(what, Sequence)) else plain
+    return " to ".join(form(end, digits) for end in ends)
 
 
-def texts(stored: Callable[[str], Stored]) -> Environment:
-    """The environment in which texts are made.
+def quoted(text: str, stored: Callable[[str], Stored]) -> str:
+    """A text with its numbers.
 
     Args:
+        text: the template.
         stored: gives the cells of a file in ``results``, by the name of its suite and scale.
     """
     made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    made.globals |= {"stored": cache(stored), "paired": paired}
+    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
     made.filters |= {
         "plain": plain,
         "signed": signed,
         "span": span,
+        "listed": listed,
         "aside": lambda value, digits=1: plain(abs(value), digits),
         "side": lambda value: "above" if value > 0 else "below",
     }
-    return made
-
-
-def quoted(text: str, stored: Callable[[str], Stored], **more: Any) -> str:
-    """A text with its numbers."""
-    return texts(stored).from_string(text).render(**more)
+    return made.from_string(text).render()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-# what a program takes, in steps of one client by itself, without and with compile, and what each of its clients adds;
-# see docs/side_by_side.md
+# what a program takes, in steps of one client by itself, without and with compile, and what each of its clients adds:
+# round numbers near those measured, which docs/side_by_side.md has
 PROGRAM, COMPILED, SHARE = 1.4, 1.1, 0.055
 # a group is cut in two where the longer one takes at most this share of its time, and both together at most that
 LONGER, BOTH = 0.75, 4 / 3

@@ -290,8 +290,8 @@ class ClientStrategy(DDPStrategy):
 class ForkedWorkers(_Launcher):
     """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
 
-    A forked process starts in a tenth of a second; importing torch and lightning takes several seconds. It has one
-    thread: the other threads of this process do not exist there, and a parallel operation would wait for them forever.
+    A forked process starts soon, as it need not import torch and lightning. It has one thread: the other threads of
+    this process do not exist there, and a parallel operation would wait for them forever.
 
     Args:
         environment: address and port at which the workers of several machines meet.
