@@ -100,16 +100,38 @@ def test_options_of_our_trainer_are_read_as_yaml(monkeypatch):
     assert small.settings(given) == {"cohort_size": 5, "eval_every_n_rounds": 3, **read}
 
 
-def test_pages_have_the_stored_figures(monkeypatch, capsys):
+def shown(program, stored, monkeypatch, capsys):
+    """What a program prints of stored figures."""
     monkeypatch.syspath_prepend(SPEED)
-    for name, program, stored in (
+    monkeypatch.setattr(sys, "argv", [program, "--show", str(SPEED / stored)])
+    runpy.run_path(str(SPEED / program), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "stored"),
+    [
         ("side_by_side", "groups.py", "groups.csv"),
         ("side_by_side", "peers.py", "peers_small.json"),
         ("federation", "federation.py", "federation.json"),
-    ):
-        page = (SPEED.parents[1] / "docs" / f"{name}.md").read_text()
-        monkeypatch.setattr(sys, "argv", [program, "--show", str(SPEED / stored)])
-        runpy.run_path(str(SPEED / program), run_name="__main__")
-        tables = re.findall(r"(?:^\|.*\n){4,}", capsys.readouterr().out, re.MULTILINE)
-        assert tables
-        assert all(table in page for table in tables)
+        ("speed", "peers.py", "peers.json"),
+        ("speed", "limit.py", "limit.json"),
+    ],
+)
+def test_pages_have_the_stored_figures(name, program, stored, monkeypatch, capsys):
+    page = (SPEED.parents[1] / "docs" / f"{name}.md").read_text()
+    said = shown(program, stored, monkeypatch, capsys)
+    tables = re.findall(r"(?:^\|.*\n){4,}", said, re.MULTILINE)
+    fits = re.findall(r"^a program for n clients .*$", said, re.MULTILINE)
+    assert tables and len(fits) == (program == "groups.py")
+    assert all(text in page for text in (*tables, *fits))
+
+
+def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere(monkeypatch):
+    monkeypatch.syspath_prepend(SPEED)
+    import peers
+
+    pairs = json.loads((SPEED / "peers.json").read_text())["images"]["sides"]
+    ratios = [peers.ratio(pair) for pair in pairs if not pair["peer"].startswith("bare loop")]
+    readme = (SPEED.parents[1] / "README.md").read_text()
+    assert f"[{min(ratios):.1f} to {max(ratios):.1f} times as long](docs/speed.md)" in readme
