@@ -35,6 +35,8 @@ TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
 STATES_OF_CELLS = ("done", "nan", "failed", "running", "waiting")
 VERDICTS = tuple(dict.fromkeys((*get_args(Verdict), *get_args(Decision), NOT_COMPARED)))
+# the most pairs of rows that a sentence names
+MOST_PAIRS = 10
 AT_THIS_SCALE = " at this scale"
 INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequence": "a confidence sequence"}
 
@@ -387,7 +389,9 @@ def order_by_score(comparison: Comparison) -> Iterator[str]:
             if any(gap > 0 for gap in both) and any(gap < 0 for gap in both):
                 pairs.append(f"{', '.join(first)} and {', '.join(second)}")
     if pairs:
-        yield f"The order depends on the score of: {'; '.join(dict.fromkeys(pairs))}."
+        named = list(dict.fromkeys(pairs))
+        more = [f"{len(named) - MOST_PAIRS} more pairs"] if len(named) > MOST_PAIRS else []
+        yield f"The order depends on the score of: {'; '.join([*named[:MOST_PAIRS], *more])}."
 
 
 def scales(comparison: Comparison) -> list[float]:

@@ -710,6 +710,19 @@ def test_a_table_of_scores_has_a_column_for_each_and_says_where_the_order_depend
     assert row_of(text, "FedProx", "label_mask")[0] == "-5.00"
 
 
+def test_of_many_pairs_whose_order_depends_on_the_score_some_are_named(make):
+    methods = {f"M{at}": {"method": [f"m{at}"]} for at in range(6)}
+    axes = {"method": {"FedAvg": {}, **methods}}
+    suite = make(axes=axes, tables=[{"show": "scores"}], baseline={"method": "FedAvg"}, exclude=[], overrides=[])
+    cells = suite.cells(seeds=[0])
+    results = {}
+    for at, cell in enumerate(cells):
+        metrics = {"scores/pooled": at / 10, "scores/label_mask": (9 - at) / 10}
+        results[cell.digest] = CellResult(cell.name, cell.digest, "done", values={0: 0.5}, metrics=metrics, plan="p")
+    text = render(suite, cells, results)
+    assert "of: FedAvg and M0; " in text and "; M0 and M4; 11 more pairs." in text
+
+
 def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
     published = {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 62, 1: 71}}
     suite = make(tables=[{}, {"show": "scores", "scores": ["label_mask"], "published": published}])

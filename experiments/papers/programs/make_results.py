@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from quotes import Stored, quoted  # noqa: E402, lies beside this file
+from quotes import Stored, hours, quoted  # noqa: E402, lies beside this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -118,11 +118,11 @@ def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Cell
     """Seeds, scale, seconds, and the keys of the configs in which the cells are not the suite's."""
     seeds = sorted({cell.seed for cell in cells})
     done = [cell for cell in cells if results[cell.digest].state == "done"]
-    hours = sum((one.seconds or 0) * len(one.values) for one in (results[cell.digest] for cell in done)) / 3600
     scale = cells[0].scale
     share = f" at scale {scale:g} (rounds, local epochs and examples each times {scale ** (1 / 3):.2f})"
     yield f"- Seeds {', '.join(map(str, seeds))} of the suite's {len(suite.seeds)}{share if scale != 1 else ''}"
-    yield f"- {hours:.1f} hours of training in the rounds of the {len(done)} finished cells"
+    in_rounds = hours(results[cell.digest] for cell in done)
+    yield f"- {in_rounds:.1f} hours of training in the rounds of the {len(done)} finished cells"
     for key, (theirs, ours) in sorted(changed(suite, done).items()):
         yield f"- `{key}`: `{ours}` instead of the suite's `{theirs}`"
 

@@ -144,8 +144,7 @@ class Stored:
     @property
     def hours(self) -> float:
         """Hours of training in the rounds of the finished cells."""
-        done = [result for result in self.results.values() if result.state == "done"]
-        return sum((result.seconds or 0) * len(result.values) for result in done) / 3600
+        return hours(self.results.values())
 
     @property
     def fits(self) -> list[Fit]:
@@ -215,6 +214,12 @@ class Stored:
             entry.published_difference,
             {number.cell.seed: number.result for number in numbers if number.state == "done"},
         )
+
+
+def hours(results: Iterable[CellResult]) -> float:
+    """Hours of training in the rounds of finished cells, also of those that were not evaluated."""
+    done = [result for result in results if result.state == "done" and result.values]
+    return sum((result.seconds or 0) * (max(result.values) + 1) for result in done) / 3600
 
 
 def paired(one: Numbers, other: Numbers, confidence: float = 0.95) -> Difference:
