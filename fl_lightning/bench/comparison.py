@@ -325,10 +325,15 @@ class Comparison:
         return None if base is None else (own[0] / base[0], None if own[1] is None else own[1] / base[0])
 
     def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[CellNumber]]) -> set[Part]:
-        """The rows with the best number of a column, as it is shown; none of a lone one, or where partitions differ."""
+        """The rows with the best number of a column, as it is shown.
+
+        There is none of a lone one, where partitions differ, or where rows were given different seeds.
+        """
         valued = [number for row in numbers.values() for number in row if number.value is not None]
         plans = {(number.cell.seed, number.result.plan) for number in valued}
-        if len(plans) > len({seed for seed, _ in plans}):
+        seeds = {frozenset(number.cell.seed for number in row if number.value is not None) for row in numbers.values()}
+        unequal = self.suite.decide is not None and len(seeds - {frozenset()}) > 1
+        if unequal or len(plans) > len({seed for seed, _ in plans}):
             return set()
         counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}

@@ -50,6 +50,10 @@ def with_readings(suite: Suite) -> ReadingsSuite:
     # a suite with a table of scores has the callback itself
     lacks = suite.open.scores and all(table.show != "scores" for table in suite.tables)
     scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if lacks else ()
+    hint = "it would take the place of the method of every row: give it to some by overrides with when: {reading: ...}"
+    for key, parts in {"config": suite.open.config, **suite.open.readings}.items():
+        for part in parts if "method" in suite.axes else ():
+            require("method" not in part, f"{where}: open.{key}: method", part.get("method"), hint)
     axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
     changes = {
         "title": f"{suite.title}: readings of what the source leaves open",
@@ -114,22 +118,27 @@ def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, 
 
 
 def distance(entry: TableEntry, ours: SeedSummary | Difference | None, published: float) -> list[float]:
-    """How far our mean is from a published number, if there is one; infinite where all runs have diverged."""
+    """How far our mean is from a published number, or infinity where all have diverged; none before the last seed."""
+    unpaired = ours is not None and ours.n < entry.states["done"]
+    if entry.states["waiting"] or entry.states["running"] or unpaired:
+        return []
     if ours is not None:
         return [abs(ours.mean - published)]
     return [math.inf] * (entry.states["nan"] == entry.cells)
 
 
 def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
-    """With how many of the published numbers a reading may be consistent: ``all``, ``some`` and ``none`` of them.
+    """What a reading may be consistent with: ``all`` numbers and differences, ``some``, or ``none`` of the numbers.
 
     It is one of these once all cells are done. A number that is too far off is enough to say that it is not all.
+    Differences do not count for ``none``: where nothing is learned, they are near the small ones among the published.
     """
     published, known = sum(fit.published for fit in parts), sum(len(fit.distances) for fit in parts)
-    within = sum(fit.within(margin) for fit in parts)
-    reached = range(within, within + published - known + 1)
-    words = {"all": published in reached, "some": any(0 < n < published for n in reached), "none": 0 in reached}
-    return tuple(word for word, possible in words.items() if possible)
+    all_so_far = all(fit.within(margin) == len(fit.distances) for fit in parts)
+    none_so_far = not parts[0].within(margin)
+    if known == published:
+        return ("all",) if all_so_far else ("none",) if none_so_far else ("some",)
+    return tuple(word for word, possible in (("all", all_so_far), ("some", True), ("none", none_so_far)) if possible)
 
 
 def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
@@ -166,8 +175,8 @@ def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str
         f"{reading} by {score}": consistency(parts, suite.open.margin)
         for (reading, score), parts in fits(comparisons).items()
     }
-    for word in ("all", "none"):
+    for word, what in (("all", "numbers and differences"), ("none", "numbers")):
         names = [name for name, words in possible.items() if words == (word,)]
         waiting = sum(word in words for words in possible.values()) - len(names)
         rest = f"no reading{f' so far; {waiting} are not known yet' * bool(waiting)}"
-        yield f"Consistent with {word} of the published numbers and differences: {'; '.join(names) or rest}."
+        yield f"Consistent with {word} of the published {what}: {'; '.join(names) or rest}."

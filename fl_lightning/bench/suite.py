@@ -223,8 +223,11 @@ class Suite:
             seeds: seeds to take instead of the suite's.
 
         Raises:
-            UsageError: two cells differ only in keys that change no bit of a result.
+            UsageError: two cells differ only in keys that change no bit of a result, or ``extra`` has a method for all.
         """
+        hint = "it would take the place of every row's method: give it a label on the axis method, or method+ to add it"
+        replaced = [part["method"] for part in extra if "method" in part and "method" in self.axes]
+        require(not replaced, "--config: method", next(iter(replaced), None), hint)
         taken = self.seeds if seeds is None else seeds
         cells = [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
         first: dict[str, Cell] = {}

@@ -132,7 +132,7 @@ class Client(LightningModule):
     def sent_others(self) -> list[str]:
         """Names of the buffers that travel."""
         silent = {*self.frozen, *self.recomputed}
-        buffers = [name for name in self.others if name not in silent] if self._averages else []
+        buffers = [name for name in self.others if name not in silent] if self.shares_buffers else []
         return [name for name in buffers if self.methods.exchanges(name)]
 
     @cached_property
@@ -144,13 +144,18 @@ class Client(LightningModule):
     @cached_property
     def sent_frozen(self) -> list[str]:
         """Names of the frozen parameters that travel once a client changes them."""
-        return [name for name in self.frozen if self._averages and self.methods.exchanges(name)]
+        return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
 
     @cached_property
     def kept(self) -> list[str]:
         """Names of the entries of the state that stay with each client; none in a run with one global model."""
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether the clients' float buffers are averaged, or recomputed for all."""
+        return self._policy not in ("keep", "local")
 
     @property
     def num_numbers(self) -> int:
@@ -538,10 +543,6 @@ class Client(LightningModule):
         self._memories.close()
 
     # ------------------------------------------------------------------ inside
-    @property
-    def _averages(self) -> bool:
-        return self._policy not in ("keep", "local")
-
     def _weight(self) -> float:
         weight = self.methods.client_weight(self)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:

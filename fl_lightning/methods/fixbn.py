@@ -25,7 +25,8 @@ class FixBN(Method):
             of the initial model throughout.
 
     Raises:
-        UsageError: ``share`` is not from 0 to 1, or the module has no BatchNorm layer that updates running statistics.
+        UsageError: ``share`` is not from 0 to 1, the module has no BatchNorm layer that updates running statistics, or
+            these are not shared, so that nothing is received to be frozen.
     """
 
     def __init__(self, share: float = 0.5) -> None:
@@ -36,8 +37,15 @@ class FixBN(Method):
         kind = type(client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; take FixBN out"
         require(bool(client.batch_norms), "FixBN with the model", kind, hint)
+        hint = "there are no statistics of all clients to freeze: set it to average or recalibrate, or take FixBN out"
+        require(client.shares_buffers, "FixBN with trainer.buffers", "keep or local", hint)
 
     def on_client_start(self, client: Client) -> None:
+        stay = [path for path in client.batch_norms if f"{path}.running_mean" in client.kept]
+        hint = (
+            "their statistics stay with the clients: take FixBN out, or the method that keeps them there, such as FedBN"
+        )
+        require(not stay, "FixBN with BatchNorm layers", stay, hint)
         clock = client.visit.clock
         if clock.round >= self.share * clock.rounds:
             for path in client.batch_norms:

@@ -103,8 +103,8 @@ def test_a_reading_that_reaches_all_numbers_is_consistent_with_all_and_one_that_
     numbers, differences, state = made["E=1", "final"]
     assert (numbers.published, differences.published, state) == (4, 2, ("all",))
     assert numbers.distances == pytest.approx([1.5] * 4) and differences.distances == pytest.approx([0.0] * 2)
-    # all numbers are off by the same, so that the differences are as published
-    assert made["E=5", "final"][2] == ("some",)
+    # all numbers are off by the same, so that the differences are as published, which says nothing by itself
+    assert made["E=5", "final"][2] == ("none",)
     assert {row for row, _ in made} == {"E=1", "E=5"}
 
 
@@ -128,8 +128,33 @@ def test_what_is_known_of_a_reading_before_all_its_cells_are_done(make, shift, p
     assert [words for *_, words in made.values()] == [possible, ("all", "some", "none")]
     text = render(suite, suite.cells(), results_of(suite.cells(), first_row))
     assert f"| {state} |" in text and "| not known yet |" in text
-    for word, number in zip(("all", "none"), waiting, strict=True):
-        assert f"Consistent with {word} of the published numbers and differences: no reading so far; {number}" in text
+    sentences = ("all of the published numbers and differences", "none of the published numbers")
+    for word, number in zip(sentences, waiting, strict=True):
+        assert f"Consistent with {word}: no reading so far; {number}" in text
+
+
+def test_a_mean_counts_once_all_its_seeds_are_done(make):
+    """The second seed may bring it back."""
+    suite = with_readings(make())
+    cells = suite.cells()
+    half = results_of([cell for cell in cells if cell.seed == 0], lambda labels: published(labels, 9))
+    text = render(suite, cells, half)
+    assert "no reading so far; 2 are not known yet" in text and "| some" not in text
+
+
+def test_a_reading_that_learns_nothing_is_consistent_with_none_though_small_differences_are_reached(make):
+    made = fit_of(make(), lambda labels: 10.0)
+    numbers, differences, state = made["E=1", "final"]
+    assert (numbers.within(2), differences.within(2), state) == (0, 1, ("none",))
+
+
+def test_a_method_for_all_rows_is_refused(make):
+    for keys in ({"config": {"method": []}}, {"readings": {"E=1": {"method": ["prox"]}}}):
+        with refused("open", "method", "overrides"):
+            with_readings(make(**keys))
+    with refused("--config: method", "method+"):
+        make().cells(extra=[{"method": []}])
+    assert make().cells(extra=[{"method+": ["prox"]}])
 
 
 def test_a_reading_under_which_a_method_diverges_is_not_consistent(make):
@@ -144,8 +169,7 @@ def test_each_score_is_judged_by_itself_and_the_page_says_what_holds(make):
     cells = suite.cells()
     text = render(suite, cells, results_of(cells, lambda labels: published(labels)))
     assert "| E=1 | pooled | 4 of 4 | 0.00 | 2 of 2 | 0.00 | all |" in text
-    assert "| E=1 | clients | 0 of 4 | 74.00 | 0 of 2 | 5.00 | none |" not in text  # FedAvg's 2 points are within 2
-    assert "| E=1 | clients | 0 of 4 | 74.00 | 1 of 2 | 5.00 | some |" in text
+    assert "| E=1 | clients | 0 of 4 | 74.00 | 1 of 2 | 5.00 | none |" in text
     (line,) = (one for one in text.splitlines() if one.startswith("Consistent with all"))
     assert line.endswith("differences: E=1 by pooled; E=5 by pooled.")
 

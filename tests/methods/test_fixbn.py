@@ -8,7 +8,7 @@ from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.methods import FixBN
+from fl_lightning.methods import FedBN, FixBN
 from fl_lightning.models import MLP, ImageClassifier
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -62,3 +62,10 @@ def test_what_does_not_fit_is_refused(run):
         FixBN(share=1.5)
     with refused("FixBN", "model='ImageClassifier'", "BatchNorm"):
         run([FixBN()], model=ImageClassifier(MLP(64, [16])))
+    for methods, more in (
+        ([FixBN(), FedBN()], {}),
+        ([FixBN()], {"buffers": "local"}),
+        ([FixBN()], {"buffers": "keep"}),
+    ):
+        with refused("FixBN", "statistics"):
+            run(methods, **more)
