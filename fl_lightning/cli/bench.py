@@ -153,6 +153,10 @@ def bench(
     before: CellStudy | None = None if database is None else find_study(suite, database)
     if not options.status:
         warn_of_settings(suite, cells)
+        scored = any("Scores" in str((cell.config.get("trainer") or {}).get("callbacks")) for cell in cells)
+        hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
+        shown = [table.show for table in suite.tables if table.show == "scores"]
+        require(scored or not shown, f"{suite.path}: tables.show", "scores", hint)
     if only_told and not known:
         return tell(suite, cells, whole, options, before)
     if not only_told and options.stale is None:

@@ -493,3 +493,13 @@ def test_other_settings_than_the_baseline_s_are_told_before_the_run(fake, tmp_pa
     assert_names(told.err, "FedProx", "FedAvg", "trainer.clip")
     assert len(told.err.splitlines()) == 1
     assert "not the settings of FedAvg: trainer.clip" in told.out
+
+
+def test_a_table_of_scores_without_their_callback_is_refused_before_the_run(fake, tmp_path, capsys):
+    runners = fake()
+    text = TOY + "tables: [{show: scores}]\n"
+    assert status(toy_suite(tmp_path, text).path) == 2
+    assert_names(capsys.readouterr().err, "tables.show", "callbacks+")
+    assert not runners
+    text = text.replace("max_rounds: 3", "max_rounds: 3, callbacks: [{class_path: Scores}]")
+    assert status(toy_suite(tmp_path, text).path) == 0
