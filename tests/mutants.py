@@ -43,11 +43,14 @@ MODULES = {
 }
 TESTS = {
     "sums": ["tests/sums", "tests/engine/test_rounds.py"],
-    "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods"],
+    "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods/test_common.py"],
     "server": ["tests/test_server.py", "tests/optim", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"],
     "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py"],
-    "local_training": ["tests/conformance", "tests/engine/test_rounds.py"],
-    "functional": ["tests/functional"],
+    "local_training": [
+        *(f"tests/conformance/test_{name}.py" for name in ("fit", "hook_order", "fit_logging")),
+        "tests/engine/test_rounds.py",
+    ],
+    "functional": ["tests/functional", "fl_lightning/functional"],
     "partitioners": ["tests/data/test_partitioners.py"],
     "statistics": ["tests/bench/test_statistics.py"],
 }
