@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import sklearn.datasets
@@ -14,12 +15,13 @@ from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.cli import FederatedCLI
+from fl_lightning.cli import FederatedCLI, main
 
 # a program that needs a browser, which tests start in a process of its own
 collect_ignore = ["helpers/browser.py", "helpers/flower.py"]
 
 
+SMOKE = Path(__file__).resolve().parents[1] / "experiments" / "smoke"
 # what building a parser sets of the command line; by command
 PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
 PARSERS = {}
@@ -59,6 +61,16 @@ def _same_start(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test cuts the power
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a test that plays another worker leaves its rank behind
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """The folder of a run of three rounds by the command line, with spectra; tests only read it, or copy it first."""
+    folder = tmp_path_factory.mktemp("finished")
+    config, model = SMOKE / "fedavg.yaml", "--model.init_args.encoder.init_args.width=1"
+    size = ["--trainer.max_rounds=3", "--data.train_size=200", "--data.test_size=100"]
+    main(["fit", f"--config={config}", model, *size, f"--trainer.default_root_dir={folder}", "--trainer.name=finished"])
+    return folder / "finished" / "version_0"
 
 
 @pytest.fixture
