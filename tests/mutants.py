@@ -1,12 +1,13 @@
-"""Measure the power of the tests: change one operator of the package at a time, and see whether a test fails.
+"""Measure the power of the tests: change one place of the package at a time, and see whether a test fails.
 
-    python tests/mutants.py                     # 300 mutants, default tier; writes tests/mutants.csv
-    python tests/mutants.py --tier all          # the same mutants, all tests
-    python tests/mutants.py --faults            # the deliberate faults of tests/faults.yaml instead
+    python tests/mutants.py                                 # 300 mutants against the default tier
+    python tests/mutants.py --tier all --survivors FILE     # those that survived in FILE, against all tests
+    python tests/mutants.py --faults                        # the deliberate faults of tests/faults.yaml
 
-Each mutant changes one place in one file. It runs in a copy of the repository, against the tests that TESTS names for
-its file, until the first failure. A mutant is *killed* if a test fails, or if the tests use 60 seconds of processor time
-where they need less without it. A worker imports the libraries once and forks for each mutant.
+A mutant changes one operator, constant, name, condition or statement of one file. It runs in a copy of the repository,
+against the tests that ``TESTS`` names for its module, until the first failure. It is killed if a test fails, or if the
+tests use a minute of processor time, which is more than they need without it. A worker imports the libraries once, and
+forks for each mutant.
 """
 
 from __future__ import annotations
@@ -24,22 +25,28 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "fl_lightning"
-SECONDS = 60
+PACKAGE = ROOT / "fl_lightning"
+# seconds of processor time that the tests of a module may use, and of the clock
+PROCESSOR_LIMIT, CLOCK_LIMIT = 60, 600
 MODULES = {
-    "sums": ["sums"],
-    "method": ["method.py"],
-    "server": ["server.py"],
-    "rounds": ["engine/rounds.py"],
-    "local_training": ["engine/local_training.py"],
-    "functional": ["functional"],
-    "partitioners": ["data/partitioners"],
-    "statistics": ["bench/statistics.py"],
+    "sums": "sums",
+    "method": "method.py",
+    "server": "server.py",
+    "rounds": "engine/rounds.py",
+    "local_training": "engine/local_training.py",
+    "functional": "functional",
+    "partitioners": "data/partitioners",
+    "statistics": "bench/statistics.py",
 }
 TESTS = {
     "sums": ["tests/sums", "tests/engine/test_rounds.py"],
@@ -53,8 +60,12 @@ TESTS = {
     "functional": ["tests/functional", "fl_lightning/functional"],
     "partitioners": ["tests/data/test_partitioners.py"],
     "statistics": ["tests/bench/test_statistics.py"],
+    "fault": [
+        *(f"tests/{name}.py" for name in ("engine/test_rounds", "engine/test_same_bits", "conformance/test_fit")),
+        *(f"tests/{name}" for name in ("methods", "client", "conformance", "test_trainer.py", "test_server.py")),
+    ],
 }
-SWAPS = {
+OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
     ast.Mult: ast.Div,
@@ -79,269 +90,278 @@ SWAPS = {
     ast.BitOr: ast.BitAnd,
 }
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "len", "zeros_like": "ones_like"}
+# calls that only make a message
+MESSAGES = ("require", "UsageError", "warn", "warnings.warn")
+# fields of a node that hold no code that runs, or the operator that its node replaces
+IGNORED_FIELDS = ("annotation", "returns", "decorator_list", "op", "ops", "type_params")
 
 
+@dataclass
 class Mutant:
-    """One changed place: the text of a file, and what was changed in which line."""
+    """A changed file.
 
-    def __init__(self, module: str, path: str, node: ast.AST, replacement: str, source: str):
-        self.module, self.path, self.line = module, path, node.lineno
-        start, end = (
-            _offset(source, node.lineno, node.col_offset),
-            _offset(source, node.end_lineno, node.end_col_offset),
-        )
-        self.before, self.after = source[start:end], replacement
-        self.text = source[:start] + replacement + source[end:]
+    Args:
+        module: the key of its tests.
+        path: the file, from the root of the repository.
+        text: its changed text.
+        name: the changed place, for people.
+    """
 
-    def __str__(self) -> str:
-        short = (" ".join(text.split())[:60] for text in (self.before, self.after))
-        return f"{self.path}:{self.line}: " + " -> ".join(short)
+    module: str
+    path: str
+    text: str
+    name: str
 
 
-def _offset(source: str, line: int, column: int) -> int:
+def replacement(node: ast.AST) -> tuple[ast.AST, str] | None:
+    """Return the part of a node that a mutant replaces, and its new code; None for a node without mutants."""
+    unparse = ast.unparse
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return node, f"({unparse(ast.BinOp(left, OPERATORS[type(op)](), right))})"
+        case ast.BoolOp(op, values):
+            return node, f"({unparse(ast.BoolOp(OPERATORS[type(op)](), values))})"
+        case ast.Compare(left, [op, *ops], comparators):
+            return node, f"({unparse(ast.Compare(left, [OPERATORS[type(op)](), *ops], comparators))})"
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            return node, f"({unparse(operand)})"
+        case ast.Constant(bool() as value):
+            return node, str(not value)
+        case ast.Constant(int() | float() as value):
+            return node, repr(value + 1)
+        case ast.Name(name) if name in NAMES:
+            return node, NAMES[name]
+        case ast.IfExp(test, body, orelse):
+            return node, f"({unparse(ast.IfExp(test, orelse, body))})"
+        case ast.If(test) | ast.While(test):
+            return test, f"not ({unparse(test)})"
+        case ast.Return(value) if value is not None:
+            return node, "return None"
+        case ast.Break() | ast.Continue():
+            return node, "pass"
+        case ast.Expr(value) | ast.AugAssign(value=value) if not isinstance(value, ast.Constant):
+            return node, "pass"
+    return None
+
+
+def nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk over the code that runs, without imports, messages, annotations and decorators."""
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.JoinedStr)):
+        return
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in MESSAGES:
+        return
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    yield node
+    for field, value in ast.iter_fields(node):
+        for child in () if field in IGNORED_FIELDS else value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes(child)
+
+
+def mutants_of(module: str, file: Path) -> Iterator[Mutant]:
+    """All mutants of a file."""
+    source, path = file.read_text(), str(file.relative_to(ROOT))
     lines = source.splitlines(keepends=True)
-    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    def offset(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    for node in nodes(ast.parse(source)):
+        if (replaced := replacement(node)) is None:
+            continue
+        place, code = replaced
+        start, end = offset(place.lineno, place.col_offset), offset(place.end_lineno, place.end_col_offset)
+        if source[start:end] == code:
+            continue
+        before, after = (" ".join(text.split())[:60] for text in (source[start:end], code))
+        text = source[:start] + code + source[end:]
+        yield Mutant(module, path, text, f"{path}:{place.lineno}: {before} -> {after}")
 
 
-def mutants_of(module: str, path: Path) -> list[Mutant]:
-    """Return all mutants of a file. Docstrings, annotations, messages and imports have none."""
-    source = path.read_text()
-    found = []
-
-    def add(node: ast.AST, replacement: str) -> None:
-        mutant = Mutant(module, str(path.relative_to(ROOT)), node, replacement, source)
-        if mutant.before != mutant.after:
-            found.append(mutant)
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.JoinedStr)):
-            return
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "UsageError", "warn", "warnings.warn"):
-            return
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
-            add(node, f"({ast.unparse(ast.BinOp(node.left, SWAPS[type(node.op)](), node.right))})")
-        elif isinstance(node, ast.BoolOp):
-            add(node, f"({ast.unparse(ast.BoolOp(SWAPS[type(node.op)](), node.values))})")
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            swapped = ast.Compare(node.left, [SWAPS[type(node.ops[0])](), *node.ops[1:]], node.comparators)
-            add(node, f"({ast.unparse(swapped)})")
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
-            add(node, f"({ast.unparse(node.operand)})")
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            add(node, str(not node.value))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            add(node, repr(node.value + 1))
-        elif isinstance(node, ast.Name) and node.id in NAMES:
-            add(node, NAMES[node.id])
-        elif isinstance(node, ast.IfExp):
-            add(node, f"({ast.unparse(ast.IfExp(node.test, node.orelse, node.body))})")
-        elif isinstance(node, (ast.If, ast.While)):
-            add(node.test, f"not ({ast.unparse(node.test)})")
-        elif isinstance(node, ast.Return) and node.value is not None:
-            add(node, "return None")
-        elif isinstance(node, (ast.AugAssign, ast.Expr)) and not isinstance(getattr(node, "value", 0), ast.Constant):
-            add(node, "pass")
-        elif isinstance(node, (ast.Break, ast.Continue)):
-            add(node, "pass")
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "op", "ops", "type_params"):
-                continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    visit(child)
-
-    visit(ast.parse(source))
-    return found
-
-
-def drawn(number: int, seed: int) -> list[Mutant]:
-    """Draw the same number of mutants from each module, without replacement."""
-    rng, chosen = random.Random(seed), []
-    for index, (module, places) in enumerate(MODULES.items()):
-        files = [file for place in places for file in _python_files(ROOT / PACKAGE / place)]
-        every = [mutant for file in files for mutant in mutants_of(module, file)]
+def draw(number: int, seed: int) -> list[Mutant]:
+    """Draw mutants without replacement, the same number from each module."""
+    rng, chosen = random.Random(seed), list[Mutant]()
+    for index, (module, name) in enumerate(MODULES.items()):
+        place = PACKAGE / name
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        known = [mutant for file in files for mutant in mutants_of(module, file)]
         share = number * (index + 1) // len(MODULES) - number * index // len(MODULES)
-        chosen += rng.sample(every, min(share, len(every)))
+        chosen += rng.sample(known, min(share, len(known)))
     return chosen
 
 
-def _python_files(place: Path) -> list[Path]:
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
-
-
-# --------------------------------------------------------------------------------------------- a worker
+def faults() -> list[Mutant]:
+    """The deliberate faults, each of which replaces a text that stands once in its file."""
+    found = []
+    for fault in yaml.safe_load((ROOT / "tests" / "faults.yaml").read_text()):
+        source = (PACKAGE / fault["file"]).read_text()
+        if source.count(fault["before"]) != 1:
+            raise SystemExit(f"tests/faults.yaml: {fault['name']}: its text stands not once in {fault['file']}")
+        text = source.replace(fault["before"], fault["after"])
+        found.append(Mutant("fault", f"fl_lightning/{fault['file']}", text, fault["name"]))
+    return found
 
 
 class Worker:
-    """A process with the libraries imported, which forks for each mutant, in a copy of the repository of its own."""
+    """A process with the libraries imported, in its own copy of the repository.
 
-    def __init__(self, repository: Path, folder: Path):
-        self.copy = folder
-        files = subprocess.run(["git", "ls-files"], cwd=repository, capture_output=True, text=True, check=True).stdout
-        for name in files.splitlines():
-            if (repository / name).is_file():
+    Args:
+        folder: the copy.
+        tier: ``default`` or ``all``.
+    """
+
+    def __init__(self, folder: Path, tier: str) -> None:
+        self.folder, self.tier = folder, tier
+        tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+            if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(repository / name, folder / name)
-        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+                shutil.copyfile(ROOT / name, folder / name)
         command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, tests: list[str], marker: str, write: bool = False) -> tuple[str, float]:
-        """Run tests in the copy until the first failure; return the outcome and its seconds."""
-        started = time.monotonic()
-        there = [test for test in tests if (self.copy / test).exists()]
-        assert there, f"none of these tests exists: {tests}"
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(int(write), marker or "-", *there, sep="\t", file=self.process.stdin, flush=True)
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+    def run(self, module: str, keeps_bytecode: bool = False) -> tuple[str, float]:
+        """Run the tests of a module until the first failure; return the outcome and the seconds."""
+        tests, started = [test for test in TESTS[module] if (self.folder / test).exists()], time.monotonic()
+        print(int(keeps_bytecode), self.tier, *tests, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip(), time.monotonic() - started
 
-    def run_mutant(self, path: str, text: str, tests: list[str], marker: str) -> tuple[str, float]:
-        """Run tests with another text of one file."""
-        file = self.copy / path
+    def run_mutant(self, mutant: Mutant) -> tuple[str, float]:
+        """Run the tests of a mutant."""
+        file = self.folder / mutant.path
         original = file.read_text()
-        for cache in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            cache.unlink()  # nothing writes another one: a cache of the same second would hide the change
-        file.write_text(text)
+        for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            cached.unlink()  # bytecode of the same second would hide the change
+        file.write_text(mutant.text)
         try:
-            return self.run(tests, marker)
+            return self.run(mutant.module)
         finally:
             file.write_text(original)
 
 
 def serve() -> None:
     """Import the libraries, then answer each line of standard input by an outcome."""
-    import hypothesis
-    import lightning.pytorch
-    import optuna
+    import hypothesis  # noqa: F401
+    import lightning.pytorch  # noqa: F401
+    import optuna  # noqa: F401
     import pytest
-    import scipy.stats
-    import sklearn.datasets
-    import sqlalchemy
-    import torch
+    import scipy.stats  # noqa: F401
+    import sklearn.datasets  # noqa: F401
     import torch._dynamo
-    import torchmetrics
-    import torchvision
+    import torchmetrics  # noqa: F401
+    import torchvision  # noqa: F401
 
-    del hypothesis, lightning, optuna, scipy, sklearn, sqlalchemy, torchmetrics, torchvision
     torch.set_num_threads(1)
     for line in sys.stdin:
-        write, marker, *tests = line.rstrip("\n").split("\t")
+        keeps_bytecode, tier, *tests = line.split()
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-            sys.dont_write_bytecode = not int(write)
-            os.environ["PYTHONDONTWRITEBYTECODE"] = "" if int(write) else "1"
-            log = os.open("mutant.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_LIMIT, PROCESSOR_LIMIT))
+            sys.dont_write_bytecode = not int(keeps_bytecode)
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "" if int(keeps_bytecode) else "1"
+            log = os.open("tests.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            tier = [] if marker == "-" else ["-m", "" if marker == "all" else marker]
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tier, *tests])
-            sys.stdout.flush()
-            os._exit(int(code))
-        outcome = _wait(child)
-        print(outcome, flush=True)
+            marker = ["-m", ""] if tier == "all" else []
+            os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *marker, *tests]))
+        print(wait_for(child), flush=True)
 
 
-def _wait(child: int) -> str:
-    deadline = time.monotonic() + 10 * SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            _kill_group(child)
-            return "survived" if code == 0 else "killed" if code > 0 else "out of time"
+def wait_for(child: int) -> str:
+    """Wait for a process that runs tests, and end all that it started."""
+    deadline, status = time.monotonic() + CLOCK_LIMIT, None
+    while status is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    _kill_group(child)
-    os.waitpid(child, 0)
-    return "out of time"
-
-
-def _kill_group(child: int) -> None:
-    try:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if done else None
+    with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    if status is None:
+        os.waitpid(child, 0)
+    return "survived" if status == 0 else "killed" if status and status > 0 else "out of time"
 
 
-# --------------------------------------------------------------------------------------------- the whole
+def judge_all(mutants: list[Mutant], tier: str, jobs: int) -> Iterator[tuple[Mutant, str, float]]:
+    """Run each mutant, after the tests have passed without one."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        workers = [Worker(Path(folder, str(number)), tier) for number in range(jobs)]
+        for worker in workers:
+            stack.callback(worker.close)
+        idle: Queue[Worker] = Queue()
+
+        def check(module: str, worker: Worker) -> None:
+            outcome, seconds = worker.run(module, keeps_bytecode=True)
+            print(f"{module}: {seconds:.0f} s without a mutant", flush=True)
+            if outcome != "survived":
+                log = (worker.folder / "tests.log").read_text()
+                raise SystemExit(f"{log[-3000:]}\nthe tests of {module} do not pass without a mutant: {outcome}")
+
+        def warm(worker: Worker) -> None:
+            for module in dict.fromkeys(mutant.module for mutant in mutants):
+                check(module, worker)
+            idle.put(worker)
+
+        def judge(mutant: Mutant) -> tuple[Mutant, str, float]:
+            worker = idle.get()
+            try:
+                return mutant, *worker.run_mutant(mutant)
+            finally:
+                idle.put(worker)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(warm, workers))
+            yield from pool.map(judge, mutants)
 
 
 def main() -> None:
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--number", type=int, default=300, help="number of mutants (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
-    parser.add_argument("--tier", choices=["default", "all"], default="default", help="the tests that run")
-    parser.add_argument("--jobs", type=int, default=2, help="number of processes (default: 2)")
-    parser.add_argument("--module", choices=MODULES, action="append", help="only mutants of this module")
-    parser.add_argument("--only", metavar="CSV", help="only the mutants that survived in this file")
-    parser.add_argument("--output", default=str(ROOT / "tests" / "mutants.csv"), help="a row for each mutant")
-    parser.add_argument("--faults", action="store_true", help="the deliberate faults of tests/faults.yaml instead")
-    parser.add_argument("--list", action="store_true", help="print the mutants and end")
+    parser.add_argument("--number", type=int, default=300, help="number of mutants (300)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (0)")
+    parser.add_argument("--module", choices=MODULES, nargs="+", default=[*MODULES], help="modules (all)")
+    parser.add_argument("--tier", choices=["default", "all"], default="default", help="tests to run (default)")
+    parser.add_argument("--survivors", type=Path, help="only mutants that survived in this CSV")
+    parser.add_argument("--faults", action="store_true", help="the faults of tests/faults.yaml instead of mutants")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--output", type=Path, help="CSV with a row for each mutant")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return serve()
-    mutants = [one for one in drawn(options.number, options.seed) if one.module in (options.module or MODULES)]
-    if options.only:
-        with open(options.only, newline="") as file:
-            wanted = {row["mutant"] for row in csv.DictReader(file) if row["outcome"] == "survived"}
-        mutants = [one for one in mutants if str(one) in wanted]
+    mutants = faults() if options.faults else draw(options.number, options.seed)
+    mutants = [mutant for mutant in mutants if mutant.module in (*options.module, "fault")]
+    if options.survivors:
+        rows = csv.DictReader(options.survivors.read_text().splitlines())
+        survived = {row["mutant"] for row in rows if row["outcome"] == "survived"}
+        mutants = [mutant for mutant in mutants if mutant.name in survived]
     if options.list:
-        return print(*mutants, sep="\n")
-    marker = "all" if options.tier == "all" else ""
-    with tempfile.TemporaryDirectory() as folder:
-        idle: Queue[Worker] = Queue()
-        for number in range(options.jobs):
-            idle.put(Worker(ROOT, Path(folder, str(number))))
-
-        def with_worker(task):
-            worker = idle.get()
-            try:
-                return task(worker)
-            finally:
-                idle.put(worker)
-
-        # without a mutant all tests pass, within the limit
-        def warm(worker: Worker) -> dict[str, tuple[str, float]]:
-            return {module: worker.run(TESTS[module], marker, write=True) for module in {m.module for m in mutants}}
-
-        with ThreadPoolExecutor(options.jobs) as pool:
-            workers = [idle.get() for _ in range(options.jobs)]
-            for times in pool.map(warm, workers):
-                for module, (outcome, seconds) in times.items():
-                    print(f"{module}: {outcome} without a mutant, {seconds:.0f} s", flush=True)
-                    if outcome != "survived":
-                        raise SystemExit(f"the tests of {module} do not pass without a mutant: {outcome}")
-            for worker in workers:
-                idle.put(worker)
-
-            def judge(mutant: Mutant) -> tuple[Mutant, str, float]:
-                tests = TESTS[mutant.module]
-                return mutant, *with_worker(lambda worker: worker.run_mutant(mutant.path, mutant.text, tests, marker))
-
-            with open(options.output, "w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["module", "mutant", "outcome", "seconds"])
-                counts: Counter[tuple[str, str]] = Counter()
-                for mutant, outcome, seconds in pool.map(judge, mutants):
-                    counts[mutant.module, outcome] += 1
-                    writer.writerow([mutant.module, str(mutant), outcome, f"{seconds:.1f}"])
-                    file.flush()
-                    if outcome == "survived":
-                        print("survived", mutant, flush=True)
-        for worker in workers:
-            worker.process.kill()
-    print("| module | mutants | killed |\n|---|---:|---:|")
-    for module in MODULES:
-        of_module = {outcome: count for (name, outcome), count in counts.items() if name == module}
-        if of_module:
-            killed = sum(count for outcome, count in of_module.items() if outcome != "survived")
-            print(f"| {module} | {sum(of_module.values())} | {killed} |")
+        return print(*(mutant.name for mutant in mutants), sep="\n")
+    rows, counts = [], Counter[tuple[str, str]]()
+    for mutant, outcome, seconds in judge_all(mutants, options.tier, options.jobs):
+        counts[mutant.module, outcome] += 1
+        rows.append([mutant.module, mutant.name, outcome, f"{seconds:.1f}"])
+        if outcome != "killed" or options.faults:
+            print(f"{outcome}: {mutant.name}", flush=True)
+        if options.output:
+            with options.output.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([["module", "mutant", "outcome", "seconds"], *rows])
+    print("| module | mutants | killed | out of time | survived |\n|---|---:|---:|---:|---:|")
+    for module in dict.fromkeys(mutant.module for mutant in mutants):
+        found = [counts[module, outcome] for outcome in ("killed", "out of time", "survived")]
+        print(f"| {module} |", " | ".join(map(str, [sum(found), *found])), "|")
+    return None
 
 
 if __name__ == "__main__":
