@@ -174,7 +174,7 @@ def test_a_run_that_resumes_knows_the_last_evaluation(tmp_path):
 
     trainer, _ = part(1)
     _, notes = part(2, ckpt_path="last")
-    assert set(notes) == {trainer.metrics["val/loss"]}
+    assert set(notes) == {trainer.metrics["val_loss"]}
 
 
 # ---------------------------------------------------------------------- modes

@@ -1,7 +1,6 @@
 """One client, trained by Lightning's own Trainer and by a run of rounds."""
 
 import logging
-import re
 import tempfile
 import warnings
 from contextlib import ExitStack
@@ -19,19 +18,16 @@ from helpers.tiny import TinyData, clients
 TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 1e-5, "bf16-true": 1e-5}
 PRECISIONS = ("64-true", "32-true")
 
-# what ``self.trainer`` has with the values of Lightning's Trainer
-SAME = re.findall(
-    r"\w+",
-    """
+_NAMES = """
 accumulate_grad_batches barebones check_val_every_n_epoch current_epoch estimated_stepping_batches evaluating
 fast_dev_run global_rank global_step gradient_clip_algorithm gradient_clip_val interrupted is_global_zero local_rank
 log_dir logger loggers lr_scheduler_configs max_epochs max_steps node_rank num_devices num_nodes num_training_batches
 precision predicting progress_bar_callback sanity_checking should_stop testing training validating world_size
-    """,
-)
+"""
+SAME = _NAMES.split()  # what ``self.trainer`` has with the values of Lightning's Trainer
 
-# what takes more than half of the time of a short run, and has tests of its own: what to call in its place
-UNTESTED_HERE = {
+# what takes half of the time of a short run and has tests of its own, and what to call in its place
+LEFT_OUT = {
     "fl_lightning.engine.run.code_of_run": lambda *args: {},
     "fl_lightning.engine.identity.description.code_of_run": lambda *args: {},
     "fl_lightning.callbacks.record.git_revision": lambda: None,
@@ -107,7 +103,7 @@ def by_rounds(
     length = {"max_rounds": rounds, "local_epochs": epochs, "checkpoint_every_n_rounds": rounds}
     with ExitStack() as stack:
         own = stack.enter_context(tempfile.TemporaryDirectory())
-        for name, instead in (UNTESTED_HERE | ({} if tried else FIRST_BATCH)).items():
+        for name, instead in (LEFT_OUT | ({} if tried else FIRST_BATCH)).items():
             stack.enter_context(patch(name, instead))
         trainer = FederatedTrainer(**{**given, **length, "default_root_dir": folder or own, **options})
         trainer.fit(model, data, list(methods), ckpt_path=ckpt_path)
