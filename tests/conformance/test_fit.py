@@ -134,12 +134,6 @@ class StepsTheBareOptimizer(TinyModule):
         optimizer.optimizer.step()
 
 
-class OwnBackward(TinyModule):
-    def backward(self, loss):
-        note(float(loss))
-        (3 * loss).backward()
-
-
 class KeepsPartOfTheGradients(TinyModule):
     def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
         note(epoch, batch_idx, type(optimizer).__name__)
@@ -150,15 +144,17 @@ class KeepsPartOfTheGradients(TinyModule):
                 parameter.grad.mul_(0.5)
 
 
-class ChangesGradients(TinyModule):
+class ChangesGradientsAndWeights(TinyModule):
+    def backward(self, loss):
+        note(float(loss))
+        (3 * loss).backward()
+
     def on_after_backward(self):
         self.body[0].weight.grad.mul_(0.5)
 
     def on_before_optimizer_step(self, optimizer):
         self.head.bias.grad.add_(0.1)
 
-
-class ChangesWeights(TinyModule):
     @torch.no_grad()
     def on_train_batch_end(self, outputs, batch, batch_idx):
         for parameter in self.parameters():
@@ -202,15 +198,15 @@ class EndsEpochs(TinyModule):
         return [optimizer], [StepLR(optimizer, 1, 0.7), {"scheduler": StepLR(optimizer, 1, 0.8), "interval": "step"}]
 
 
-class RateOfEachGroup(TinyModule):
+class GroupsOfParameters(TinyModule):
+    """Each has a rate of its own; its training step does without the index of the batch."""
+
+    def training_step(self, batch):
+        return self.loss(batch)
+
     def configure_optimizers(self):
         groups = [{"params": self.body.parameters(), "lr": 0.01}, {"params": self.head.parameters()}]
         return {"optimizer": Adam(groups, lr=0.1)}
-
-
-class StepWithoutIndex(TinyModule):
-    def training_step(self, batch):
-        return self.loss(batch)
 
 
 # a module, and the arguments of both trainers
@@ -220,15 +216,12 @@ MODULES = {
     NotesItsSteps: {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     StepsOnSomeBatches: {},
     StepsTheBareOptimizer: {},
-    OwnBackward: {},
     KeepsPartOfTheGradients: {},
-    ChangesGradients: {"gradient_clip_val": 0.5},
-    ChangesWeights: {},
+    ChangesGradientsAndWeights: {"gradient_clip_val": 0.5},
     SkipsABatch: {},
     ReturnsDictionaries: {},
     EndsEpochs: {"ours": {"client_schedulers": "restart"}, "rounds": 1, "epochs": 4},
-    RateOfEachGroup: {},
-    StepWithoutIndex: {},
+    GroupsOfParameters: {},
 }
 
 
@@ -305,50 +298,46 @@ def test_batches_are_transferred_as_in_lightning(make, data):
 
 
 # ---------------------------------------------------------------------- the methods' place in a step
-def test_methods_correct_the_gradients_before_clipping_and_see_them_after_it():
-    class Watch(Method):
-        def on_before_optimizer_step(self, client, optimizer):
-            note("corrections")
+class Corrects(Method):
+    def penalty(self, client, step):
+        return 2.0 * client.module.head.weight.square().sum()
 
-        def on_after_clipping(self, client, optimizer):
-            note("after clipping")
+    def on_before_optimizer_step(self, client, optimizer):
+        note("corrections")
 
-        def on_after_optimizer_step(self, client, optimizer):
-            note("after the step")
+    def on_after_clipping(self, client, optimizer):
+        note("after clipping")
 
-    class Model(TinyModule):
-        def on_before_optimizer_step(self, optimizer):
-            note("module")
-
-        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
-            note("clipping")
-
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            note("batch end")
-
-    _, notes = notes_of(lambda: by_rounds(Model(), clients(TinyData()), methods=[Watch()], rounds=1, epochs=1))
-    assert notes == 4 * ["module", "corrections", "clipping", "after clipping", "after the step", "batch end"]
+    def on_after_optimizer_step(self, client, optimizer):
+        note("after the step")
 
 
-def test_on_before_backward_gets_the_loss_with_the_penalties_and_on_train_batch_end_without_them():
-    class Penalty(Method):
-        def penalty(self, client, step):
-            return 2.0 * client.module.head.weight.square().sum()
+class Corrected(TinyModule):
+    def training_step(self, batch, batch_idx):
+        self.returned = self.loss(batch)
+        return self.returned
 
-    class Model(TinyModule):
-        def on_before_backward(self, loss):
-            note(loss.item() - self.returned - 2.0 * self.head.weight.square().sum().item())
+    def on_before_backward(self, loss):
+        penalty = 2.0 * self.head.weight.square().sum()
+        note("backward", float(loss - self.returned - penalty))
 
-        def training_step(self, batch, batch_idx):
-            loss = self.loss(batch)
-            self.returned = loss.item()
-            return loss
+    def on_before_optimizer_step(self, optimizer):
+        note("module")
 
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            note(float(outputs["loss"]) - self.returned)
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        note("clipping")
 
-    _, notes = notes_of(lambda: by_rounds(Model(), clients(TinyData()), methods=[Penalty()], rounds=1, epochs=1))
-    assert notes == 8 * [pytest.approx(0.0, abs=1e-10)]
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        note("batch end", float(outputs["loss"] - self.returned))
+
+
+def test_methods_add_penalties_correct_gradients_before_clipping_and_see_them_after_it():
+    """``on_before_backward`` gets the loss with the penalties, ``on_train_batch_end`` without them."""
+    how = {"methods": [Corrects()], "rounds": 1, "epochs": 1}
+    _, notes = notes_of(lambda: by_rounds(Corrected(), clients(TinyData()), **how))
+    zero = pytest.approx(0.0, abs=1e-10)
+    step = ["module", "corrections", "clipping", "after clipping", "after the step"]
+    assert notes == 4 * [("backward", zero), *step, ("batch end", zero)]
 
 
 def test_lbfgs_is_refused_with_methods_that_correct_gradients():

@@ -90,11 +90,6 @@ def test_every_scheduler_continues(name, interval):
     assert len({rate for rate, _ in pair.notes}) > 1
 
 
-@pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "SequentialLR"])
-def test_schedulers_continue_in_float32(name):
-    conform(partial(Scheduled, name), "32-true")
-
-
 @pytest.mark.parametrize("frequency", [2, 3])
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 @pytest.mark.parametrize("name", ["ExponentialLR", "CyclicLR", "OneCycleLR"])

@@ -136,20 +136,6 @@ def test_every_hook_that_is_called_is_called(tmp_path):
     assert ("load_state_dict", (("state_dict", ["mine"]),)) in notes
 
 
-def test_what_a_module_puts_into_a_checkpoint_it_gets_back(tmp_path):
-    class Model(TinyModule):
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["mine"] = {"epoch": self.current_epoch}
-
-        def on_load_checkpoint(self, checkpoint):
-            note([*checkpoint["mine"]], "head.bias" in checkpoint["state_dict"])
-
-    data = clients(TinyData())
-    by_rounds(Model(), data, rounds=1, epochs=1, folder=tmp_path)
-    _, notes = notes_of(lambda: by_rounds(Model(), data, rounds=2, epochs=1, folder=tmp_path, ckpt_path="last"))
-    assert notes == [(["epoch"], True)]
-
-
 # ---------------------------------------------------------------------- given
 class Asking(Whole):
     """Notes what a module may ask for, and uses what it may use; see also the tests of logging."""
@@ -240,29 +226,7 @@ class NoOptimizer(TinyModule):
         return None
 
 
-class WithFrequencies(TinyModule):
-    """Optimizers with a frequency, which Lightning 2 itself refuses."""
-
-    def configure_optimizers(self):
-        return [{"optimizer": SGD(self.parameters(), lr=0.1)}, {"optimizer": SGD(self.parameters(), lr=0.2)}]
-
-
-class OwnSGD(SGD):
-    """An optimizer whose attributes a run does not know."""
-
-
-class SameAgain(TinyModule):
-    """Makes its optimizer once, with a state that would pass from client to client."""
-
-    def build(self):
-        self.optimizer = OwnSGD(self.parameters(), lr=0.1, momentum=0.9)
-
-    def configure_optimizers(self):
-        return self.optimizer
-
-
 BEFORE_ROUND_0 = {
-    SameAgain: "configure_optimizers='OwnSGD'",
     Sharded: "model='Model.configure_sharded_model'",
     Callbacks: "Model.configure_callbacks()",
     Manual: "manual",
@@ -271,7 +235,6 @@ BEFORE_ROUND_0 = {
     Lazy: "body.0.weight",
     Several: "2 optimizers",
     NoOptimizer: "0 optimizers",
-    WithFrequencies: "configure_optimizers",
 }
 
 

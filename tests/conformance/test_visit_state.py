@@ -1,6 +1,5 @@
 """What a visit begins with, what it leaves behind, and what travels."""
 
-import copy
 from collections import deque
 
 import pytest
@@ -27,7 +26,8 @@ def train(make, devices=1, **options):
 class Counter:
     """An object of the user's own, which torch and Lightning know nothing of."""
 
-    number = 0
+    def __init__(self):
+        self.number, self.tensors = 0, [torch.zeros(2)]
 
 
 class Stateful(TinyModule):
@@ -49,7 +49,7 @@ class Stateful(TinyModule):
         """A number for each of them."""
         numbers = [float(self.buffer[0]), float(self.tensor[0]), self.number, float(self.flag), float(self.inner.count)]
         lengths = [len(self.list), self.dict["seen"][0], len(self.set), len(self.queue)]
-        others = [self.object.number, float(self.hidden[0].weight)]
+        others = [self.object.number, float(self.object.tensors[0][0]), float(self.hidden[0].weight)]
         return [*numbers, *lengths, *others, float(self.metric.sum_value), float(self.metrics["sum"].sum_value)]
 
     def training_step(self, batch, batch_idx):
@@ -61,6 +61,7 @@ class Stateful(TinyModule):
         self.set.add(batch_idx)
         self.queue.append(1)
         self.object.number += 1
+        self.object.tensors[0] += 1
         self.hidden[0].weight += 1
         self.metric.update(1.0)
         self.metrics.update(1.0)
@@ -82,33 +83,6 @@ def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of
     _, notes = notes_of(lambda: train(Stateful))
     fresh = Stateful().sizes()
     assert notes == 2 * [*(3 * [("visit", fresh, False)]), ("validation", fresh, False)]
-
-
-class Average:
-    """A moving average of parameters, kept by an object that is no module."""
-
-    def __init__(self, parameters):
-        self.updates, self.values = 0, [parameter.detach().double() for parameter in parameters]
-
-    def update(self, parameters):
-        self.updates += 1
-        for value, parameter in zip(self.values, parameters, strict=True):
-            value.lerp_(parameter.detach().double(), 1 / (1 + self.updates))
-
-
-class Averaged(TinyModule):
-    """Follows itself in an object, and in a copy that it hides from the state dict."""
-
-    def build(self):
-        self.average, self.hidden = Average(self.head.parameters()), [copy.deepcopy(self.head).double()]
-
-    def training_step(self, batch, batch_idx):
-        self.average.update(self.head.parameters())
-        with torch.no_grad():
-            for own, other in zip(self.hidden[0].parameters(), self.head.parameters(), strict=True):
-                own.lerp_(other.double(), 0.5)
-        pairs = zip(self.head.parameters(), self.average.values, self.hidden[0].parameters(), strict=True)
-        return self.loss(batch) + sum((p - a).square().sum() + (p - h).square().sum() for p, a, h in pairs)
 
 
 class Hooking(TinyModule):
@@ -133,7 +107,7 @@ class Ends(Method):
         return {}
 
 
-@pytest.mark.parametrize("make", [Stateful, Averaged, Hooking, NeverClears])
+@pytest.mark.parametrize("make", [Stateful, Hooking, NeverClears])
 def test_a_client_ends_where_it_ends_when_it_trains_alone(make):
     def end_of_the_last(cohort):
         options = {"rounds": 1, "sampler": lambda *given: cohort, "methods": [Ends()]}
@@ -261,22 +235,6 @@ def test_frozen_parameters_that_one_client_changed_are_averaged(devices):
 
 
 # ---------------------------------------------------------------------- what is refused
-def leaving_out(base, part):
-    """A module whose state dict lacks the entries with ``part`` in their names."""
-
-    class Partial(base):
-        def state_dict(self, *args, **kwargs):
-            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if part not in name}
-
-    return Partial
-
-
-def test_only_frozen_parameters_may_be_left_out_of_the_state_dict():
-    with refused("body.0.bias"):
-        train(leaving_out(TinyModule, "bias"))
-    train(leaving_out(Adapter, "large"))
-
-
 class Grows(TinyModule):
     def build(self):
         self.inner = nn.Module()
@@ -323,8 +281,35 @@ class SetsClipping(TinyModule):
         self.trainer.gradient_clip_val = 1.0
 
 
-# what only a visit shows
-REFUSED = {
+class WithinAnEpoch(TinyModule):
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss", "interval": "step"}}
+
+
+class LogsTooEarly(TinyModule):
+    def configure_optimizers(self):
+        self.log("early", 1.0)
+        return super().configure_optimizers()
+
+
+def leaving_out(base, part):
+    """A module whose state dict lacks the entries with ``part`` in their names."""
+
+    class Partial(base):
+        def state_dict(self, *args, **kwargs):
+            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if part not in name}
+
+    return Partial
+
+
+BEFORE_THE_RUN = {
+    WithinAnEpoch: ("configure_optimizers", "lr_scheduler.interval='step'", "epoch"),
+    LogsTooEarly: ("self.log('early', ...)", "configure_optimizers"),
+    leaving_out(TinyModule, "bias"): ("body.0.bias",),
+}
+IN_A_VISIT = {
     Grows: ("inner.seen",),
     AddsGroup: ("add_param_group", "configure_optimizers"),
     TurnsManual: ("automatic_optimization", "False"),
@@ -333,9 +318,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("make", REFUSED)
+@pytest.mark.parametrize("make", BEFORE_THE_RUN)
+def test_what_does_not_fit_is_refused_before_the_run(make):
+    with refused(*BEFORE_THE_RUN[make]):
+        train(make)
+
+
+@pytest.mark.parametrize("make", IN_A_VISIT)
 def test_what_only_a_visit_shows_is_refused_there_with_the_remedy(make):
-    with refused("client 0", "round 0", *REFUSED[make], kind=ClientError):
+    with refused("client 0", "round 0", *IN_A_VISIT[make], kind=ClientError):
         train(make)
 
 
@@ -346,28 +337,9 @@ def test_entries_of_the_state_that_a_visit_adds_or_replaces_are_an_error_that_na
         train(make)
 
 
+def test_frozen_parameters_may_be_left_out_of_the_state_dict():
+    train(leaving_out(Adapter, "large"))
+
+
 def test_the_only_visit_may_add_parameter_groups():
     train(AddsGroup, rounds=1)
-
-
-class WithinAnEpoch(TinyModule):
-    def configure_optimizers(self):
-        optimizer = SGD(self.parameters(), lr=0.1)
-        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss", "interval": "step"}}
-
-
-@pytest.mark.parametrize("mode", ["continue", "restart"])
-def test_a_schedule_that_watches_a_metric_within_an_epoch_is_refused(mode):
-    with refused("configure_optimizers", "lr_scheduler.interval='step'", "epoch"):
-        train(WithinAnEpoch, client_schedulers=mode)
-
-
-def test_a_value_that_configure_optimizers_logs_is_refused():
-    class LogsTooEarly(TinyModule):
-        def configure_optimizers(self):
-            self.log("early", 1.0)
-            return super().configure_optimizers()
-
-    with refused("self.log('early', ...)", "configure_optimizers"):
-        train(LogsTooEarly)

@@ -4,8 +4,8 @@ import logging
 import tempfile
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass
 from inspect import signature
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -110,15 +110,13 @@ def by_rounds(
     return trainer
 
 
-@dataclass
-class Pair:
-    """A module that Lightning trained, its counterpart that was federated, and what both have noted."""
+class Pair(NamedTuple):
+    """A module that Lightning trained, one that was trained by rounds, the trainers, and the notes of the second."""
 
     expected: LightningModule
     model: LightningModule
     lightning: Trainer
     trainer: FederatedTrainer
-    expected_notes: list
     notes: list
 
 
@@ -146,7 +144,7 @@ def conform(
     tolerance = TOLERANCE[precision]
     assert_close(model.state_dict(), expected.state_dict(), tolerance)
     assert compared(notes) == same(compared(expected_notes), tolerance)
-    return Pair(expected, model, lightning, trainer, expected_notes, notes)
+    return Pair(expected, model, lightning, trainer, notes)
 
 
 def same(value, tolerance):
