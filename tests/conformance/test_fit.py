@@ -101,16 +101,7 @@ class WarmUp(TinyModule):
             group["lr"] = 0.2 * min(1.0, (self.trainer.global_step + 1) / 6)
         note(epoch, batch_idx, optimizer.param_groups[0]["lr"])
         optimizer.step(closure=optimizer_closure)
-
-
-class WarmUpAfterTheStep(TinyModule):
-    """The form in Lightning's documentation."""
-
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-        optimizer.step(closure=optimizer_closure)
-        if self.trainer.global_step < 5:
-            for group in optimizer.param_groups:
-                group["lr"] = min(1.0, (self.trainer.global_step + 1) / 5) * 0.1
+        note(self.trainer.global_step, self.global_step)  # by which the form in Lightning's documentation warms up
 
 
 class NotesItsSteps(Scheduled):
@@ -212,7 +203,6 @@ class GroupsOfParameters(TinyModule):
 # a module, and the arguments of both trainers
 MODULES = {
     WarmUp: {"epochs": 1},
-    WarmUpAfterTheStep: {},
     NotesItsSteps: {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     StepsOnSomeBatches: {},
     StepsTheBareOptimizer: {},

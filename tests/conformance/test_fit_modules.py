@@ -25,27 +25,20 @@ class Normalised(TinyModule):
 
 
 class Rebound(TinyModule):
-    """A running mean that is bound anew at each step, a count, and a queue, as in contrastive learning."""
+    """A running mean that is bound anew at each step, a count, and a queue in a submodule, as in contrastive learning."""
 
     def build(self):
         self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("steps", torch.tensor(0))
-        self.register_buffer("queue", torch.zeros(3, 8))
+        self.inner = nn.ModuleList([nn.Module()])
+        self.inner[0].register_buffer("queue", torch.zeros(3, 8))
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
+        (x, y), inner = batch, self.inner[0]
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         self.steps = self.steps + 1
-        self.queue = torch.cat([self.queue[1:], x.mean(0, keepdim=True)])
-        return cross_entropy(self(x - self.mean - self.queue.mean(0)), y)
-
-
-class ReboundInside(TinyModule):
-    def build(self):
-        self.inner = nn.ModuleList([Rebound()])
-
-    def training_step(self, batch, batch_idx):
-        return self.inner[0].training_step(batch, batch_idx)
+        inner.queue = torch.cat([inner.queue[1:], x.mean(0, keepdim=True)])
+        return cross_entropy(self(x - self.mean - inner.queue.mean(0)), y)
 
 
 class TakesThePlaceOfAnother(TinyModule):
@@ -232,7 +225,6 @@ class WithoutSchedulers(TinyModule):
 MODULES = {
     Normalised: {},
     Rebound: {"rounds": 3},
-    ReboundInside: {},
     TakesThePlaceOfAnother: {"rounds": 3, "epochs": 1, "data": lambda: TinyData(4)},  # one step a visit
     RefersToItself: {"rounds": 1},
     SharesABuffer: {},

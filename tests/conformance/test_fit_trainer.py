@@ -172,7 +172,7 @@ def test_every_flag_in_the_commands():
 
 
 # ---------------------------------------------------------------------- what else it has
-def test_what_lightnings_own_methods_ask_for(tmp_path):
+def test_it_has_what_lightnings_own_methods_ask_for_and_names_what_it_lacks(tmp_path):
     class Data(TinyData):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             assert self.trainer.training or self.trainer.testing
@@ -191,6 +191,9 @@ def test_what_lightnings_own_methods_ask_for(tmp_path):
             assert trainer.default_root_dir == str(tmp_path)
             assert trainer.state.stage == "train" and trainer.state.fn == "fit"
             assert len(trainer.train_dataloader) == trainer.num_training_batches
+            assert not hasattr(trainer, "fit_loop") and getattr(trainer, "nonsense", 3) == 3
+            with pytest.raises(AttributeError, match=r"fit_loop.*own_module_specification\.md"):
+                trainer.fit_loop.run()
             note(trainer.log_dir)
 
         def test_step(self, batch, batch_idx):
@@ -198,17 +201,6 @@ def test_what_lightnings_own_methods_ask_for(tmp_path):
 
     trainer, notes = notes_of(lambda: by_rounds(Model(), clients(Data(test=[6])), folder=tmp_path))
     assert notes.count([2]) == 4 and notes.count(str(trainer.run_dir)) == 16
-
-
-def test_a_name_that_it_lacks_is_one_line_that_names_it():
-    class Model(TinyModule):
-        def on_train_start(self):
-            assert not hasattr(self.trainer, "fit_loop") and getattr(self.trainer, "nonsense", 3) == 3
-            with pytest.raises(AttributeError, match=r"fit_loop.*own_module_specification\.md") as info:
-                self.trainer.fit_loop.run()
-            assert "\n" not in str(info.value)
-
-    by_rounds(Model(), clients(TinyData()), rounds=1)
 
 
 class Inner(LightningModule):

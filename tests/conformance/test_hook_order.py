@@ -88,17 +88,13 @@ def test_the_hooks_of_an_evaluation_come_as_in_lightning(held_out):
     assert {name for name, _ in evaluation_of(pair.notes)} == names - {"test_step"}
 
 
-def test_the_hooks_around_the_rounds_come_as_in_lightning():
+def test_the_hooks_around_the_rounds_come_once_a_run_and_those_of_training_at_every_visit():
     def first_of_each(notes):
         return list(dict.fromkeys(notes))
 
-    pair = conform(recording(Scheduled, ONCE), "32-true", rounds=1, epochs=1, compared=first_of_each)
+    pair = conform(recording(Scheduled, ONCE), "32-true", rounds=3, epochs=1, compared=first_of_each)
     assert tuple(name for name, _ in first_of_each(pair.notes)) == ONCE
-
-
-def test_the_hooks_around_the_rounds_are_called_once_a_run_and_those_of_training_at_every_visit():
-    notes = conform(recording(Scheduled, ONCE), "32-true", rounds=3, epochs=1, compared=set).notes
-    count = {name: sum(one[0] == name for one in notes) for name in ONCE}
+    count = {name: sum(one[0] == name for one in pair.notes) for name in ONCE}
     assert count.pop("configure_optimizers") >= 1
     assert count.pop("on_train_start") == count.pop("on_train_end") == 3
     assert set(count.values()) == {1}

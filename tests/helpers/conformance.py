@@ -86,20 +86,9 @@ def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", **options
     return trainer
 
 
-def by_rounds(
-    model,
-    data,
-    rounds=2,
-    epochs=2,
-    precision="64-true",
-    methods=(),
-    folder=None,
-    ckpt_path=None,
-    tried=False,
-    **options,
-):
+def by_rounds(model, data, rounds=2, epochs=2, methods=(), folder=None, ckpt_path=None, tried=False, **options):
     """Train by rounds, and return the trainer; ``tried`` keeps the trial of the first batch before the run."""
-    given = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "precision": precision}
+    given = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "precision": "64-true"}
     length = {"max_rounds": rounds, "local_epochs": epochs, "checkpoint_every_n_rounds": rounds}
     with ExitStack() as stack:
         own = stack.enter_context(tempfile.TemporaryDirectory())
