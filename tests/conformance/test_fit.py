@@ -200,6 +200,14 @@ class GroupsOfParameters(TinyModule):
         return {"optimizer": Adam(groups, lr=0.1)}
 
 
+class KeepsItsOptimizer(TinyModule):
+    def build(self):
+        self.kept = Adam(self.parameters(), lr=0.05)
+
+    def configure_optimizers(self):
+        return self.kept
+
+
 # a module, and the arguments of both trainers
 MODULES = {
     WarmUp: {"epochs": 1},
@@ -212,6 +220,7 @@ MODULES = {
     ReturnsDictionaries: {},
     EndsEpochs: {"ours": {"client_schedulers": "restart"}, "rounds": 1, "epochs": 4},
     GroupsOfParameters: {},
+    KeepsItsOptimizer: {},
 }
 
 
