@@ -25,7 +25,7 @@ class Normalised(TinyModule):
 
 
 class Rebound(TinyModule):
-    """A running mean that is bound anew at each step, a count, and a queue in a submodule, as in contrastive learning."""
+    """A mean and a count that are bound anew at each step, and a queue in a submodule, as in contrastive learning."""
 
     def build(self):
         self.register_buffer("mean", torch.zeros(8))
@@ -51,31 +51,23 @@ class TakesThePlaceOfAnother(TinyModule):
         return self.loss((batch[0] - self.previous, batch[1]))
 
 
-class RefersToItself(TinyModule):
-    """Objects to which others refer: a dictionary that a hook fills, and a generator that two modules share."""
+class Shares(TinyModule):
+    """Two parts have the same buffer and the same generator, and a hook fills a dictionary that the module holds."""
 
     def build(self):
         seen = self.seen = {}
         self.body[0].register_forward_hook(lambda module, inputs, output: seen.update(hidden=output))
         self.generator = torch.Generator().manual_seed(0)
+        self.register_buffer("mean", torch.zeros(8))
         self.inner = nn.Module()
         self.inner.generator = self.generator
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        draws = [torch.rand((), generator=part.generator) for part in (self, self.inner)]
-        return loss + draws[0] * draws[1] * self.seen["hidden"].square().mean()
-
-
-class SharesABuffer(TinyModule):
-    def build(self):
-        self.register_buffer("mean", torch.zeros(8))
-        self.other = nn.Module()
-        self.other.register_buffer("mean", self.mean)
+        self.inner.register_buffer("mean", self.mean)
 
     def training_step(self, batch, batch_idx):
         self.mean.mul_(0.9).add_(0.1 * batch[0].mean(0))
-        return cross_entropy(self(batch[0] - self.other.mean), batch[1])
+        loss = cross_entropy(self(batch[0] - self.inner.mean), batch[1])
+        draws = [torch.rand((), generator=part.generator) for part in (self, self.inner)]
+        return loss + draws[0] * draws[1] * self.seen["hidden"].square().mean()
 
 
 # ---------------------------------------------------------------------- frozen parts and teachers
@@ -93,15 +85,10 @@ class FrozenBackbone(TinyModule):
 
 
 class FrozenBatchNorm(Normalised):
-    """It learns its statistics, as it is in train mode."""
+    """It learns its statistics, as it is in train mode, and its weights from the second epoch."""
 
     def build(self):
         super().build()
-        self.body.requires_grad_(False)
-
-
-class Thaws(TinyModule):
-    def build(self):
         self.body.requires_grad_(False)
 
     def on_train_epoch_start(self):
@@ -141,13 +128,11 @@ class Teachers(TinyModule):
 
 # ---------------------------------------------------------------------- weights
 class TiedWeights(TinyModule):
+    """Two layers share a weight, and one has a parametrisation."""
+
     def build(self):
         self.body.extend([nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)])
         self.body[4].weight = self.body[2].weight
-
-
-class ParametrisedWeights(TinyModule):
-    def build(self):
         self.body[0] = weight_norm(self.body[0])
 
 
@@ -212,13 +197,8 @@ class WarmsUp(TinyModule):
             trainer.current_epoch / trainer.max_epochs,
             (self.global_step % trainer.num_training_batches) / 4,
         ]
-        note(weights)
+        note(weights, self.lr_schedulers(), trainer.lr_scheduler_configs, len(trainer.optimizers))
         return self.loss(batch) + sum(weights) * self(batch[0]).square().mean()
-
-
-class WithoutSchedulers(TinyModule):
-    def on_train_epoch_start(self):
-        note(self.lr_schedulers(), self.trainer.lr_scheduler_configs, len(self.trainer.optimizers))
 
 
 # a module, and the arguments of both trainers
@@ -226,20 +206,16 @@ MODULES = {
     Normalised: {},
     Rebound: {"rounds": 3},
     TakesThePlaceOfAnother: {"rounds": 3, "epochs": 1, "data": lambda: TinyData(4)},  # one step a visit
-    RefersToItself: {"rounds": 1},
-    SharesABuffer: {},
+    Shares: {"rounds": 1},
     FrozenBackbone: {},
     FrozenBatchNorm: {},
-    Thaws: {},
     Teachers: {},
     TiedWeights: {},
-    ParametrisedWeights: {},
     SetsWeightsAtTheStart: {},
     UnusedParameters: {},
     BuiltInSetup: {"data": KnowsItsOutputs},
     BuiltInConfigureModel: {"data": KnowsItsOutputs},
     WarmsUp: {},
-    WithoutSchedulers: {},
 }
 
 

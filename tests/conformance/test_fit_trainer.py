@@ -91,28 +91,23 @@ def test_every_value_in_every_hook_of_training(make, options):
     conform(make, "32-true", **options)
 
 
-def test_the_clock_at_the_end_of_each_visit_has_its_epochs():
+def test_the_clock_at_the_end_of_each_visit_and_of_a_fit_that_stops_early_has_the_epochs_of_its_rounds(tmp_path):
     class Model(TinyModule):
         def on_train_end(self):
-            note(self.current_epoch, self.global_step, self.current_epoch == self.trainer.max_epochs)
+            note("visit", self.current_epoch, self.global_step, self.current_epoch == self.trainer.max_epochs)
 
-    _, notes = notes_of(lambda: by_rounds(Model(), clients(TinyData()), rounds=3))
-    assert notes == [(2, 8, False), (4, 16, False), (6, 24, True)]
-
-
-def test_a_fit_that_stops_early_ends_with_the_epochs_of_its_rounds(tmp_path):
-    class Model(TinyModule):
         def on_fit_end(self):
-            note(self.current_epoch, self.global_step, self.head.weight.tolist())
+            note("fit", self.current_epoch, self.global_step, self.head.weight.tolist())
 
-    def ends(**options):
+    def notes(**options):
         how = {"rounds": 3, "folder": tmp_path, "checkpoint_every_n_rounds": 1, **options}
         return notes_of(lambda: by_rounds(Model(), clients(TinyData()), **how))[1]
 
-    ((*stopped, _),) = ends(callbacks=[StopAfter(2)])
-    assert stopped == [4, 16]
-    resumed, again = ends(ckpt_path="last"), ends(ckpt_path="last")  # the second has no round left
-    assert resumed == again and list(resumed[0][:2]) == [6, 24]
+    *visits, stopped = notes(callbacks=[StopAfter(2)])
+    assert visits == [("visit", 2, 8, False), ("visit", 4, 16, False)] and stopped[:3] == ("fit", 4, 16)
+    visit, resumed = notes(ckpt_path="last")
+    assert visit == ("visit", 6, 24, True) and resumed[:3] == ("fit", 6, 24)
+    assert notes(ckpt_path="last") == [resumed]  # there is no round left
 
 
 # ---------------------------------------------------------------------- evaluation
