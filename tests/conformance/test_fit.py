@@ -100,7 +100,7 @@ class WarmUp(TinyModule):
         for group in optimizer.param_groups:
             group["lr"] = 0.2 * min(1.0, (self.trainer.global_step + 1) / 6)
         note(epoch, batch_idx, optimizer.param_groups[0]["lr"])
-        optimizer.step(closure=optimizer_closure)
+        note(float(optimizer.step(closure=optimizer_closure)))
         note(self.trainer.global_step, self.global_step)  # by which the form in Lightning's documentation warms up
 
 
@@ -339,6 +339,8 @@ def test_methods_add_penalties_correct_gradients_before_clipping_and_see_them_af
     assert notes == 4 * [("backward", zero), *step, ("batch end", zero)]
 
 
-def test_lbfgs_is_refused_with_methods_that_correct_gradients():
+def test_steps_without_the_corrections_of_methods_are_refused():
     with refused("LBFGS"):
         by_rounds(TinyModule(LBFGS), clients(TinyData()), methods=[SCAFFOLD()])
+    with refused("client 0", "optimizer.optimizer.step", kind=ClientError):
+        by_rounds(StepsTheBareOptimizer(partial(SGD, lr=0.1)), clients(TinyData()), methods=[SCAFFOLD()])

@@ -93,8 +93,6 @@ class Hooking(TinyModule):
 
 
 class NeverClears(TinyModule):
-    """Never sets its gradients to zero."""
-
     def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
         pass
 
@@ -170,7 +168,7 @@ class LeavesEval(Modes):
 
 
 class OwnEval(Modes):
-    """Of its own evaluation, only a part of it is in eval mode; the next visit begins as every other."""
+    """In evaluation only its body is in eval mode, and the next visit trains as every other."""
 
     def on_validation_model_eval(self):
         self.body.eval()
