@@ -157,8 +157,7 @@ def test_the_trainer_holds_what_was_logged_so_far():
         def on_validation_epoch_end(self):
             note(float(self.trainer.callback_metrics["val_loss"]))
 
-        def on_validation_end(self):
-            note(float(self.trainer.callback_metrics["val_loss"]))
+        on_validation_end = on_validation_epoch_end
 
     pair = conform(Model, data=lambda: TinyData(val=[6]), epochs=1, compared=sorted)
     assert len(pair.notes) == 6

@@ -148,17 +148,12 @@ def test_every_value_in_validation(data, val):
 
 def test_every_flag_in_the_commands():
     class Model(TinyModule):
-        def note(self):
+        def test_step(self, batch, batch_idx):
             flags = ("training", "validating", "testing", "predicting", "sanity_checking", "evaluating")
             note([name for name in flags if getattr(self.trainer, name)])
-
-        def validation_step(self, batch, batch_idx):
-            self.note()
             self.log("loss", self.loss(batch))
 
-        def test_step(self, batch, batch_idx):
-            self.note()
-            self.log("loss", self.loss(batch))
+        validation_step = test_step
 
     trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", logger=False, enable_progress_bar=False)
     data = clients(TinyData(val=[4], test=[4]))
