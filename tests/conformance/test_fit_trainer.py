@@ -162,7 +162,7 @@ def test_every_flag_in_the_commands():
 
 
 # ---------------------------------------------------------------------- what else it has
-def test_it_has_what_lightnings_own_methods_ask_for_and_names_what_it_lacks(tmp_path):
+def test_the_trainer_has_what_lightnings_own_methods_ask_for_and_names_what_it_lacks(tmp_path):
     class Data(TinyData):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             assert self.trainer.training or self.trainer.testing

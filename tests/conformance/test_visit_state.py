@@ -106,7 +106,7 @@ class Ends(Method):
 
 
 @pytest.mark.parametrize("make", [Stateful, Hooking, NeverClears])
-def test_a_client_ends_where_it_ends_when_it_trains_alone(make):
+def test_a_visit_depends_on_no_visit_before_it(make):
     def end_of_the_last(cohort):
         options = {"rounds": 1, "sampler": lambda *given: cohort, "methods": [Ends()]}
         _, notes = notes_of(lambda: train(make, **options))
