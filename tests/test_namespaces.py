@@ -1,18 +1,17 @@
 """Modules and data modules of ``pytorch_lightning`` are taken as those of ``lightning.pytorch``."""
 
+import importlib
 import sys
 import types
-from typing import ClassVar
 
 import lightning.pytorch
 import pytest
 import torch
 import yaml
 from helpers.runs import assert_same_bits, history, small_trainer
-from helpers.theirs import TheirData, Theirs
+from helpers.tiny import TinyData, TinyModule
 from lightning.pytorch import LightningDataModule as OfLightning
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
@@ -21,33 +20,53 @@ from fl_lightning.namespaces import LightningDataModule, LightningModule, classe
 
 MODULE = """
 import torch
-from pytorch_lightning import LightningDataModule, LightningModule
+from NAMESPACE import LightningDataModule, LightningModule
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-class Net(LightningModule):
-    def __init__(self, width=3):
+class Inner(LightningModule):
+    def __init__(self, width):
         super().__init__()
-        self.net = torch.nn.Linear(6, width)
+        self.layer = nn.Linear(6, width)
 
     def forward(self, x):
-        return self.net(x)
+        if self.training:
+            self.log("mean_input", x.mean())
+        return self.layer(x)
+
+class Net(LightningModule):
+    taps = {"representation": "inner", "logits": "inner"}
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.inner = Inner(width)
 
     def training_step(self, batch, batch_idx):
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        return nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
+
+    def on_train_start(self):
+        self.log("epoch", float(self.current_epoch))
 
     def test_step(self, batch, batch_idx):
-        self.log("loss", self.training_step(batch, batch_idx))
+        self.log("hits", (self.inner(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def predict_step(self, batch, batch_idx):
-        return self(batch[0])
+        return self.inner(batch[0])
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = {"number": 7}
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 class Data(LightningDataModule):
     def setup(self, stage):
         x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
         self.set = TensorDataset(x, x[:, :3].argmax(1))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] * 2, batch[1]]
 
     def train_dataloader(self):
         return DataLoader(self.set, batch_size=16)
@@ -73,13 +92,10 @@ def test_a_class_of_either_distribution_is_one_of_both(other):
         def on_train_start(self):
             pass
 
-    assert issubclass(Net, LightningModule)
-    assert isinstance(Theirs(), LightningModule)
-    assert isinstance(TheirData(), LightningDataModule)
-    assert not issubclass(Net, LightningDataModule)
+    assert issubclass(Net, LightningModule) and not issubclass(Net, LightningDataModule)
+    assert isinstance(TinyModule(), LightningModule) and isinstance(TinyData(), LightningDataModule)
     assert not issubclass(nn.Linear, LightningModule)
-    assert Net in LightningModule.__subclasses__()
-    assert Theirs in LightningModule.__subclasses__()
+    assert {Net, TinyModule} <= set(LightningModule.__subclasses__())
     assert is_overridden("on_train_start", Net())
     assert not is_overridden("on_train_start", other.LightningModule())
     assert is_callback(other.Callback())
@@ -88,79 +104,29 @@ def test_a_class_of_either_distribution_is_one_of_both(other):
 def test_without_the_other_distribution_there_is_one_class_of_a_name(monkeypatch):
     monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
     assert classes("LightningDataModule") == (OfLightning,)
-    assert not is_callback(Theirs())
+    assert not is_callback(TinyModule())
     assert is_callback(lightning.pytorch.callbacks.ModelSummary())
 
 
-def module_of(base):
-    """The same module, with one inside that logs and is frozen for methods, as subclasses of ``base``."""
+@pytest.fixture
+def module_of(tmp_path, monkeypatch):
+    """``module_of(name)`` imports a user's module of one of the distributions."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
 
-    class Inner(base):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
+    def write(name):
+        pytest.importorskip(name)
+        (tmp_path / f"of_{name.replace('.', '_')}.py").write_text(MODULE.replace("NAMESPACE", name))
+        return importlib.import_module(f"of_{name.replace('.', '_')}")
 
-        def forward(self, x):
-            if self.training:
-                self.log("mean_input", x.mean())
-            return self.layer(x)
-
-    class Net(base):
-        taps: ClassVar = {"representation": "inner", "logits": "inner"}
-
-        def __init__(self):
-            super().__init__()
-            self.inner = Inner()
-
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
-
-        def on_train_start(self):
-            self.log("epoch", float(self.current_epoch))
-
-        def test_step(self, batch, batch_idx):
-            self.log("hits", (self.inner(batch[0]).argmax(1) == batch[1]).float().mean())
-
-        def predict_step(self, batch, batch_idx):
-            return self.inner(batch[0])
-
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["mine"] = {"number": 7}
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-    return Net()
+    return write
 
 
-def data_of(base):
-    """The same data module as a subclass of ``base``."""
-
-    class Data(base):
-        def setup(self, stage):
-            x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
-            self.set = TensorDataset(x, x[:, :3].argmax(1))
-
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            return [batch[0] * 2, batch[1]]
-
-        def train_dataloader(self):
-            return DataLoader(self.set, batch_size=16)
-
-        def test_dataloader(self):
-            return DataLoader(self.set, batch_size=40)
-
-    return Data()
-
-
-def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path):
+def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path, module_of, undrawn):
     found = {}
     for name in ("lightning.pytorch", "pytorch_lightning"):
-        namespace = pytest.importorskip(name)
         torch.manual_seed(0)
-        model = module_of(namespace.LightningModule)
-        data = Partitioned(data_of(namespace.LightningDataModule), num_clients=3)
+        model, data = module_of(name).Net(), Partitioned(module_of(name).Data(), num_clients=3)
         trainer = small_trainer(tmp_path, name=name)
         trainer.fit(model, data, [MOON()])
         path = tmp_path / name / "version_0/checkpoints/model.ckpt"
@@ -174,19 +140,18 @@ def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path
     assert saved["mine"] == other["mine"] == {"number": 7}
 
 
-def test_a_config_names_classes_of_the_other_distribution(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("pytorch_lightning")
-    (tmp_path / "of_the_other.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
+def test_a_config_names_classes_of_the_other_distribution(module_of, tmp_path, monkeypatch, capsys, undrawn):
+    module = module_of("pytorch_lightning")
     monkeypatch.setattr(sys, "argv", ["cli.py"])
+    data = {"class_path": f"{module.__name__}.Data"}
     config = {
-        "model": {"class_path": "of_the_other.Net", "init_args": {"width": 4}},
-        "data": {"class_path": "Partitioned", "init_args": {"datamodule": {"class_path": "of_the_other.Data"}}},
+        "model": {"class_path": f"{module.__name__}.Net", "init_args": {"width": 4}},
+        "data": {"class_path": "Partitioned", "init_args": {"datamodule": data}},
         "trainer": {"max_rounds": 1, "logger": False},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     main(["fit", "--config", "config.yaml"])
-    assert "1 round, test/loss" in capsys.readouterr().out
+    assert "1 round, test/hits" in capsys.readouterr().out
     path = tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt"
-    loaded = sys.modules["of_the_other"].Net.load_from_checkpoint(path)
+    loaded = module.Net.load_from_checkpoint(path)
     assert_same_bits(loaded.state_dict(), torch.load(path, weights_only=True)["state_dict"])

@@ -2,72 +2,72 @@
 
 import pytest
 import torch
-from helpers.conformance import Net, Rows, both_precisions, by_rounds, clients, conform, note, same
-from helpers.runs import assert_same_bits, history
+from helpers.conformance import by_rounds, conform, note
+from helpers.tiny import TinyData, TinyModule, clients
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning.errors import ClientError, UsageError
 
+REDUCTIONS = {
+    **{name: name for name in ("mean", "avg", "sum", "max", "min")},
+    **{f"torch.{one.__name__}": one for one in (torch.sum, torch.max, torch.min, torch.mean)},
+}
 
-def pick(row, phase, name):
-    """The metric ``name`` of a phase, under whichever of the two tags it has."""
+
+def logged(trainer, name):
+    """The value of a metric in the last round, with or without its phase."""
+    phase = "val" if name.startswith("val_") else "train"
+    row = trainer.history[-1]
     return row[name] if name in row else row[f"{phase}/{name}"]
 
 
-def logging_module(**options):
-    """A module that logs the sum of each batch's first column, plus the number of the epoch."""
+def assert_logged(pair, *names):
+    """Assert that metrics have the values that Lightning's Trainer has in the end."""
+    for name in names:
+        expected = float(pair.lightning.callback_metrics[name])
+        assert logged(pair.trainer, name) == pytest.approx(expected, rel=1e-6), name
 
-    class Model(Net):
+
+def logging(**metrics):
+    """A module that logs the sum of each batch's first column, plus the number of the epoch, with several options."""
+
+    class Logging(TinyModule):
         def training_step(self, batch, batch_idx):
             value = batch[0][:, 0].sum().double() + self.current_epoch
-            self.log("value", value, **options)
+            for name, options in metrics.items():
+                self.log(name, value, **options)
             return self.loss(batch)
 
-    return Model
+    return Logging
 
 
-REDUCTIONS = ["mean", "sum", "max", "min", "avg"]
+reduced = logging(**{name: {"reduce_fx": one, "on_step": False, "on_epoch": True} for name, one in REDUCTIONS.items()})
 
 
-@both_precisions
-@pytest.mark.parametrize("reduce_fx", [*REDUCTIONS, torch.sum, torch.max, torch.min, torch.mean])
-def test_reductions_over_an_epoch(reduce_fx, precision):
-    make = logging_module(reduce_fx=reduce_fx, on_step=False, on_epoch=True)
-    pair = conform(make, precision, epochs=1)
-    expected = float(pair.lightning.callback_metrics["value"])
-    assert pick(pair.trainer.history[-1], "train", "value") == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize("precision", ["64-true", "32-true"])
+def test_reductions_over_an_epoch(precision):
+    assert_logged(conform(reduced, precision, epochs=1), *REDUCTIONS)
 
 
-@pytest.mark.parametrize("reduce_fx", ["sum", "max", "min"])
-def test_a_visit_has_the_value_of_its_last_epoch(reduce_fx):
-    pair = conform(logging_module(reduce_fx=reduce_fx, on_step=False, on_epoch=True), epochs=3)
-    expected = float(pair.lightning.callback_metrics["value"])
-    assert pick(pair.trainer.history[-1], "train", "value") == pytest.approx(expected, rel=1e-6)
+def test_a_visit_has_the_mean_over_its_epochs_and_otherwise_the_value_of_the_last():
+    pair = conform(reduced, rounds=1, epochs=3)
+    assert_logged(pair, "sum", "max", "min")
+    last = float(pair.lightning.callback_metrics["mean"])
+    assert logged(pair.trainer, "mean") == pytest.approx(last - 1, rel=1e-6)
 
 
-def test_a_mean_is_over_all_epochs_of_the_visit():
-    pair = conform(logging_module(on_step=False, on_epoch=True), rounds=1, epochs=3)
-    last = float(pair.lightning.callback_metrics["value"])
-    assert pick(pair.trainer.history[-1], "train", "value") == pytest.approx(last - 1, rel=1e-6)
-
-
-def test_a_value_by_step_and_by_epoch_has_lightnings_name():
-    pair = conform(logging_module(on_step=True, on_epoch=True), epochs=1)
-    expected = float(pair.lightning.callback_metrics["value_epoch"])
-    assert pick(pair.trainer.history[-1], "train", "value_epoch") == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("on_step", [True, None])
-def test_a_value_by_step_alone_is_the_mean_over_the_visit(on_step):
-    """Lightning's is the last step's; a round has one value."""
-    pair = conform(logging_module(on_step=on_step, on_epoch=False if on_step else None), epochs=1)
-    mean = float(conform(logging_module(on_epoch=True), epochs=1).lightning.callback_metrics["value_epoch"])
-    assert pick(pair.trainer.history[-1], "train", "value") == pytest.approx(mean, rel=1e-6)
+def test_a_value_by_step_and_by_epoch_has_lightnings_name_and_one_by_step_alone_is_the_mean_over_the_visit():
+    """Lightning's value by step is the last step's; a round has one value."""
+    step = {"on_step": True, "on_epoch": False}
+    pair = conform(logging(both={"on_step": True, "on_epoch": True}, step=step, none={}), epochs=1)
+    assert_logged(pair, "both_epoch")
+    mean = float(pair.lightning.callback_metrics["both_epoch"])
+    assert [logged(pair.trainer, name) for name in ("step", "none")] == 2 * [pytest.approx(mean, rel=1e-6)]
 
 
 def test_values_of_other_hooks_and_of_dictionaries():
-    class Model(Net):
+    class Model(TinyModule):
         def on_train_epoch_start(self):
             self.log("start", 1.0 + self.current_epoch)
 
@@ -77,36 +77,29 @@ def test_values_of_other_hooks_and_of_dictionaries():
         def on_train_epoch_end(self):
             self.log("end", 2.0 + self.current_epoch)
 
-    pair = conform(Model, epochs=1)
-    for name in ("start", "end", "largest", "batch"):
-        expected = float(pair.lightning.callback_metrics[name])
-        assert pick(pair.trainer.history[-1], "train", name) == pytest.approx(expected, rel=1e-6), name
+    assert_logged(conform(Model, epochs=1), "start", "end", "largest", "batch")
 
 
 def test_the_size_of_a_batch_is_its_weight_by_lightnings_rule():
     """Of nested batches, and of those that the module tells."""
 
-    class Model(Net):
+    class Model(TinyModule):
         def training_step(self, batch, batch_idx):
             x, y = batch["first"]["x"], batch["y"]
             self.log("value", x[:, 0].mean(), on_step=False, on_epoch=True)
             self.log("told", x[:, 1].mean(), on_step=False, on_epoch=True, batch_size=1 + batch_idx)
             return self.loss((x, y))
 
-    class Nested(Rows):
+    class Nested(TinyData):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return {"first": {"x": batch[0]}, "text": "a", "y": batch[1]}
 
-    pair = conform(Model, epochs=1, data=Nested)
-    for name in ("value", "told"):
-        expected = float(pair.lightning.callback_metrics[name])
-        assert pick(pair.trainer.history[-1], "train", name) == pytest.approx(expected, rel=1e-6), name
+    assert_logged(conform(Model, epochs=1, data=Nested), "value", "told")
 
 
 def test_metrics_of_torchmetrics():
-    class Model(Net):
-        def __init__(self):
-            super().__init__()
+    class Model(TinyModule):
+        def build(self):
             self.accuracy, self.sum, self.mean = MulticlassAccuracy(3, average="micro"), SumMetric(), MeanMetric()
 
         def training_step(self, batch, batch_idx):
@@ -117,54 +110,40 @@ def test_metrics_of_torchmetrics():
             self.log_dict({"sum": self.sum, "mean": self.mean}, on_step=False, on_epoch=True)
             return self.loss(batch)
 
-    pair = conform(Model, epochs=1)
-    for name in ("accuracy", "sum", "mean"):
-        expected = float(pair.lightning.callback_metrics[name])
-        assert pick(pair.trainer.history[-1], "train", name) == pytest.approx(expected, rel=1e-6), name
+    assert_logged(conform(Model, epochs=1), "accuracy", "sum", "mean")
 
 
-class Evaluated(Net):
+class Evaluated(TinyModule):
     """Logs in each hook of validation."""
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        x, _ = batch
         self.log("val_loss", self.loss(batch))
-        self.log("val_sum", x.sum(), reduce_fx="sum")
-        self.log("val_max", x.max(), reduce_fx="max", add_dataloader_idx=False)
+        self.log("val_sum", batch[0].sum(), reduce_fx="sum")
+        self.log(f"val_max_{dataloader_idx}", batch[0].max(), reduce_fx="max", add_dataloader_idx=False)
 
     def on_validation_epoch_end(self):
         self.log("val_end", 1.0 + self.current_epoch)
 
 
-@both_precisions
-def test_validation_with_one_loader(precision):
-    class Model(Evaluated):
-        def validation_step(self, batch, batch_idx):
-            super().validation_step(batch, batch_idx)
-
-    pair = conform(Model, precision, data=lambda: Rows(held_out=[11]), epochs=1)
-    for name in ("val_loss", "val_sum", "val_max", "val_end"):
-        expected = float(pair.lightning.callback_metrics[name])
-        assert pick(pair.trainer.history[-1], "val", name) == pytest.approx(expected, rel=1e-5), name
+class OneLoader(Evaluated):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
 
 
-def test_several_validation_loaders_have_lightnings_suffixes():
-    class Model(Evaluated):
-        def validation_step(self, batch, batch_idx, dataloader_idx=0):
-            self.log("val_loss", self.loss(batch))
-            self.log("val_sum", batch[0].sum(), reduce_fx="sum")
-            self.log(f"val_max_{dataloader_idx}", batch[0].max(), reduce_fx="max", add_dataloader_idx=False)
-
-    pair = conform(Model, data=lambda: Rows(held_out=[11, 7]), epochs=1)
-    names = [name for name in pair.lightning.callback_metrics if name.startswith("val_")]
-    assert "val_loss/dataloader_idx_1" in names and "val_max_1" in names
-    for name in names:
-        expected = float(pair.lightning.callback_metrics[name])
-        assert pick(pair.trainer.history[-1], "val", name) == pytest.approx(expected, rel=1e-6), name
+@pytest.mark.parametrize(
+    ("make", "sizes", "known"),
+    [(OneLoader, [11], {"val_loss", "val_max_0"}), (Evaluated, [11, 7], {"val_loss/dataloader_idx_1", "val_max_1"})],
+    ids=["one", "two"],
+)
+def test_validation_loaders_have_lightnings_names_and_values(make, sizes, known):
+    pair = conform(make, data=lambda: TinyData(val=sizes), epochs=1)
+    names = {name for name in pair.lightning.callback_metrics if name.startswith("val_")}
+    assert names >= {"val_end", *known}
+    assert_logged(pair, *names)
 
 
 def test_the_trainer_holds_what_was_logged_so_far():
-    class Model(Net):
+    class Model(TinyModule):
         def training_step(self, batch, batch_idx):
             self.log("value", 1.0 + batch_idx, on_step=False, on_epoch=True, prog_bar=True)
             return self.loss(batch)
@@ -178,77 +157,56 @@ def test_the_trainer_holds_what_was_logged_so_far():
         def on_validation_epoch_end(self):
             note(float(self.trainer.callback_metrics["val_loss"]))
 
-        def on_validation_end(self):
-            note(float(self.trainer.callback_metrics["val_loss"]))
+        on_validation_end = on_validation_epoch_end
 
-    pair = conform(Model, data=lambda: Rows(held_out=[6]), epochs=1)
-    assert sorted(pair.notes) == same(sorted(pair.expected_notes), 1e-6)
+    pair = conform(Model, data=lambda: TinyData(val=[6]), epochs=1, compared=sorted)
     assert len(pair.notes) == 6
 
 
 # ---------------------------------------------------------------------- over clients
-def over_clients(model, devices=1, **options):
-    torch.manual_seed(0)
-    return by_rounds(model(), clients(Rows(25), 3, 14, 8), devices=devices, epochs=1, **options)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_over_clients_a_sum_adds_and_a_mean_weighs_by_examples(devices):
+    """No client's metric of torchmetrics waits for another's, or holds its numbers."""
 
+    class Model(TinyModule):
+        def build(self):
+            self.seen = SumMetric()
 
-def test_over_clients_a_sum_adds_and_the_others_are_what_they_say():
-    """On two workers the same, bit for bit."""
-
-    class Model(Net):
         def training_step(self, batch, batch_idx):
             x = batch[0][:, 0].double()
-            for name in ("sum", "max", "min"):
+            for name in ("sum", "max", "min", "mean"):
                 self.log(name, getattr(x, name)(), reduce_fx=name, on_step=False, on_epoch=True)
-            self.log("mean", x.mean(), on_step=False, on_epoch=True)
-            return self.loss(batch)
-
-    one, two = over_clients(Model), over_clients(Model, 2)
-    x = torch.cat([x for x, _ in Rows(25).train_dataloader()])[:, 0].double()
-    for name in ("sum", "max", "min", "mean"):
-        assert one.history[-1][f"train/{name}"] == pytest.approx(float(getattr(x, name)()), rel=1e-6), name
-    assert history(one) == history(two)
-    assert_same_bits(one.server.state, two.server.state)
-
-
-def test_metrics_of_torchmetrics_are_those_of_each_client_alone():
-    """On two workers as on one: no client's metric waits for another's, or holds its numbers."""
-
-    class Model(Net):
-        def __init__(self):
-            super().__init__()
-            self.sum = SumMetric()
-
-        def training_step(self, batch, batch_idx):
-            self.sum.update(float(len(batch[1])))
-            self.log("seen", self.sum, on_step=False, on_epoch=True)
+            self.seen.update(float(len(x)))
+            self.log("seen", self.seen, on_step=False, on_epoch=True)
             return self.loss(batch)
 
         def on_train_epoch_end(self):
-            self.log("computed", self.sum.compute())
+            self.log("computed", self.seen.compute())
 
-    one, two = over_clients(Model), over_clients(Model, 2)
-    mean = (3 * 3 + 14 * 14 + 8 * 8) / 25
-    assert one.history[-1]["train/computed"] == pytest.approx(mean)
-    assert history(one) == history(two)
+    row = by_rounds(Model(), clients(TinyData(25), 3, 14, 8), devices=devices, epochs=1).history[-1]
+    x = torch.cat([x for x, _ in TinyData(25).train_dataloader()])[:, 0].double()
+    for name in ("sum", "max", "min", "mean"):
+        assert row[f"train/{name}"] == pytest.approx(float(getattr(x, name)()), rel=1e-6), name
+    weighted = pytest.approx((3 * 3 + 14 * 14 + 8 * 8) / 25)
+    assert row["train/seen"] == row["train/computed"] == weighted
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_a_reduction_of_the_users_own_is_refused():
-    with pytest.raises((UsageError, ClientError), match="reduce_fx"):
-        over_clients(logging_module(reduce_fx=lambda values: values[0]))
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"reduce_fx": lambda values: values[0]}, "reduce_fx"), ({"on_step": False, "on_epoch": False}, "on_step")],
+    ids=["own reduction", "neither step nor epoch"],
+)
+def test_what_has_no_value_over_a_round_is_refused(options, key):
+    with pytest.raises((UsageError, ClientError), match=key):
+        by_rounds(logging(value=options)(), clients(TinyData()))
 
 
 def test_one_name_with_two_reductions_is_refused_as_by_lightning():
-    class Model(Net):
+    class Model(TinyModule):
         def training_step(self, batch, batch_idx):
             self.log("value", 1.0, reduce_fx="sum" if batch_idx else "max")
             return self.loss(batch)
 
     with pytest.raises((UsageError, ClientError), match="value"):
-        over_clients(Model)
-
-
-def test_neither_step_nor_epoch_is_refused_as_by_lightning():
-    with pytest.raises((UsageError, ClientError), match="on_step"):
-        over_clients(logging_module(on_step=False, on_epoch=False))
+        by_rounds(Model(), clients(TinyData()))

@@ -5,173 +5,84 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.conformance import (
-    OTHERS,
-    SAME,
-    Net,
-    Rows,
-    assert_same_notes,
-    by_rounds,
-    clients,
-    conform,
-    note,
-    notes_of,
-    recording,
-)
+from helpers.conformance import SAME, by_rounds, conform, note, notes_of, recording
 from helpers.errors import refused
+from helpers.tiny import TinyData, TinyModule, clients
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import FederatedTrainer
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "own_module_specification.md").read_text()
 
-CALLED, GIVEN, REFUSED, INHERITED = "called", "given", "refused", "inherited"
 
-# what a run does with each name, and the test that shows it
-NAMES = {
-    # what a run calls
-    "backward": CALLED,
-    "configure_gradient_clipping": CALLED,
-    "configure_model": CALLED,
-    "configure_optimizers": CALLED,
-    "forward": CALLED,
-    "lr_scheduler_step": CALLED,
-    "on_after_backward": CALLED,
-    "on_after_batch_transfer": CALLED,
-    "on_before_backward": CALLED,
-    "on_before_batch_transfer": CALLED,
-    "on_before_optimizer_step": CALLED,
-    "on_before_zero_grad": CALLED,
-    "on_fit_end": CALLED,
-    "on_fit_start": CALLED,
-    "on_load_checkpoint": CALLED,
-    "on_predict_batch_end": CALLED,
-    "on_predict_batch_start": CALLED,
-    "on_predict_end": CALLED,
-    "on_predict_epoch_end": CALLED,
-    "on_predict_epoch_start": CALLED,
-    "on_predict_model_eval": CALLED,
-    "on_predict_start": CALLED,
-    "on_save_checkpoint": CALLED,
-    "on_test_batch_end": CALLED,
-    "on_test_batch_start": CALLED,
-    "on_test_end": CALLED,
-    "on_test_epoch_end": CALLED,
-    "on_test_epoch_start": CALLED,
-    "on_test_model_eval": CALLED,
-    "on_test_model_train": CALLED,
-    "on_test_start": CALLED,
-    "on_train_batch_end": CALLED,
-    "on_train_batch_start": CALLED,
-    "on_train_end": CALLED,
-    "on_train_epoch_end": CALLED,
-    "on_train_epoch_start": CALLED,
-    "on_train_start": CALLED,
-    "on_validation_batch_end": CALLED,
-    "on_validation_batch_start": CALLED,
-    "on_validation_end": CALLED,
-    "on_validation_epoch_end": CALLED,
-    "on_validation_epoch_start": CALLED,
-    "on_validation_model_eval": CALLED,
-    "on_validation_model_train": CALLED,
-    "on_validation_model_zero_grad": CALLED,
-    "on_validation_start": CALLED,
-    "optimizer_step": CALLED,
-    "optimizer_zero_grad": CALLED,
-    "predict_step": CALLED,
-    "prepare_data": CALLED,
-    "setup": CALLED,
-    "teardown": CALLED,
-    "test_step": CALLED,
-    "training_step": CALLED,
-    "transfer_batch_to_device": CALLED,
-    "validation_step": CALLED,
-    # what a module may ask for or use in a visit, with Lightning's value or effect
-    "all_gather": GIVEN,
-    "automatic_optimization": GIVEN,
-    "clip_gradients": GIVEN,
-    "current_epoch": GIVEN,
-    "device": GIVEN,
-    "device_mesh": GIVEN,
-    "dtype": GIVEN,
-    "example_input_array": GIVEN,
-    "fabric": GIVEN,
-    "freeze": GIVEN,
-    "global_rank": GIVEN,
-    "global_step": GIVEN,
-    "hparams": GIVEN,
-    "hparams_initial": GIVEN,
-    "local_rank": GIVEN,
-    "log": GIVEN,
-    "log_dict": GIVEN,
-    "logger": GIVEN,
-    "loggers": GIVEN,
-    "lr_schedulers": GIVEN,
-    "on_gpu": GIVEN,
-    "optimizers": GIVEN,
-    "print": GIVEN,
-    "save_hyperparameters": GIVEN,
-    "strict_loading": GIVEN,
-    "toggle_optimizer": GIVEN,
-    "toggled_optimizer": GIVEN,
-    "trainer": GIVEN,
-    "unfreeze": GIVEN,
-    "untoggle_optimizer": GIVEN,
-    # what is refused by name
-    "configure_callbacks": REFUSED,
-    "configure_sharded_model": REFUSED,
-    "manual_backward": REFUSED,
-    # what works on the module alone and has nothing to do with a run; a data module's loaders take the place of a
-    # module's own, as in Lightning
-    "CHECKPOINT_HYPER_PARAMS_KEY": INHERITED,
-    "CHECKPOINT_HYPER_PARAMS_NAME": INHERITED,
-    "CHECKPOINT_HYPER_PARAMS_TYPE": INHERITED,
-    "cpu": INHERITED,
-    "cuda": INHERITED,
-    "double": INHERITED,
-    "float": INHERITED,
-    "half": INHERITED,
-    "load_from_checkpoint": INHERITED,
-    "predict_dataloader": INHERITED,
-    "remove_ignored_hparams": INHERITED,
-    "test_dataloader": INHERITED,
-    "to": INHERITED,
-    "to_onnx": INHERITED,
-    "to_tensorrt": INHERITED,
-    "to_torchscript": INHERITED,
-    "train_dataloader": INHERITED,
-    "type": INHERITED,
-    "val_dataloader": INHERITED,
-}
+def table(title):
+    """The names in the first column of the table under a title of the page."""
+    page = (DOCS / "own_module_specification.md").read_text()
+    rows = page.split(f"## {title}\n")[1].split("\n## ")[0]
+    cells = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+def words(text):
+    return set(text.split())
+
+
+# what a run does with each name of a module: call it,
+CALLED = set(table("The hooks"))
+# give it Lightning's value or effect in a visit,
+GIVEN = words("""
+    all_gather automatic_optimization clip_gradients current_epoch device device_mesh dtype example_input_array fabric
+    freeze global_rank global_step hparams hparams_initial local_rank log log_dict logger loggers lr_schedulers on_gpu
+    optimizers print save_hyperparameters strict_loading toggle_optimizer toggled_optimizer trainer unfreeze
+    untoggle_optimizer
+""")
+# refuse it,
+REFUSED = {"configure_callbacks", "configure_sharded_model", "manual_backward"}
+# or leave it as it is: it has nothing to do with a run, or gives way to the data module's as in Lightning
+INHERITED = words("""
+    CHECKPOINT_HYPER_PARAMS_KEY CHECKPOINT_HYPER_PARAMS_NAME CHECKPOINT_HYPER_PARAMS_TYPE cpu cuda double float half
+    load_from_checkpoint predict_dataloader remove_ignored_hparams test_dataloader to to_onnx to_tensorrt to_torchscript
+    train_dataloader type val_dataloader
+""")
+# the same of a data module
+DATA_CALLED = words("""
+    load_state_dict on_after_batch_transfer on_before_batch_transfer on_exception predict_dataloader prepare_data setup
+    state_dict teardown test_dataloader train_dataloader transfer_batch_to_device val_dataloader
+""")
+DATA_INHERITED = words("""
+    CHECKPOINT_HYPER_PARAMS_KEY CHECKPOINT_HYPER_PARAMS_NAME CHECKPOINT_HYPER_PARAMS_TYPE from_datasets hparams
+    hparams_initial load_from_checkpoint name remove_ignored_hparams save_hyperparameters
+""")
 # these are not in every version of Lightning
-NEW = {"on_predict_model_eval", "remove_ignored_hparams", "to_tensorrt", "toggled_optimizer"}
-OLD = {"configure_sharded_model", "to_torchscript"}
+SOME = {"on_predict_model_eval", "remove_ignored_hparams", "to_tensorrt", "toggled_optimizer"}
+SOME |= {"configure_sharded_model", "to_torchscript"}
 
 
-def of_kind(wanted):
-    return sorted(name for name, kind in NAMES.items() if kind == wanted)
-
-
-def public_names():
-    """The public names that Lightning's classes give to a module."""
-    classes = [one for one in LightningModule.__mro__ if one not in (nn.Module, object)]
+def public_names(kind):
+    """The public names that Lightning's classes give to a module or data module."""
+    classes = [one for one in kind.__mro__ if one not in (nn.Module, object)]
     return {name for one in classes for name in vars(one) if not name.startswith("_")}
 
 
-def test_every_public_name_of_a_lightning_module_is_in_the_table():
-    """A name here that the table lacks is new in Lightning: decide what a run does with it, and show it."""
-    assert public_names() - set(NAMES) == set()
-    assert set(NAMES) - public_names() <= NEW | OLD
+@pytest.mark.parametrize(
+    ("kind", "groups"),
+    [(LightningModule, [CALLED, GIVEN, REFUSED, INHERITED]), (LightningDataModule, [DATA_CALLED, DATA_INHERITED])],
+)
+def test_every_public_name_is_in_one_group(kind, groups):
+    """A name that they lack is new in Lightning: decide what a run does with it, and show it."""
+    known = set().union(*groups)
+    assert len(known) == sum(map(len, groups))
+    assert public_names(kind) - known == set()
+    assert known - public_names(kind) <= SOME
 
 
 # ---------------------------------------------------------------------- called
-class Whole(Net):
-    """A module with every step, a schedule, and something in its checkpoints."""
+class Whole(TinyModule):
+    """A module with every step and a schedule."""
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -187,307 +98,188 @@ class Whole(Net):
         return self(batch[0])
 
 
-def predicting():
-    return FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+class Remembering(TinyData):
+    """A data module with a state of its own and loaders for everything."""
+
+    def __init__(self):
+        super().__init__(val=[6], test=[5])
+
+    def predict_dataloader(self):
+        return self.loader(4, 0)
+
+    def state_dict(self):
+        return {"mine": 3}
+
+
+class Failing(TinyModule):
+    def training_step(self, batch, batch_idx):
+        raise ValueError("no step")
 
 
 def test_every_hook_that_is_called_is_called(tmp_path):
-    make = recording(Whole, [name for name in of_kind(CALLED) if name in public_names()])
-    data = clients(Remembering())
+    known = CALLED & public_names(LightningModule)
+    module, data = recording(Whole, known), recording(Remembering, DATA_CALLED)
 
-    def use():
-        by_rounds(make(), data, rounds=2, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
-        by_rounds(make(), data, rounds=3, epochs=1, folder=tmp_path, ckpt_path="last")
-        predicting().predict(make(), data)
+    def use(module, data):
+        how = {"epochs": 1, "folder": tmp_path / data.__name__, "checkpoint_every_n_rounds": 1}
+        by_rounds(module(), clients(data()), rounds=1, **how)
+        by_rounds(module(), clients(data()), rounds=2, ckpt_path="last", **how)
+        trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+        trainer.predict(module(), clients(data()))
+        with refused("no step", kind=ClientError):
+            by_rounds(Failing(), clients(data()))
 
-    _, notes = notes_of(use)
-    called = {one[0] for one in notes}
-    assert called == set(of_kind(CALLED)) & public_names()
-
-
-def test_what_a_module_puts_into_a_checkpoint_it_gets_back(tmp_path):
-    class Model(Net):
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["mine"] = {"epoch": self.current_epoch}
-
-        def on_load_checkpoint(self, checkpoint):
-            note(checkpoint["mine"], sorted(checkpoint["state_dict"])[0])
-
-    data = clients(Rows())
-    by_rounds(Model(), data, rounds=2, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
-    _, notes = notes_of(lambda: by_rounds(Model(), data, rounds=3, epochs=1, folder=tmp_path, ckpt_path="last"))
-    assert [names for _, names in notes] == ["net.0.bias"]
-    assert set(notes[0][0]) == {"epoch"}
+    _, notes = notes_of(lambda: use(module, Remembering))
+    assert {one[0] for one in notes} == known
+    _, notes = notes_of(lambda: use(Whole, data))
+    assert {one[0] for one in notes} == DATA_CALLED
+    assert ("load_state_dict", (("state_dict", ["mine"]),)) in notes
 
 
 # ---------------------------------------------------------------------- given
-class Asking(Net):
-    """Notes what a module may ask for, and uses what it may use; see also the tests of modules and of logging."""
+class Asking(Whole):
+    """Notes what a module may ask for, and uses what it may use; see also the tests of logging."""
 
     def __init__(self, width=6):
         super().__init__()
         self.save_hyperparameters()
-        self.example_input_array = torch.zeros(2, 5)
+        self.example_input_array = torch.zeros(2, 8)
         self.strict_loading = False
         self.extra = nn.Linear(1, 1)
 
-    def configure_optimizers(self):
-        optimizer = SGD(self.parameters(), lr=0.1)
-        return [optimizer], [StepLR(optimizer, 1)]
-
     def training_step(self, batch, batch_idx):
-        names = [name for name in of_kind(GIVEN) if isinstance(getattr(LightningModule, name, None), property)]
+        names = sorted(name for name in GIVEN if isinstance(getattr(LightningModule, name, None), property))
         plain = {name: getattr(self, name) for name in names if name not in ("trainer", "example_input_array")}
         note({name: dict(value) if name.startswith("hparams") else value for name, value in plain.items()})
-        note(tuple(self.example_input_array.shape), self.trainer.world_size)
-        note(self.lr_schedulers().get_last_lr(), self.optimizers().param_groups[0]["lr"])
+        note(tuple(self.example_input_array.shape), self.trainer.world_size, torch.distributed.is_initialized())
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        note(type(scheduler).__name__, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"])
+        note(isinstance(optimizer, torch.optim.Optimizer), type(self.optimizers(use_pl_optimizer=False)).__name__)
         note(tuple(self.all_gather(batch[1]).shape))
         self.log("one", 1.0)
         self.log_dict({"two": 2.0})
-        self.print("a line")
-        self.toggle_optimizer(self.optimizers())
-        self.untoggle_optimizer(self.optimizers())
-        return self.loss(batch)
+        self.print("epoch", self.current_epoch, batch_idx)
+        self.toggle_optimizer(optimizer)
+        self.untoggle_optimizer(optimizer)
+        with self.toggled_optimizer(optimizer):
+            return self.loss(batch)
 
     def on_train_epoch_end(self):
-        modes = [self.training, self.net[0].weight.requires_grad]
+        modes = [self.training, self.head.weight.requires_grad]
         self.freeze()
-        frozen = [self.training, self.net[0].weight.requires_grad]
+        frozen = [self.training, self.head.weight.requires_grad]
         self.unfreeze()
-        note(modes, frozen, [self.training, self.net[0].weight.requires_grad])
+        note(modes, frozen, [self.training, self.head.weight.requires_grad])
 
     def on_before_optimizer_step(self, optimizer):
         self.clip_gradients(optimizer, 0.1, "value")
 
 
-def test_what_is_given_has_lightnings_value_or_effect():
-    assert_same_notes(conform(Asking))
-
-
-def test_a_toggled_optimizer():
-    class Model(Net):
-        def training_step(self, batch, batch_idx):
-            with self.toggled_optimizer(self.optimizers()):
-                return self.loss(batch)
-
-    conform(Model)
-
-
-def test_every_name_that_is_given_is_used_in_a_test():
-    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    properties = {name for name in of_kind(GIVEN) if isinstance(getattr(LightningModule, name, None), property)}
-    missing = [name for name in of_kind(GIVEN) if name not in properties and not re.search(rf"self\.{name}\(", text)]
-    assert missing == []
+def test_what_is_given_has_lightnings_value_or_effect(capsys):
+    conform(Asking)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 32 and lines[:16] == lines[16:]
 
 
 # ---------------------------------------------------------------------- refused
-class Sharded(Net):
+class Sharded(TinyModule):
     def configure_sharded_model(self):
         pass
 
 
-class Callbacks(Net):
+class Callbacks(TinyModule):
     def configure_callbacks(self):
         return [Callback()]
 
 
-class Manual(Net):
-    def __init__(self):
-        super().__init__()
+class Manual(TinyModule):
+    def build(self):
         self.automatic_optimization = False
 
 
-class ManualFromSetup(Net):
+class ManualFromSetup(TinyModule):
     def setup(self, stage):
         self.automatic_optimization = False
 
 
-class DataloaderIter(Net):
+class DataloaderIter(TinyModule):
     """The signature by which Lightning hands over the iterator itself."""
 
     def training_step(self, dataloader_iter):
         return self.loss(next(dataloader_iter)[0])
 
 
-class Lazy(Net):
+class Lazy(TinyModule):
     """A layer whose shape is only known after a first forward."""
 
-    def __init__(self):
-        super().__init__()
-        self.net[0] = nn.LazyLinear(6)
+    def build(self):
+        self.body[0] = nn.LazyLinear(6)
 
 
-class ManualBackward(Net):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.manual_backward(loss)
-        return loss
-
-
-class Several(Net):
+class Several(TinyModule):
     def configure_optimizers(self):
-        return [SGD(part.parameters(), lr=0.1) for part in (self.net[0], self.net[2])]
+        return [SGD(part.parameters(), lr=0.1) for part in (self.body, self.head)]
 
 
-class NoOptimizer(Net):
+class NoOptimizer(TinyModule):
     def configure_optimizers(self):
         return None
 
 
-class SteppedByItself(Net):
-    """An optimizer with a frequency, which Lightning 2 itself refuses."""
-
-    def configure_optimizers(self):
-        return [{"optimizer": SGD(self.parameters(), lr=0.1)}, {"optimizer": SGD(self.parameters(), lr=0.2)}]
-
-
-class OwnSGD(SGD):
-    """An optimizer whose attributes a run does not know."""
-
-
-class SameAgain(Net):
-    """Makes its optimizer once, with a state that would pass from client to client."""
-
-    def __init__(self):
-        super().__init__()
-        self.optimizer = OwnSGD(self.parameters(), lr=0.1, momentum=0.9)
-
-    def configure_optimizers(self):
-        return self.optimizer
-
-
 BEFORE_ROUND_0 = {
-    "configure_optimizers='OwnSGD'": SameAgain,
-    "model='Model.configure_sharded_model'": Sharded,
-    "Model.configure_callbacks()": Callbacks,
-    "manual": Manual,
-    "manual optimization": ManualFromSetup,
-    "dataloader_iter": DataloaderIter,
-    "net.0.weight": Lazy,
-    "2 optimizers": Several,
-    "0 optimizers": NoOptimizer,
-    "configure_optimizers": SteppedByItself,
+    Sharded: "model='Model.configure_sharded_model'",
+    Callbacks: "Model.configure_callbacks()",
+    Manual: "manual",
+    ManualFromSetup: "manual optimization",
+    DataloaderIter: "dataloader_iter",
+    Lazy: "body.0.weight",
+    Several: "2 optimizers",
+    NoOptimizer: "0 optimizers",
 }
 
 
-@pytest.mark.parametrize("name", BEFORE_ROUND_0)
-def test_what_is_refused_is_named_before_round_0(name, tmp_path):
-    started = []
-
-    class Model(BEFORE_ROUND_0[name]):
+@pytest.mark.parametrize("make", BEFORE_ROUND_0)
+def test_what_is_refused_is_named_before_round_0(make, tmp_path):
+    class Model(make):
         def on_train_start(self):
-            started.append(1)
+            raise AssertionError("the run has begun")
 
-    with refused(name) as info:
-        by_rounds(Model(), clients(Rows()), folder=tmp_path)
-    assert not started and "\n" not in str(info.value)
+    with refused(BEFORE_ROUND_0[make]) as info:
+        by_rounds(Model(), clients(TinyData()), folder=tmp_path)
+    assert "\n" not in str(info.value)
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
 def test_manual_backward_is_refused_where_it_is_called():
     """Nothing tells of it before; Lightning too refuses it there."""
-    with pytest.raises((UsageError, ClientError), match=r"automatic_optimization"):
-        by_rounds(ManualBackward(), clients(Rows()))
 
-
-def test_every_name_that_is_refused_has_its_test():
-    assert set(of_kind(REFUSED)) == {"configure_callbacks", "configure_sharded_model", "manual_backward"}
-
-
-# ---------------------------------------------------------------------- data modules
-# what a run does with each name of a data module
-DATA = {
-    "load_state_dict": CALLED,
-    "on_after_batch_transfer": CALLED,
-    "on_before_batch_transfer": CALLED,
-    "on_exception": CALLED,
-    "predict_dataloader": CALLED,
-    "prepare_data": CALLED,
-    "setup": CALLED,
-    "state_dict": CALLED,
-    "teardown": CALLED,
-    "test_dataloader": CALLED,
-    "train_dataloader": CALLED,
-    "transfer_batch_to_device": CALLED,
-    "val_dataloader": CALLED,
-    "hparams": GIVEN,
-    "hparams_initial": GIVEN,
-    "CHECKPOINT_HYPER_PARAMS_KEY": INHERITED,
-    "CHECKPOINT_HYPER_PARAMS_NAME": INHERITED,
-    "CHECKPOINT_HYPER_PARAMS_TYPE": INHERITED,
-    "from_datasets": INHERITED,
-    "load_from_checkpoint": INHERITED,
-    "name": INHERITED,
-    "remove_ignored_hparams": INHERITED,
-    "save_hyperparameters": INHERITED,
-}
-
-
-def test_every_public_name_of_a_data_module_is_in_the_table():
-    names = {name for one in LightningDataModule.__mro__ if one is not object for name in vars(one) if name[0] != "_"}
-    assert names - set(DATA) == set()
-    assert set(DATA) - names <= NEW
-
-
-class Remembering(Rows):
-    """A data module with a state of its own and loaders for everything."""
-
-    def __init__(self):
-        super().__init__(held_out=[6], tested=[5])
-
-    def predict_dataloader(self):
-        return self.loader(4)
-
-    def state_dict(self):
-        return {"mine": 3}
-
-
-def test_every_hook_of_a_data_module_that_is_called_is_called(tmp_path):
-    class Failing(Net):
+    class ManualBackward(TinyModule):
         def training_step(self, batch, batch_idx):
-            raise ValueError("no step")
+            self.manual_backward(self.loss(batch))
 
-    make = recording(Remembering, [name for name, kind in DATA.items() if kind == CALLED])
-
-    def use():
-        by_rounds(Whole(), clients(make()), rounds=1, epochs=1, folder=tmp_path, checkpoint_every_n_rounds=1)
-        by_rounds(Whole(), clients(make()), rounds=2, epochs=1, folder=tmp_path, ckpt_path="last")
-        predicting().predict(Whole(), clients(make()))
-        with refused("training_step", "no step"):
-            by_rounds(Failing(), clients(make()))
-
-    _, notes = notes_of(use)
-    assert {one[0] for one in notes} == {name for name, kind in DATA.items() if kind == CALLED}
-    assert ("load_state_dict", (("state_dict", ["mine"]),)) in notes
+    with refused("automatic_optimization", kind=ClientError):
+        by_rounds(ManualBackward(), clients(TinyData()))
 
 
 # ---------------------------------------------------------------------- the page
-def table(title):
-    """The names in the first column of the table under a title of the page."""
-    rows = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
-    cells = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
-    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+def test_the_page_names_what_is_refused_and_every_value_of_the_trainer():
+    class Model(TinyModule):
+        def on_train_start(self):
+            note([name for name in table("`self.trainer`") if not hasattr(self.trainer, name)])
 
-
-def test_the_page_names_every_hook_that_is_called_and_no_other():
-    names = table("The hooks")
-    assert len(names) == len(set(names))
-    assert set(names) == set(of_kind(CALLED))
-
-
-def test_the_page_names_what_is_refused():
-    assert set(table("What is refused")) >= set(of_kind(REFUSED)) | {"automatic_optimization"}
-
-
-def test_the_page_names_every_value_of_the_trainer():
-    assert sorted(table("`self.trainer`")) == sorted([*SAME, *OTHERS])
+    assert set(table("What is refused")) >= REFUSED | {"automatic_optimization"}
+    assert set(table("`self.trainer`")) >= set(SAME)
+    _, notes = notes_of(lambda: by_rounds(Model(), clients(TinyData()), rounds=1))
+    assert notes == [[]]
 
 
 def test_the_module_of_the_guide_runs():
+    class FiveColumns(TinyData):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return [batch[0][:, :5], batch[1]]
+
     names = {}
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "own_module.md").read_text(), re.DOTALL)
     exec(code, names)
-    model = names["WarmUp"]()
-    trainer = by_rounds(model, clients(Rows(28, held_out=[6]), 14, 14), rounds=2, precision="32-true")
+    trainer = by_rounds(names["WarmUp"](), clients(FiveColumns(28, val=[6]), 14, 14), precision="32-true")
     assert trainer.history[0]["train/weight"] < trainer.history[1]["train/weight"] <= 1
-    assert FederatedTrainer(client_schedulers="restart", logger=False, enable_progress_bar=False)
