@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from helpers.tiers import sample
 
 from fl_lightning.bench import Cell, load_suite
 from fl_lightning.cli import main
@@ -31,11 +32,20 @@ def test_the_page_has_the_stored_numbers(stored):
         assert f"(figures/{name}.png)" in page
 
 
-@pytest.mark.parametrize("name", make_figures.DRAWN)
+@pytest.mark.parametrize("name", sample(make_figures.DRAWN, "clients"))
 def test_each_picture_is_drawn(name, stored, tmp_path):
     figure = make_figures.DRAWN[name](stored)
     figure.savefig(tmp_path / "drawn.png", dpi=30)
     assert all(axes.has_data() for axes in figure.axes)
+
+
+def finished(root, suite):
+    """Each cell of a suite with the folder of its run, which has no file but the final model."""
+    for cell in load_suite(PAPERS / "scaled" / suite).cells():
+        run = root / cell.folder / "version_0"
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / "model.ckpt").touch()
+        yield cell, run
 
 
 def test_the_last_measurement_of_each_run_is_collected(tmp_path, monkeypatch):
@@ -46,10 +56,9 @@ def test_the_last_measurement_of_each_run_is_collected(tmp_path, monkeypatch):
         yield f"continued/{cell.labels['alpha']}", np.zeros(2)
 
     monkeypatch.setattr(make_figures, "continued", next_round)
-    for number, cell in enumerate(load_suite(PAPERS / "scaled" / "figures.yaml").cells()):
-        run = tmp_path / cell.folder / "version_0"
-        (run / "checkpoints").mkdir(parents=True)
-        (run / "checkpoints" / "model.ckpt").touch()
+    with pytest.raises(SystemExit, match="alpha=IID"):  # has no finished run
+        make_figures.collect("figures", tmp_path)
+    for number, (cell, run) in enumerate(finished(tmp_path, "figures.yaml")):
         for file, names in make_figures.FILES.items():
             np.savez(run / file, **{name: [np.full(2, -1.0), np.full(2, number + cell.seed / 10)] for name in names})
     found = make_figures.collect("figures", tmp_path)
@@ -59,18 +68,10 @@ def test_the_last_measurement_of_each_run_is_collected(tmp_path, monkeypatch):
     assert sorted(began) == [(alpha, seed) for alpha in ("0.05", "0.1") for seed in range(3)]
 
 
-def test_a_cell_without_a_finished_run_is_named(tmp_path):
-    with pytest.raises(SystemExit, match=r"alpha=IID.* has no finished run"):
-        make_figures.collect("figures", tmp_path)
-
-
 def test_what_the_figures_need_of_fashion_mnist_is_collected(tmp_path, monkeypatch):
     began = []
     monkeypatch.setattr(make_figures, "embedded", lambda cell, run: began.append(cell.labels["method"]) or iter(()))
-    for cell in load_suite(PAPERS / "scaled" / "figures_fashion.yaml").cells():
-        run = tmp_path / cell.folder / "version_0"
-        (run / "checkpoints").mkdir(parents=True)
-        (run / "checkpoints" / "model.ckpt").touch()
+    for cell, run in finished(tmp_path, "figures_fashion.yaml"):
         np.savez(run / "spectra.npz", representation=[np.zeros(4), np.full(4, 2.0 + cell.seed)])
         np.savez(run / make_figures.ALIGNMENT, **{"pairs": [[["a", "b"]]], "global": [np.eye(2)], "local": [np.eye(2)]})
         (run / "metrics.csv").write_text("round,test/accuracy\n0,0.5\n1,0.75\n")
@@ -79,11 +80,8 @@ def test_what_the_figures_need_of_fashion_mnist_is_collected(tmp_path, monkeypat
     found = make_figures.collect("figures_fashion", tmp_path)
     np.testing.assert_allclose(found["2 classes/CNN/FedAvg/accuracy"], [[50, 75]] * 2)
     assert found["IID/CNN/MOON/representation"].tolist() == [[2.0] * 4, [3.0] * 4]
-    assert found["alpha 0.05/CNN/FedUV/loss"].shape == (
-        2,
-        3,
-        4,
-    )  # of each seed and client, over the epochs of all rounds
+    # of each seed and client, over the epochs of all rounds
+    assert found["alpha 0.05/CNN/FedUV/loss"].shape == (2, 3, 4)
     np.testing.assert_allclose(found["alpha 0.05/CNN/FedUV/loss"][1, 2], [0, 0.1, 1, 1.1], atol=1e-6)
     np.testing.assert_allclose(found["alpha 0.05/CNN/FedDecorr/feddecorr"][0, :, 0], [0, 1, 2])
     assert sorted(began) == ["FedAvg", "FedAvg", "FedUV", "FedUV"]
@@ -122,7 +120,8 @@ def test_neighbours_of_the_own_kind_are_counted():
     assert shares[0].tolist() == [100, 100, 100] and abs(shares[1].mean() - 100 * 49 / 149) < 5
 
 
-def test_methods_continue_the_same_model(tmp_path, monkeypatch, one_parser):
+@pytest.mark.thorough
+def test_methods_continue_the_same_model(tmp_path, monkeypatch, one_parser, undrawn):
     config = yaml.safe_load(SMOKE.read_text())
     config["trainer"] = {"max_rounds": 1, "default_root_dir": str(tmp_path), "name": "begun", "threads_per_worker": 1}
     cell = Cell({"alpha": "0.1", "method": "FedAvg"}, 0, (config,))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, driver, estimate, load_suite, table
+from fl_lightning.bench import cells_csv, driver, estimate, load_suite, readings, table
 from fl_lightning.bench.process import Interrupt
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.runner import outcome as outcome_of_run
@@ -117,6 +117,11 @@ def result(cell, values=(0.25, 0.5), state="done", **other):
 def tables_of(suite, cells, results, form="md"):
     """The tables of a suite from results by the digest of their cells: ``md``, ``tex`` or ``csv``."""
     return table.render(suite, cells, results, form)
+
+
+def readings_of(suite):
+    """The suite of the readings that a suite has in its key ``open``."""
+    return readings.with_readings(suite)
 
 
 def save(suite, cells, results, folder):

@@ -1,4 +1,4 @@
-"""Folders of runs as they are left behind, without training."""
+"""Folders of runs as they are left behind, without training, and reports of them."""
 
 import importlib.util
 import os
@@ -8,11 +8,31 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from fl_lightning.cli import main
+from fl_lightning.report.figures import Card
+
 SPEED = Path(__file__).resolve().parents[2] / "experiments" / "speed" / "report.py"
 _spec = importlib.util.spec_from_file_location("report_benchmark", SPEED)
 benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 write_run = benchmark.write_run
+
+
+def report_of(folder, *sources, arguments=()):
+    """The files of a report by their endings, such as ``md``, which lists all warnings; it is written to a folder."""
+    main(["report", *map(str, sources), "--output", str(folder / "page.html"), *map(str, arguments)])
+    return {path.name.removeprefix("page."): path.read_text(encoding="utf-8") for path in folder.glob("page.*")}
+
+
+def warnings_of(files):
+    """The warnings of a report."""
+    start = "- Warning: "
+    return [line.removeprefix(start) for line in files["md"].splitlines() if line.startswith(start)]
+
+
+def undraw(patch):
+    """Leave out the drawings of a report, which take most of its time."""
+    patch.setattr(Card, "elements", lambda self: iter(["<svg></svg>"]))
 
 
 def make_old(folder, seconds=86_400):
