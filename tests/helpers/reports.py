@@ -1,7 +1,9 @@
 """Folders of runs as they are left behind, without training, and reports of them."""
 
+import base64
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +30,15 @@ def warnings_of(files):
     """The warnings of a report."""
     start = "- Warning: "
     return [line.removeprefix(start) for line in files["md"].splitlines() if line.startswith(start)]
+
+
+def figures_of(files):
+    """The figures of a report by name: the text of the element, and the rows of the data after their head."""
+    found = {}
+    for name, text in re.findall(r'<figure id="([^"]+)"(.*?)</figure>', files["html"], re.DOTALL):
+        (data,) = re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', text)
+        found[name] = text, [line.split(",") for line in base64.b64decode(data).decode().splitlines()]
+    return found
 
 
 def undraw(patch):
