@@ -30,9 +30,7 @@ def papers(tmp_path):
     suite = suite_in(tmp_path)
     cells = suite.cells(0.125, [{"model": {"lr": 0.2}}], [0, 1])
     told = {"seconds": 1800.0, "machine": "a CPU"}
-    results = {
-        cell.digest: result(cell, [0.5, 0.6], metrics={"time/round": 7.0 + cell.seed}, **told) for cell in cells
-    }
+    results = {cell.digest: result(cell, [0.5, 0.6], metrics={"time/round": 7.0 + cell.seed}, **told) for cell in cells}
     save(suite, cells, results, tmp_path / "results")
     return tmp_path
 

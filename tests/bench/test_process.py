@@ -1,7 +1,6 @@
 """A runner process and its driver: what they tell each other, and what happens to a cell whose process dies."""
 
 import re
-import signal
 import sys
 import threading
 import time
@@ -97,9 +96,7 @@ def test_a_cell_whose_process_dies_is_run_again(run, tmp_path):
     assert (tmp_path / "died").read_text() == "x"
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("killed", "SIGKILL"), ("segfault", "SIGSEGV"), ("leaves", "status 0")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("killed", "SIGKILL"), ("segfault", "SIGSEGV"), ("leaves", "status 0")])
 def test_a_cell_whose_process_always_dies_fails_with_the_signal(run, tmp_path, name, reason):
     failed = run(name)["failed"]
     assert reason in failed and "3 times" in failed and str(tmp_path / "logs" / name) in failed

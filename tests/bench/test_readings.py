@@ -9,7 +9,6 @@ from helpers.benches import readings_of, result, save, tables_of, toy_suite, tra
 from helpers.errors import refused
 from helpers.reports import report_of, undraw
 
-
 PUBLISHED = {"FedAvg": {"a": 60, "b": 70}, "FedProx": {"a": 62, "b": 75}}
 SUITE = {
     "title": "A paper, Table 4",
@@ -214,4 +213,6 @@ def test_a_tiny_suite_finds_the_reading_that_its_numbers_were_made_with(bench, t
     assert line.endswith("differences: E=8 by pooled.")
     undraw(monkeypatch)
     files = report_of(tmp_path, tmp_path / "out")
-    assert "| E=8 | pooled | 2 of 2 | 0.00 | 1 of 1 | 0.00 | all |" in files["md"].splitlines() and line in files["html"]
+    assert (
+        "| E=8 | pooled | 2 of 2 | 0.00 | 1 of 1 | 0.00 | all |" in files["md"].splitlines() and line in files["html"]
+    )

@@ -35,6 +35,7 @@ SECTIONS = ("model", "data", "trainer", "method")
 # arguments of a data module that say which images of a data set are whose, not what an image is
 OF_CLIENTS = ("partitioner", "train_size", "test_size", "val_fraction", "drop_last", "num_clients", "batch_size")
 
+
 @pytest.fixture(autouse=True)
 def _path_of_own_classes(monkeypatch):
     monkeypatch.syspath_prepend(EXPERIMENTS / "own_method")

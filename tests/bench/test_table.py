@@ -35,7 +35,9 @@ def results_of(cells, finals, of=None):
         alpha, method = cell.labels["alpha"], cell.labels["method"]
         value = finals[alpha, method][cell.seed]
         if value is not None:
-            made[cell.digest] = result(cell, **{"values": [0.0, value], **(of or {}).get((alpha, method, cell.seed), {})})
+            made[cell.digest] = result(
+                cell, **{"values": [0.0, value], **(of or {}).get((alpha, method, cell.seed), {})}
+            )
     return made
 
 

@@ -90,7 +90,9 @@ def test_each_point_of_a_grid_runs_once_and_the_best_is_written(tuned, best, tmp
     assert head[0] == "# FedProx, tuned: the best of 4 trials (4 complete)"
     assert f"study {tmp_path.name}-toy/tune/FedProx in sqlite:///out/study.db" in head[1]
     assert head[2] == "# alpha=0.1, seed 100, 0.1 of the training examples held out"
-    assert head[4:] == [f"#   {value} with mu {one}" for value, one in ((1, 0.1), (0.75, 0.01), (0.75, 1), (0.5, 0.001))]
+    assert head[4:] == [
+        f"#   {value} with mu {one}" for value, one in ((1, 0.1), (0.75, 0.01), (0.75, 1), (0.5, 0.001))
+    ]
     for config, values in rounds:  # the suite's cell on the validation split
         assert config["data"]["init_args"] == {"alpha": 0.1, "val_fraction": 0.1}
         assert config["seed_everything"] == 100 and len(values) == config["trainer"]["max_rounds"] == ROUNDS
