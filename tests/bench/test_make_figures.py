@@ -68,50 +68,6 @@ def test_the_last_measurement_of_each_run_is_collected(tmp_path, monkeypatch):
     assert sorted(began) == [(alpha, seed) for alpha in ("0.05", "0.1") for seed in range(3)]
 
 
-def test_what_the_figures_need_of_fashion_mnist_is_collected(tmp_path, monkeypatch):
-    began = []
-    monkeypatch.setattr(make_figures, "embedded", lambda cell, run: began.append(cell.labels["method"]) or iter(()))
-    for cell, run in finished(tmp_path, "figures_fashion.yaml"):
-        np.savez(run / "spectra.npz", representation=[np.zeros(4), np.full(4, 2.0 + cell.seed)])
-        np.savez(run / make_figures.ALIGNMENT, **{"pairs": [[["a", "b"]]], "global": [np.eye(2)], "local": [np.eye(2)]})
-        (run / "metrics.csv").write_text("round,test/accuracy\n0,0.5\n1,0.75\n")
-        rows = [f"{r},{k},{e},{r + e / 10},{k}" for r in range(2) for k in range(3) for e in range(2)]
-        (run / "local_losses.csv").write_text("\n".join(["round,client,epoch,loss,feddecorr", *rows]))
-    found = make_figures.collect("figures_fashion", tmp_path)
-    np.testing.assert_allclose(found["2 classes/CNN/FedAvg/accuracy"], [[50, 75]] * 2)
-    assert found["IID/CNN/MOON/representation"].tolist() == [[2.0] * 4, [3.0] * 4]
-    # of each seed and client, over the epochs of all rounds
-    assert found["alpha 0.05/CNN/FedUV/loss"].shape == (2, 3, 4)
-    np.testing.assert_allclose(found["alpha 0.05/CNN/FedUV/loss"][1, 2], [0, 0.1, 1, 1.1], atol=1e-6)
-    np.testing.assert_allclose(found["alpha 0.05/CNN/FedDecorr/feddecorr"][0, :, 0], [0, 1, 2])
-    assert sorted(began) == ["FedAvg", "FedAvg", "FedUV", "FedUV"]
-
-
-def test_the_points_of_an_embedding_are_those_of_its_classes_and_of_its_models(tmp_path, monkeypatch):
-    counts = np.zeros((4, 10), int)
-    counts[:, 0], counts[2, 5] = 90, 9
-    np.savez(tmp_path / "per_class.npz", label_counts=[counts])
-    asked = []
-
-    def next_round(cell, run, folder, method, watch):
-        asked.append((folder.name, [one["class_path"] for one in method], watch["init_args"]["classes"]))
-        of_class = np.repeat(watch["init_args"]["classes"], 200)
-        models = 1 + len(watch["init_args"]["clients"])
-        joint = np.broadcast_to(np.arange(models)[:, None, None], (models, len(of_class), 2))
-        local = np.broadcast_to(of_class[:, None], (models - 1, len(of_class), 2))
-        made = folder / "version_0"
-        (made / "checkpoints").mkdir(parents=True)
-        (made / "checkpoints" / "model.ckpt").touch()
-        np.savez(made / "embedding.npz", labels=[of_class], local=[local], joint=[joint])
-
-    monkeypatch.setattr(make_figures, "one_more", next_round)
-    found = dict(make_figures.embedded(Cell({"method": "FedAvg"}, 0, ({},)), tmp_path))
-    assert asked[0] == ("FedAvg-classes", [], [0, 5, 1]) and asked[3] == ("FedLC-clients", ["FedLC"], [1])
-    assert found["embedding/FedLC/classes"][..., 0].mean(1).tolist() == [0, 5, 1]  # majority, minority, missing
-    assert found["embedding/FedLC/clients"][..., 0].mean(1).tolist() == [0, 1, 2, 3, 4]  # the global model first
-    assert found["embedding/FedAvg/counts"].tolist() == [90, 9, 0]
-
-
 def test_neighbours_of_the_own_kind_are_counted():
     rng = np.random.default_rng(0)
     apart, mixed = np.arange(3)[:, None, None] * 100.0, np.zeros((3, 1, 1))

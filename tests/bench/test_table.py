@@ -309,14 +309,6 @@ def test_a_target_that_is_not_reached_makes_a_bound(make):
     assert (line["bound"], line["low"], line["high"]) == (">", "", "")
 
 
-def test_a_difference_that_is_bounded_on_both_sides_is_left_out(make):
-    suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
-    low, high = {"values": [0.1]}, {"values": [0.9]}
-    of = {("0.1", "FedAvg", 0): low, ("0.1", "MOON", 0): high, ("0.1", "FedAvg", 1): high, ("0.1", "MOON", 1): low}
-    line = csv_of(suite, of={**CURVES, **of})["1", "0.1", "MOON"]
-    assert (line["pairs"], line["difference"], line["bound"]) == ("0", "", "")
-
-
 SECONDS = {
     (alpha, method, seed): {"seconds": base * factor}
     for alpha, base in (("0.1", 2.0), ("1", 8.0))
@@ -368,15 +360,6 @@ def test_excluded_cells_are_left_blank_and_empty_rows_left_out(make):
     assert row_of(md_of(suite), "MOON")[1] == "-"
     cells = [cell for cell in suite.cells() if cell.labels["method"] != "MOON"]
     assert "MOON" not in tables_of(suite, cells, results_of(cells, FINALS))
-
-
-def test_an_axis_on_which_all_columns_are_alike_is_in_the_caption_alone(make):
-    axes = {**BASE["axes"], "data": {"Digits": {}}}
-    text = tables_of(make(axes=axes), make(axes=axes).cells(), {})
-    assert "| method | alpha=0.1 | alpha=1 |" in text
-    assert "All with data=Digits." in text
-    suite = make(axes={"data": {"Digits": {}}, "method": {"FedAvg": {}}})
-    assert "| method | data=Digits |" in tables_of(suite, suite.cells(), {})
 
 
 def test_a_suite_of_one_axis_has_one_column(make):
@@ -536,15 +519,6 @@ def test_a_table_of_scores_has_a_column_for_each_and_says_where_the_order_depend
     assert row_of(text, "FedProx", "label_mask")[0] == "-5.00"
 
 
-def test_of_many_pairs_whose_order_depends_on_the_score_some_are_named(make):
-    methods = {f"M{at}": {"method": [f"m{at}"]} for at in range(6)}
-    suite = make(axes={"method": {"FedAvg": {}, **methods}}, tables=[{"show": "scores"}])
-    cells = suite.cells(seeds=[0])
-    results = {cell.digest: result(cell, **scored(at / 10, (9 - at) / 10)) for at, cell in enumerate(cells)}
-    text = tables_of(suite, cells, results)
-    assert "of: FedAvg and M0; " in text and "; M0 and M4; 11 more pairs." in text
-
-
 def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
     published = {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 62, 1: 71}}
     suite = make(tables=[{}, {"show": "scores", "scores": ["label_mask"], "published": published}])
@@ -554,17 +528,3 @@ def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
     assert (entry["score"], entry["published"], entry["published_difference"]) == ("label_mask", "62.0", "2.0")
     assert float(entry["mean"]) == 75.0
     assert {one["score"] for one in entries if one["table"] == "1"} == {""}
-
-
-def test_a_cell_without_a_score_says_so(make):
-    suite = make(tables=[{"show": "scores", "scores": ["clients"]}])
-    text = tables_of(suite, *scores_of(suite))
-    # a note that all have is one of the whole table
-    assert row_of(text, "FedAvg")[0] == "-" and "[1]" not in text
-    assert sum("callback Scores" in line for line in text.splitlines()) == 1
-
-
-@pytest.mark.parametrize("scores", ["pooled", ["pooled", "pooled"], ["unheard"]])
-def test_scores_that_there_are_not_are_refused(make, scores):
-    with refused("tables.scores", "choose among" if isinstance(scores, list) else "give a list"):
-        make(tables=[{"show": "scores", "scores": scores}])

@@ -110,11 +110,6 @@ def test_of_equal_trials_the_first_point_is_the_best_though_it_was_run_last(tune
     assert mu(best()[0]) == 0.001
 
 
-def test_a_value_of_several_lines_stays_in_the_comment(tuned, best):
-    tuned({"search": {"FedProx": {"name": ["a\nmodel: 1", "b\u202e"]}}, "at": {"alpha": 0.1}}, curve=lambda *_: 0.5)
-    assert list(best()[0]) == ["method"]
-
-
 def test_a_trial_has_the_mean_over_the_seeds(tuned, best):
     def curve(config, round_):
         return near_a_tenth(config, round_) + config["seed_everything"]
@@ -198,11 +193,6 @@ def test_an_interrupted_trial_goes_on_with_its_own_values(tuned, space):
     ended, second = tuned(tuning)
     tried = [mu(config) for config, _ in (*first, *second)]
     assert len(tried) == 4 and tried[1] in tried[2:] and ended.status == 0
-
-
-def test_two_jobs_share_the_trials(tuned, best):
-    _, rounds = tuned(GRID, "--jobs", 2)
-    assert sorted(mu(config) for config, _ in rounds) == [0.001, 0.01, 0.1, 1] and mu(best()[0]) == 0.1
 
 
 def test_a_study_of_another_search_is_refused(tuned, tmp_path):

@@ -114,18 +114,6 @@ def test_names_of_folders_and_files_are_texts(name, tmp_path, capsys, monkeypatc
         assert ending.endswith(("csv", "tex")) or "<b>" not in content
 
 
-def test_texts_of_files_are_no_code_on_any_page(tmp_path):
-    evil = f"{EVIL}\n% \udcff"
-    run = whole_run(tmp_path / "a" / "version_0", model={"class_path": EVIL, "init_args": {"a": f"{EVIL}\n"}})
-    told = {**dict.fromkeys(("processor", "git_revision", "python"), evil), "plan_hash": "\udcff"}
-    (run / "environment.json").write_text(json.dumps({**told, "versions": {evil: evil}, "command": [evil]}))
-    np.savez(run / "layer_similarity.npz", rounds=[0], layers=[[evil, "$\\foo"]], between_rounds=[[0.5, 0.5]])
-    (run / "changes.yaml").write_text(f"- {{rounds_done: 1, changes: {{'{EVIL}': {{before: \"a\\n% b\", now: 2}}}}}}\n")
-    for ending, content in report_of(tmp_path, tmp_path).items():
-        assert ending.endswith(("csv", "tex")) or EVIL not in content
-        assert ending != "tex" or "\n% b" not in content
-
-
 def test_a_run_that_vanishes_after_it_was_found_is_left_out(tmp_path, report, monkeypatch):
     from fl_lightning.report import sources
 
@@ -151,23 +139,6 @@ def test_where_no_run_is_left_one_line_tells_why(tmp_path, report, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and not list(tmp_path.glob("page.*"))
     assert_names(line, "metrics.csv", "folder")
-
-
-def test_links_in_a_circle_end_and_an_unreadable_folder_is_named(tmp_path, report, monkeypatch):
-    whole_run(tmp_path / "a" / "version_0")
-    (tmp_path / "a" / "round").symlink_to(tmp_path)
-    (tmp_path / "locked").mkdir()
-    scan = os.scandir
-
-    def refusing(path):
-        if os.path.basename(path) == "locked":
-            raise PermissionError(13, "Permission denied", path)
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    files = report()
-    assert len(files["runs.csv"].splitlines()) == 2 and "a/version_0" in files["runs.csv"]
-    assert any("locked" in one and "Permission denied" in one for one in warnings_of(files))
 
 
 def test_a_cell_whose_folder_is_damaged_has_the_numbers_of_the_study(tmp_path, report, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import pytest
 from helpers.reports import figures_of, report_of, snapshot, write_run
 
 from fl_lightning.pictures.drawing import bar_style
-from fl_lightning.pictures.style import DASHES, LINE_COLOURS, MARKERS, line_style
+from fl_lightning.pictures.style import DASHES, MARKERS, line_style
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -117,41 +117,6 @@ def test_drawings_are_xml_and_have_no_colour_of_their_own(made):
 
 
 # ------------------------------------------------------------------ seen by anyone
-def variables(text):
-    """The colours of a page by name: light, and dark."""
-    style = text[text.index("<style>") : text.index("</style>")]
-    light = re.search(r":root\{(--page:[^}]*)\}", style)[1]
-    dark = re.search(r":root\[data-theme=dark\]\{color-scheme:dark;([^}]*)\}", style)[1]
-    assert f":root:not([data-theme=light]){{{dark}}}" in style  # what the system prefers is the same
-    return [
-        dict(one.split(":") for one in block.removeprefix("--").rstrip(";").split(";--")) for block in (light, dark)
-    ]
-
-
-def luminance(colour):
-    """The relative luminance of WCAG 2.1."""
-    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares]
-    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one, other):
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("dark", [0, 1])
-def test_all_text_has_a_contrast_of_4_5(made, dark):
-    colours = variables(made["html"])[dark]
-    for ground in ("page", "card", "band"):
-        for text in ("ink", "quiet", "link", "good", "bad"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for text in ("ink", "mark"):
-        assert contrast(colours[text], colours["mark-ground"]) >= 4.5, text
-    for at in range(len(LINE_COLOURS)):
-        assert contrast(colours[f"line-{at}"], colours["card"]) >= 3, at
-
-
 def test_curves_and_bars_differ_without_colour():
     styles = [line_style(at) for at in range(len(DASHES) * len(MARKERS))]
     assert len({(one["linestyle"], one["marker"]) for one in styles}) == len(styles)

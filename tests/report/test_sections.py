@@ -102,7 +102,7 @@ def test_another_baseline_changes_the_sign(template, table, report):
     for setting in ("alpha=0.1", "alpha=1"):
         before, after = found[setting, "FedUV"], other[setting, "FedAvg"]
         assert float(before["difference"]) == pytest.approx(-float(after["difference"]))
-    assert list(other)[0] == ("alpha=0.1", "FedUV")
+    assert next(iter(other)) == ("alpha=0.1", "FedUV")
 
 
 def test_rounds_to_a_target_are_the_first_that_reach_it(template, report):
@@ -223,7 +223,7 @@ def test_names_of_methods_and_data_sets(tmp_path, report):
         "FedAvg, server FedAdam": {**server, "method": [], "data": entry("a.NpyImages", root="x/cells")},
         "FedUV": {"method": [entry("a.FedUV")], "data": entry("a.Partitioned", datamodule=entry("mine.Scans"))},
     }
-    for at, (method, config) in enumerate(configs.items()):
+    for at, config in enumerate(configs.values()):
         write_all(tmp_path, {str(at): {"config": config}})
     found = [(line["data"], line["method"]) for _, line in sorted(runs(report()).items())]
     assert found == list(zip(("CIFAR10", "SVHN", "NpyImages (cells)", "Scans"), configs, strict=True))
