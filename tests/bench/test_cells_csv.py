@@ -7,6 +7,8 @@ import pytest
 from helpers.benches import result, save, stored, tables_of, toy_suite
 from helpers.errors import assert_names, refused
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 LABELS = ["=1+1", "-x", "-1", "+1e3", "@a", "'=b", "''-c", "'d", "--lr", "a,b", 'c"d', "é|<y>", "2.5", "'-9"]
 SUITE = {"base": {"a": 1}, "axes": {"method": {"A": {}, "B": {"method": ["b"]}}}, "seeds": [-3, 5]}
 

@@ -8,6 +8,8 @@ import pytest
 from helpers.benches import outcome, toy_suite
 from helpers.errors import assert_names, refused
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 TEXT = """
 title: Toy

@@ -13,6 +13,8 @@ from helpers.errors import assert_names
 from optuna.storages import RDBStorage
 from sqlalchemy.exc import OperationalError
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 NAMES = [f"method={method},lr={lr},seed=0" for method in ("FedAvg", "FedProx") for lr in ("0.1", "0.2")]
 

@@ -15,6 +15,8 @@ from fl_lightning.bench.tuning import Tuning
 from fl_lightning.cli import main
 from fl_lightning.cli.bench import bench_parser
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "experiments" / "own_method" / "suite.yaml"
 GUIDE = (ROOT / "docs" / "bench.md").read_text()

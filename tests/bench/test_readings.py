@@ -9,6 +9,8 @@ from helpers.benches import readings_of, result, save, tables_of, toy_suite, tra
 from helpers.errors import refused
 from helpers.reports import report_of, undraw
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 PUBLISHED = {"FedAvg": {"a": 60, "b": 70}, "FedProx": {"a": 62, "b": 75}}
 SUITE = {
     "title": "A paper, Table 4",

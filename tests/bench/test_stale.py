@@ -9,6 +9,8 @@ from helpers.errors import assert_names
 
 from fl_lightning.sources import code_of
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 SUITE = {
     "base": {"model": {"class_path": "Toy"}},
     "axes": {"method": {"FedAvg": {}, "Mine": {"method": [{"class_path": "my_own_method.Mine"}]}}},

@@ -9,6 +9,8 @@ from helpers.errors import refused
 from fl_lightning.bench import Cell, load_suite
 from fl_lightning.yaml_files import read_yaml
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 
 

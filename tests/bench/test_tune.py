@@ -11,6 +11,8 @@ from helpers.errors import assert_names
 
 from fl_lightning.bench import Cell
 
+pytest_plugins = ["helpers.bench_fixtures"]
+
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 ROUNDS = 4
 SUITE = {

@@ -12,6 +12,8 @@ from helpers.benches import outcome, toy_suite
 from helpers.errors import assert_names
 from helpers.reports import report_of, undraw, warnings_of, write_run
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 HEAD = "round,test/accuracy,test/loss\n"
 EVIL = "</script><b>x"
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from helpers.reports import figures_of, write_run
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 
 @pytest.fixture
 def drawn(tmp_path, report):

@@ -12,6 +12,8 @@ from helpers.reports import figures_of, report_of, snapshot, write_run
 from fl_lightning.pictures.drawing import bar_style
 from fl_lightning.pictures.style import DASHES, MARKERS, line_style
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from helpers.reports import figures_of, report_of, undraw, write_run
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 SITES = [f"Hospital {at}" for at in range(30)]
 CLASSES = ["benign", "healthy", "malignant"]
 

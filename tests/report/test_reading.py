@@ -10,6 +10,8 @@ import pytest
 import yaml
 from helpers.reports import accuracies, held, make_old, snapshot, warnings_of, write_run
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 
 @pytest.fixture
 def run(tmp_path):

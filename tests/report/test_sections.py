@@ -11,6 +11,8 @@ from helpers.reports import accuracies, held, report_of, undraw, warnings_of, wr
 
 from fl_lightning.bench.statistics import paired_difference
 
+pytest_plugins = ["helpers.report_fixtures"]
+
 
 def numbers(files, show="final"):
     """The lines of the tables by setting and method."""

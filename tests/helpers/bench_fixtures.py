@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+
 from helpers.benches import run_command
 
 

@@ -1,6 +1,7 @@
 """Reports of a test's own folder."""
 
 import pytest
+
 from helpers.reports import report_of, undraw
 
 
