@@ -1,215 +1,226 @@
-"""The driver: it takes cells from the queue until all are done."""
+"""``bench`` takes cells from a queue that any number of processes share, until all are done."""
 
+import csv
+import os
+import signal
+import sqlite3
 import threading
-from functools import partial
+from contextlib import closing
 
 import pytest
-from helpers.benches import FakeRunner, outcome, toy_database, toy_driver, toy_suite
+from helpers.benches import TOY, outcome, toy_suite
+from helpers.errors import assert_names
 from optuna.storages import RDBStorage
-from optuna.trial import TrialState
-from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from fl_lightning.bench import driver as drivers
-from fl_lightning.bench.process import Interrupt
-from fl_lightning.bench.study import enqueue_failed, enqueue_missing, open_study, results_of
+pytest_plugins = ["helpers.bench_fixtures"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-
-
-@pytest.fixture(autouse=True)
-def _fast(monkeypatch):
-    monkeypatch.setattr(drivers, "QUEUE_POLL", 0.05)
-    monkeypatch.setattr(drivers, "PACE", 0.0)
+NAMES = [f"method={method},lr={lr},seed=0" for method in ("FedAvg", "FedProx") for lr in ("0.1", "0.2")]
 
 
 @pytest.fixture
 def suite(tmp_path):
-    return toy_suite(tmp_path)
+    return toy_suite(tmp_path).path
 
 
-def states(study, suite):
-    return [result.state for result in results_of(study, suite.cells()).values()]
+@pytest.fixture
+def cells(bench, suite, tmp_path):
+    """``cells()`` looks at the study: its cells by name, as the columns of the file of cells."""
+
+    def look():
+        bench(suite, "--status", "--save", tmp_path / "look")
+        with next((tmp_path / "look").glob("*.cells.csv")).open() as file:
+            return {line["cell"]: line for line in csv.DictReader(file)}
+
+    return look
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_all_cells_are_run_once(tmp_path, suite, jobs):
-    driver, study, said = toy_driver(suite, tmp_path, jobs=jobs)
-    driver.run()
-    ran = [name for runner in driver.runners for name in runner.ran]
-    assert sorted(ran) == sorted(cell.name for cell in suite.cells())
-    assert states(study, suite) == ["done"] * 4
-    assert len(study.get_trials()) == 4  # optimize has invented none
-    assert len([line for line in said if "test/accuracy 50.00 %" in line]) == 4 and "(4 of 4 done)" in said[-1]
-    assert all(runner.closed for runner in driver.runners) and driver.error is None
+def states(cells):
+    return [line["state"] for line in cells().values()]
 
 
-def test_a_cell_is_told_where_and_how_to_run(tmp_path, suite):
-    cell, told = suite.cells()[1], []
-    driver, *_ = toy_driver(
-        suite, tmp_path, [cell], runner=partial(FakeRunner, answer=lambda c, _: told.append(c) or outcome())
+def alter(tmp_path, *statements):
+    """Change the database of the study, as a process elsewhere does."""
+    with closing(sqlite3.connect(tmp_path / "runs" / f"{tmp_path.name}-toy" / "study.db", timeout=60)) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+def test_every_cell_is_run_once_and_told_where_and_how(bench, suite, cells, tmp_path):
+    told = []
+
+    def answer(cell, on_round):
+        told.append(cell)
+        return outcome()
+
+    ended = bench(suite, answer=answer)
+    assert (ended.status, ended.ran) == (0, NAMES)
+    assert states(cells) == ["done"] * 4
+    assert ended.out.count("test/accuracy 50.00 %") == 4 and "(4 of 4 done)" in ended.out
+    assert told[1]["metric"] == "test/accuracy" and told[1]["output"] == str(tmp_path / "runs" / f"{tmp_path.name}-toy")
+    assert len({one["folder"] for one in told}) == 4
+    assert told[1]["fragments"][-2:] == ({"model": {"init_args": {"lr": 0.2}}}, {"seed_everything": 0})
+    assert bench(suite).ran == []
+
+
+def test_jobs_share_the_cells(bench, suite, cells):
+    together, began = threading.Barrier(2), []
+
+    def answer(cell, on_round):
+        if len(began) < 2:  # the first cell of each job
+            began.append(cell["name"])
+            together.wait(60)
+        return outcome()
+
+    ended = bench(suite, "--jobs", 2, answer=answer)
+    assert ended.status == 0 and sorted(ended.ran) == NAMES and states(cells) == ["done"] * 4
+
+
+def test_processes_share_the_cells(bench, suite, cells):
+    inner = []
+
+    def answer(cell, on_round):
+        inner.append(bench(suite, "--only", *NAMES[1:3]))
+        return outcome()
+
+    ended = bench(suite, answer=answer)
+    assert (ended.status, ended.ran, inner[0].ran) == (0, [NAMES[0], NAMES[3]], NAMES[1:3])
+    assert states(cells) == ["done"] * 4
+
+
+def test_a_cell_that_two_processes_have_queued_runs_once(bench, suite, cells, tmp_path):
+    bench(suite, answer=lambda *_: interrupt())
+    columns = "number, study_id, state"
+    alter(
+        tmp_path,
+        f"INSERT INTO trials ({columns}) SELECT number + 50, study_id, 'WAITING' FROM trials WHERE state = 'WAITING'",
+        "INSERT INTO trial_user_attributes (trial_id, key, value_json) SELECT new.trial_id, key, value_json FROM trials"
+        " AS new JOIN trials AS old ON new.number = old.number + 50 JOIN trial_user_attributes AS kept"
+        " ON kept.trial_id = old.trial_id",
     )
-    driver.run()
-    assert told[0]["folder"] == cell.folder and told[0]["output"] == str(tmp_path)
-    assert told[0]["fragments"] == cell.fragments and told[0]["metric"] == "test/accuracy"
+    assert sorted(bench(suite).ran) == NAMES and states(cells) == ["done"] * 4
 
 
-def test_rounds_are_reported_while_a_cell_runs(tmp_path, suite):
+def interrupt():
+    """The answer of a cell that the driver interrupts."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_cells_with_one_config_run_once(bench, tmp_path):
+    alike = toy_suite(tmp_path, TOY.replace("FedProx: {method: [{class_path: FedProx}]}", "Same: {method: []}")).path
+    ended = bench(alike)
+    assert len(ended.ran) == 2
+    assert "| Same | **50.00** | **50.00** |" in ended.out
+
+
+def test_the_rounds_of_a_running_cell_are_seen(bench, suite, cells):
     seen = []
 
     def answer(cell, on_round):
         for round_, value in enumerate([0.1, 0.3]):
             on_round(round_, value)
-        seen.append(study.get_trials()[-1].intermediate_values)
         on_round(1, 0.3)  # a run that resumes reports it again
+        seen.append(cells()[cell["name"]])
         return outcome([0.1, 0.3, 0.2])
 
-    driver, study, _ = toy_driver(suite, tmp_path, suite.cells()[:1], runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert seen == [{0: 0.1, 1: 0.3}]
-    trial = study.get_trials()[0]
-    assert trial.intermediate_values == {0: 0.1, 1: 0.3, 2: 0.2} and trial.value == 0.2
-    assert results_of(study, suite.cells()[:1])[suite.cells()[0].digest].values == {0: 0.1, 1: 0.3, 2: 0.2}
+    bench(suite, "--only", NAMES[0], answer=answer)
+    assert (seen[0]["state"], seen[0]["values"]) == ("running", '{"0": 0.1, "1": 0.3}')
+    done = cells()[NAMES[0]]
+    assert (done["state"], done["values"], done["value"]) == ("done", '{"0": 0.1, "1": 0.3, "2": 0.2}', "0.2")
 
 
-def test_a_failed_cell_has_its_reason_and_the_rest_runs(tmp_path, suite):
-    def answer(cell, on_round):
-        return {"failed": "no data there"} if "FedProx" in cell["name"] else outcome()
-
-    driver, study, said = toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert sorted(states(study, suite)) == ["done"] * 2 + ["failed"] * 2
-    assert any("FedProx" in line and "failed: no data there" in line for line in said)
-    again, study, _ = toy_driver(suite, tmp_path)
-    again.run()
-    assert not again.runners[0].ran
-    enqueue_failed(study, suite.cells())
-    again.run()
-    assert len(again.runners[0].ran) == 2 and states(study, suite) == ["done"] * 4
+def test_a_failed_cell_has_its_reason_and_runs_again_only_when_asked(bench, suite, cells):
+    ended = bench(suite, answer=lambda cell, _: {"failed": "no data"} if "FedProx" in cell["name"] else outcome())
+    assert ended.status == 1 and "FedProx,lr=0.1,seed=0: failed: no data" in ended.out
+    assert states(cells) == ["done"] * 2 + ["failed"] * 2
+    assert cells()[NAMES[2]]["reason"] == "no data"
+    assert bench(suite).ran == []
+    # a repeated cell that is interrupted has not failed
+    assert bench(suite, "--retry", answer=lambda *_: interrupt()).ran == [NAMES[2]]
+    assert cells()[NAMES[2]]["state"] == "waiting"
+    assert sorted(bench(suite).ran) == NAMES[2:] and states(cells) == ["done"] * 4
 
 
-def test_what_is_done_is_not_done_again_after_an_edit(tmp_path, suite):
-    toy_driver(suite, tmp_path)[0].run()
-    edited = toy_suite(tmp_path, suite.path.read_text().replace("values: [0.1, 0.2]", "values: [0.1, 0.3]"))
-    driver, study, _ = toy_driver(edited, tmp_path)
-    driver.run()
-    assert sorted(driver.runners[0].ran) == sorted(cell.name for cell in edited.cells() if "lr=0.3" in cell.name)
-    assert states(study, edited) == ["done"] * 4
+def test_only_edited_cells_run_again(bench, suite, tmp_path):
+    bench(suite)
+    edited = toy_suite(tmp_path, TOY.replace("[0.1, 0.2]", "[0.1, 0.3]")).path
+    assert bench(edited).ran == [name.replace("lr=0.2", "lr=0.3") for name in NAMES if "0.2" in name]
 
 
-def test_a_cell_of_a_dead_process_is_taken_up_again(tmp_path, suite):
-    """Its trial is running and has had one heartbeat, but no more."""
-    database = toy_database(tmp_path)
-    study = open_study(suite, database, suite.cells())
-    enqueue_missing(study, suite.cells()[:2])
-    dead = study.ask()
-    database.record_heartbeat(dead._trial_id)
-    driver, study, said = toy_driver(suite, tmp_path, suite.cells()[:2])
-
-    def say(line):
-        said.append(line)
-        if "still running" in line:
-            with database.engine.begin() as connection:
-                connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'"))
-
-    driver.say = say
-    driver.run()
-    assert driver.runners[0].ran == [suite.cells()[1].name, suite.cells()[0].name]
-    assert states(study, suite)[:2] == ["done", "done"]
-    assert study.get_trials()[dead.number].state == TrialState.FAIL
-    assert sum("still running" in line for line in said) == 1
+def test_an_interrupted_cell_runs_again(bench, suite, cells):
+    ended = bench(suite, answer=lambda *_: interrupt())
+    assert ended.status == 128 + signal.SIGTERM and len(ended.ran) == 1 and "failed" not in ended.out
+    assert states(cells) == ["waiting"] * 4
+    assert sorted(bench(suite).ran) == NAMES and states(cells) == ["done"] * 4
 
 
-def test_a_process_that_was_taken_for_dead_tells_nothing(tmp_path, suite):
-    def answer(cell, on_round):
-        for trial in study.get_trials(states=(TrialState.RUNNING,)):
-            if len(driver.runners[0].ran) == 1:  # another process finds it stale
-                study.tell(trial.number, state=TrialState.FAIL)
-        on_round(0, 0.9)
-        return outcome([0.9] if len(driver.runners[0].ran) == 1 else [0.5])
-
-    driver, study, said = toy_driver(suite, tmp_path, suite.cells()[:1], runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert driver.error is None and any("another one has taken the cell" in line for line in said)
-    assert [trial.state for trial in study.get_trials()] == [TrialState.FAIL, TrialState.COMPLETE]
-    assert results_of(study, suite.cells()[:1])[suite.cells()[0].digest].values == {0: 0.5}
+def die(cell, on_round):
+    raise SystemExit  # of the thread, which leaves the trial as it is
 
 
-def test_a_cell_that_two_processes_have_queued_is_done_once(tmp_path, suite):
-    cells = suite.cells()[:2]
-    driver, study, _ = toy_driver(suite, tmp_path, cells)
-    enqueue_missing(study, cells)
-    for trial in study.get_trials():
-        study.enqueue_trial({"cell": "again"}, user_attrs=trial.user_attrs)
-    driver.run()
-    assert driver.runners[0].ran == [cell.name for cell in cells]
-    ended = [trial.state for trial in study.get_trials()]
-    assert ended == [TrialState.COMPLETE] * 2 + [TrialState.PRUNED] * 2
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_a_cell_of_a_dead_process_is_run_again(bench, suite, cells, tmp_path, heartbeat):
+    bench(suite, "--only", NAMES[0], answer=die)
+    assert states(cells) == ["running", *["waiting"] * 3]
+    if heartbeat:
+        alter(tmp_path, "UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+    else:
+        alter(
+            tmp_path,
+            "DELETE FROM trial_heartbeats",
+            "DELETE FROM trial_user_attributes WHERE key = 'process'",
+            "UPDATE trials SET datetime_start = '2000-01-01 00:00:00'",
+        )
+    assert sorted(bench(suite).ran) == NAMES and states(cells) == ["done"] * 4
 
 
-def test_an_interrupted_cell_is_queued_again(tmp_path, suite):
-    def answer(cell, on_round):
-        driver.stop()
-        raise Interrupt
-
-    driver, study, said = toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert len(driver.runners[0].ran) == 1 and driver.error is None
-    assert states(study, suite) == ["waiting"] * 4 and not any("failed" in line for line in said)
-    toy_driver(suite, tmp_path)[0].run()
-    assert states(study, suite) == ["done"] * 4
-
-
-def test_an_error_of_the_database_ends_all_jobs(tmp_path, suite):
-    def answer(cell, on_round):
-        driver.database.engine.dispose()
-        raise ConnectionError("the server is gone")
-
-    driver, *_ = toy_driver(suite, tmp_path, jobs=2, runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert isinstance(driver.error, ConnectionError) and threading.active_count() < 10
-    assert all(runner.closed for runner in driver.runners)
-
-
-def test_an_error_of_the_driver_s_own_is_no_lost_trial(tmp_path, suite):
-    """Optuna says by a ValueError that a trial is another one's; one of ours would queue the cell for ever."""
+def test_a_process_that_counted_as_dead_tells_nothing(bench, suite, cells, tmp_path):
+    began = []
 
     def answer(cell, on_round):
-        raise ValueError("no number")
+        began.append(cell["name"])
+        if len(began) == 1:
+            alter(tmp_path, "UPDATE trials SET state = 'FAIL' WHERE state = 'RUNNING'")
+            on_round(0, 0.9)
+        return outcome([0.9] if len(began) == 1 else [0.5])
 
-    driver, *_ = toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer))
-    driver.run()
-    assert str(driver.error) == "no number" and len(driver.runners[0].ran) == 1
+    ended = bench(suite, "--only", NAMES[0], answer=answer)
+    assert ended.status == 0 and ended.ran == [NAMES[0]] * 2
+    assert cells()[NAMES[0]]["values"] == '{"0": 0.5}'
 
 
-def test_a_sign_of_life_that_the_database_does_not_take_ends_no_thread(tmp_path, suite, monkeypatch):
-    """The thread lives on and gives the next one, so that no other process takes the cell for left."""
+@pytest.mark.parametrize("error", [ConnectionError("the server is gone"), ValueError("no number")])
+def test_an_error_ends_all_jobs(bench, suite, error):
+    """Optuna raises ValueError for a trial that another process has taken; one of ours must not repeat the cell."""
 
+    def answer(cell, on_round):
+        raise error
+
+    ended = bench(suite, "--jobs", 2, answer=answer)
+    assert ended.status == 1 and len(ended.ran) <= 2
+    assert_names(ended.err, type(error).__name__, str(error), "bench")
+
+
+def test_a_locked_database_may_miss_a_heartbeat(bench, suite, cells, monkeypatch):
     def locked(self, trial_id):
         raise OperationalError("", {}, Exception("database is locked"))
 
-    driver, study, _ = toy_driver(suite, tmp_path)
     monkeypatch.setattr(RDBStorage, "record_heartbeat", locked)
-    driver.run()
-    assert driver.error is None and states(study, suite) == ["done"] * 4
+    assert bench(suite).status == 0 and states(cells) == ["done"] * 4
 
 
-def test_two_drivers_share_the_cells(tmp_path, suite):
-    together, began = threading.Barrier(2), []
-
-    def answer(cell, on_round):
-        if len(began) < 2:  # the first cell of each: both are at work at the same time
-            began.append(cell["name"])
-            together.wait(600)
-        return outcome()
-
-    both = [toy_driver(suite, tmp_path, runner=partial(FakeRunner, answer=answer)) for _ in range(2)]
-    threads = [threading.Thread(target=driver.run) for driver, *_ in both]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    study = both[0][1]
-    assert states(study, suite) == ["done"] * 4
-    completed = [trial.user_attrs["digest"] for trial in study.get_trials() if trial.state == TrialState.COMPLETE]
-    assert len(completed) == len(set(completed)) == 4
+def test_the_study_of_another_suite_or_metric_is_refused(bench, suite, tmp_path):
+    bench(suite)
+    folder = tmp_path / "runs" / f"{tmp_path.name}-toy"
+    (tmp_path / "elsewhere").mkdir()
+    other = toy_suite(tmp_path / "elsewhere").path
+    ended = bench(other, "--output", folder)
+    assert ended.status == 2
+    assert_names(ended.err, "--output=", f"{tmp_path.name}-toy", "elsewhere-toy")
+    # two suites may share a database that is given as such
+    assert bench(other, "--output", folder, "--storage", f"sqlite:///{folder / 'study.db'}").status == 0
+    ended = bench(toy_suite(tmp_path, TOY + "metric: test/loss\n").path)
+    assert ended.status == 2
+    assert_names(ended.err, "--storage=", "test/accuracy", "--output")

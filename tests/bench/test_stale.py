@@ -1,23 +1,15 @@
-"""Results of former code are never averaged with those of the present one in silence."""
+"""Results of former code are never averaged with those of the present code without a note."""
 
 import csv
-import sqlite3
-import sys
-from contextlib import closing
-from functools import partial
 
 import pytest
 import yaml
-from helpers.benches import FakeRunner, outcome, quick_database
+from helpers.benches import outcome
 from helpers.errors import assert_names
 
-from fl_lightning.bench import estimate, load_suite
-from fl_lightning.bench.cells_csv import read_cells, stored_cells
-from fl_lightning.bench.results import changed_code
-from fl_lightning.bench.table import render
-from fl_lightning.cli import bench as command
-from fl_lightning.cli import main
 from fl_lightning.sources import code_of
+
+pytest_plugins = ["helpers.bench_fixtures"]
 
 SUITE = {
     "base": {"model": {"class_path": "Toy"}},
@@ -25,154 +17,109 @@ SUITE = {
     "seeds": 2,
 }
 BEFORE, AFTER = "import my_own_helpers\nclass Mine: factor = 1\n", "class Mine: factor = 2\n"
+MINE = ["method=Mine,seed=0", "method=Mine,seed=1"]
+NOTE = "run with another version of my_own_method"
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path, monkeypatch):
-    """A folder with a suite and a method, whose cells have the value that they are asked to."""
-    monkeypatch.chdir(tmp_path)
+def _project(tmp_path, monkeypatch):
+    """A folder with a suite and a method."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
-    monkeypatch.setattr(command, "open_database", quick_database)
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(SUITE))
     (tmp_path / "my_own_method.py").write_text(BEFORE)
     (tmp_path / "my_own_helpers.py").write_text("one = 1\n")
 
 
 @pytest.fixture
-def bench(monkeypatch, capsys):
-    """``bench(*arguments)`` is the exit status, what is said, and the names of the cells that were run."""
+def run(bench):
+    """``run(*args)`` runs the suite, whose cells have the value that is asked for."""
 
-    def run(*args, value=0.5, known=True):
-        ran = []
-
+    def command(*args, value=0.5, known=True):
         def answer(cell, on_round):
-            ran.append(cell["name"])
             own = {"my_own_method": {"Mine"}} if "Mine" in cell["name"] else {}
             return outcome([value], **({"code": code_of(own)} if known else {}))
 
-        made = partial(FakeRunner, answer=answer)
-        with monkeypatch.context() as patched:
-            patched.setattr(command, "Driver", partial(command.Driver, runner=made))
-            patched.setattr(estimate, "Runner", made)
-            try:
-                status = main(["bench", "suite.yaml", *map(str, args)]) or 0
-            except SystemExit as ended:
-                status = ended.code
-        return status, capsys.readouterr(), ran
+        return bench("suite.yaml", *args, answer=answer)
 
-    return run
+    return command
 
 
 def edit(tmp_path, text=AFTER):
     (tmp_path / "my_own_method.py").write_text(text)
 
 
-def contents(folder):
-    """Of all files: of a database what it holds, since SQLite writes its files anew as a connection is closed."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if path.suffix == ".db":
-            with closing(sqlite3.connect(path)) as database:
-                found[path] = list(database.iterdump())
-        elif not path.name.endswith((".db-shm", ".db-wal")):
-            found[path] = path.read_bytes()
-    return found
-
-
-def test_it_stops_and_names_the_cells_and_writes_nothing(bench, tmp_path):
-    assert bench("--save", "saved")[0] == 0
+def test_it_stops_and_names_the_cells_and_writes_nothing(run, tmp_path):
+    assert run("--save", "saved").status == 0
     edit(tmp_path, f'"""Told."""\n\n{BEFORE}  # unchanged')
-    assert bench()[0] == 0
+    assert run().status == 0
     edit(tmp_path)
-    before = contents(tmp_path)
-    status, said, ran = bench("--save", "other")
-    assert (status, ran) == (2, [])
-    assert_names(said.err, "error: --stale=None", "my_own_method", "2", "run", "keep")
-    assert said.err.count("\n") == 1
-    assert [line.split(":")[0] for line in said.out.splitlines()] == ["method=Mine,seed=0", "method=Mine,seed=1"]
-    assert contents(tmp_path) == before
-    assert bench("--only", "method=FedAvg")[0] == 0  # they are not asked for
+    before = sorted(tmp_path.rglob("*"))
+    ended = run("--save", "other")
+    assert (ended.status, ended.ran) == (2, []) and ended.err.count("\n") == 1
+    assert_names(ended.err, "error: --stale=None", "my_own_method", "2", "run", "keep")
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == MINE
+    assert sorted(tmp_path.rglob("*")) == before
+    assert run("--only", "method=FedAvg").status == 0  # they are not asked for
+    assert "4 cells, 4 done" in run("--dry-run").out and "4 cells, 2 done" in run("--dry-run", "--stale", "run").out
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_helper_that_changed_or_is_gone_counts(bench, tmp_path, gone):
-    bench()
+def test_a_helper_that_changed_or_is_gone_counts(run, tmp_path, gone):
+    run()
     path = tmp_path / "my_own_helpers.py"
     path.unlink() if gone else path.write_text("one = 2\n")
-    assert_names(bench()[1].err, "error: --stale=None", "my_own_helpers")
+    assert_names(run().err, "error: --stale=None", "my_own_helpers")
 
 
-def test_they_are_run_anew_where_that_is_asked_for(bench, tmp_path):
-    bench()
+def test_they_are_run_again_where_that_is_asked_for(run, tmp_path):
+    run()
     edit(tmp_path)
-    status, said, ran = bench("--stale", "run", value=0.75)
-    assert (status, ran) == (0, ["method=Mine,seed=0", "method=Mine,seed=1"])
-    assert "| Mine | **75.00 ± 0.00** |" in said.out and "another version" not in said.out
-    assert bench("--stale", "run")[2] == bench()[2] == []
+    ended = run("--stale", "run", value=0.75)
+    assert (ended.status, ended.ran) == (0, MINE)
+    assert "| Mine | **75.00 ± 0.00** |" in ended.out and "another version" not in ended.out
+    assert run("--stale", "run").ran == run().ran == []
     edit(tmp_path, BEFORE)
-    assert bench("--only", "seed=0", "--stale", "run")[2] == ["method=Mine,seed=0"]
+    assert run("--only", "seed=0", "--stale", "run").ran == MINE[:1]
     # the other one, of the same row, is of another code
-    status, said, _ = bench("--status")
-    assert status == 0 and "seed 1: run with another version of my_own_method" in said.out
+    assert_names(run("--status").out, "seed 1", "another version of my_own_method")
 
 
-def test_a_cell_that_fails_anew_does_not_get_its_old_number_back(bench, tmp_path, monkeypatch):
-    bench("--save", "saved")
+def test_a_cell_that_fails_again_does_not_get_its_old_number_back(run, bench, tmp_path):
+    run("--save", "saved")
     edit(tmp_path)
-    made = partial(FakeRunner, answer=lambda cell, on_round: {"failed": "a bug"})
-    with monkeypatch.context() as patched:
-        patched.setattr(command, "Driver", partial(command.Driver, runner=made))
-        with pytest.raises(SystemExit) as ended:
-            main(["bench", "suite.yaml", "--stale", "run"])
-    assert ended.value.code == 1
-    status, said, ran = bench()
-    assert (status, ran) == (1, []) and "| Mine | failed" in said.out
-    assert bench("--retry", value=0.75)[2] == ["method=Mine,seed=0", "method=Mine,seed=1"]
+    assert bench("suite.yaml", "--stale", "run", answer=lambda *_: {"failed": "a bug"}).status == 1
+    ended = run()
+    assert (ended.status, ended.ran) == (1, []) and "| Mine | failed" in ended.out
+    assert run("--retry", value=0.75).ran == MINE
 
 
-def test_they_are_kept_with_a_footnote_where_that_is_asked_for(bench, tmp_path):
-    bench()
+def test_they_are_kept_with_a_footnote_where_that_is_asked_for(run, tmp_path):
+    run()
     edit(tmp_path)
-    status, said, ran = bench("--stale", "keep", "--save", "saved")
-    assert (status, ran) == (0, [])
-    assert "run with another version of my_own_method" in said.out
+    ended = run("--stale", "keep", "--save", "saved")
+    assert (ended.status, ended.ran) == (0, []) and NOTE in ended.out
     for form in ("md", "tex", "csv"):
-        text = next((tmp_path / "saved").glob(f"*.table.{form}")).read_text().replace("\\", "")
-        assert "run with another version of my_own_method" in text
-    assert bench("--seeds", 3, "--stale", "keep", value=0.6)[2] == ["method=FedAvg,seed=2", "method=Mine,seed=2"]
-    assert "seeds 0, 1: run with another version" in bench("--seeds", 3, "--status")[1].out
+        assert NOTE in next((tmp_path / "saved").glob(f"*.table.{form}")).read_text().replace("\\", "")
+    assert run("--seeds", 3, "--stale", "keep", value=0.6).ran == ["method=FedAvg,seed=2", "method=Mine,seed=2"]
+    assert f"seeds 0, 1: {NOTE}" in run("--seeds", 3, "--status").out
 
 
-def test_a_dry_run_counts_what_would_be_run(bench, tmp_path):
-    bench()
-    edit(tmp_path)
-    assert "4 cells, 4 done" in bench("--dry-run")[1].out
-    assert "4 cells, 2 done" in bench("--dry-run", "--stale", "run")[1].out
-
-
-def test_code_survives_the_file_of_cells(bench, tmp_path):
-    bench("--save", "saved")
+def test_code_survives_the_file_of_cells(run, tmp_path):
+    run("--save", "saved")
     file = next((tmp_path / "saved").glob("*.cells.csv"))
-    results = read_cells(file)
-    assert [list(one.code) for one in results.values()] == [[], ["my_own_helpers", "my_own_method"]] * 2
     edit(tmp_path)
-    assert len(changed_code(results)) == 2
-    assert "another version" in render(load_suite("suite.yaml"), stored_cells(file, load_suite("suite.yaml")), results)
-    status, said, ran = bench("--load", file, "--output", "here")
-    assert_names(said.err, "error: --stale=None", "my_own_method")
-    assert (status, ran) == (2, [])
-    assert not (tmp_path / "here").exists()
-    assert len(bench("--load", file, "--output", "here", "--stale", "run")[2]) == 2
-    status, said, ran = bench("--load", file, "--output", "there", "--stale", "keep")
-    assert (status, ran) == (0, []) and "another version of my_own_method" in said.out
+    ended = run("--load", file, "--output", "here")
+    assert_names(ended.err, "error: --stale=None", "my_own_method")
+    assert (ended.status, ended.ran) == (2, []) and not (tmp_path / "here").exists()
+    assert run("--load", file, "--output", "here", "--stale", "run").ran == MINE
+    ended = run("--load", file, "--output", "there", "--stale", "keep")
+    assert (ended.status, ended.ran) == (0, []) and NOTE in ended.out
 
 
-def test_of_cells_of_former_versions_it_is_said_that_nobody_knows(bench, tmp_path):
+def test_the_code_of_cells_of_former_versions_is_unknown(run, tmp_path):
     """But for those that have no class of the user's."""
-    _, said, _ = bench("--save", "saved", known=False)
-    assert said.out.count("run with an unknown version of my_own_method") == 1
-    assert "seeds 0, 1: run with an unknown version" in said.out
+    ended = run("--save", "saved", known=False)
+    assert ended.out.count("seeds 0, 1: run with an unknown version of my_own_method") == 1
     edit(tmp_path)
     file = next((tmp_path / "saved").glob("*.cells.csv"))
     with file.open() as lines:
@@ -181,5 +128,4 @@ def test_of_cells_of_former_versions_it_is_said_that_nobody_knows(bench, tmp_pat
         writer = csv.DictWriter(lines, [name for name in rows[0] if name != "code"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    assert all(one.code is None for one in read_cells(file).values())
-    assert bench()[2] == bench("--load", file, "--output", "here")[2] == []
+    assert run().ran == run("--load", file, "--output", "here").ran == []

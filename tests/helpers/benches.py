@@ -1,15 +1,23 @@
-"""Suites of tiny cells, and runners that run them without training."""
+"""Suites of tiny cells, cells that a function answers instead of a training run, and tables from their numbers."""
 
 import os
 import tempfile
-from functools import cache
+import threading
+from collections import namedtuple
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import load_suite
-from fl_lightning.bench.driver import Driver
+from fl_lightning.bench import cells_csv, driver, estimate, load_suite, readings, table
+from fl_lightning.bench.process import Interrupt
+from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.runner import outcome as outcome_of_run
 from fl_lightning.bench.study import open_database, open_study
+from fl_lightning.cli import bench as command
+from fl_lightning.cli import main
 
 TOY = """
 title: Toy
@@ -19,38 +27,53 @@ axes:
   lr: {key: model.init_args.lr, values: [0.1, 0.2]}
 seeds: 1
 """
+# what a command has ended with, what it has printed, and the names of the cells that ran
+Ended = namedtuple("Ended", "status out err ran")
 
 
 def toy_suite(folder, text=TOY):
-    """A suite of 4 cells, in a file of its own."""
+    """A suite in a file of its own, by default of 4 cells."""
     path = folder / "toy.yaml"
-    path.write_text(text)
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False))
     return load_suite(path)
 
 
 def outcome(values=(0.25, 0.5), **other):
-    """What a cell that is done tells of itself."""
+    """What a finished cell tells of itself."""
     told = {"seconds": 0.5, "plan": "abc", "metrics": {"test/accuracy": values[-1]}, "machine": "toy", "run_dir": "run"}
     return {"done": {"values": dict(enumerate(values)), **told, **other}}
 
 
+def train(cell, on_round):
+    """Train a cell in this process; a process of its own takes seconds to import torch."""
+    from fl_lightning.cli.cells import run_cell
+
+    return outcome_of_run(run_cell, cell, SimpleNamespace(report=on_round))
+
+
+# ---------------------------------------------------------------- commands
 class FakeRunner:
     """Runs cells without training.
 
     Args:
         job: number of the runner.
-        answer: gives the outcome of a cell; it takes the cell and what it may report to.
+        answer: maps a cell and the function that takes its rounds to its outcome; None lets the cell run until it is
+            interrupted.
     """
 
     def __init__(self, job=0, answer=lambda cell, on_round: outcome()):
-        self.answer, self.ran, self.closed = answer, [], False
+        self.answer, self.ran, self.closed, self.interrupted = answer, [], False, threading.Event()
 
     def run(self, cell, on_round):
         self.ran.append(cell["name"])
-        return self.answer(cell, on_round)
+        told = self.answer(cell, on_round)
+        if told is None:
+            assert self.interrupted.wait(60)
+            raise Interrupt
+        return told
 
     def interrupt(self):
-        pass
+        self.interrupted.set()
 
     kill = interrupt
 
@@ -58,6 +81,60 @@ class FakeRunner:
         self.closed = True
 
 
+def run_command(patch, capsys, args, answer=lambda cell, on_round: outcome()):
+    """Run ``bench`` or ``tune`` with cells that ``answer`` runs; returns how it has ended."""
+    ran = []
+
+    def noted(cell, on_round):
+        ran.append(cell["name"])
+        return answer(cell, on_round)
+
+    runner = partial(FakeRunner, answer=noted)
+    with patch.context() as patched:
+        patched.setattr(command, "Driver", partial(driver.Driver, runner=runner))
+        patched.setattr(command, "Runner", runner)
+        patched.setattr(command, "open_database", quick_database)
+        patched.setattr(estimate, "Runner", runner)
+        patched.setattr(driver, "QUEUE_POLL", 0.05)
+        patched.setattr(driver, "PACE", 0.0)
+        try:
+            main([str(arg) for arg in args])
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+    said = capsys.readouterr()
+    return Ended(status, said.out, said.err, ran)
+
+
+# ---------------------------------------------------------------- tables
+def result(cell, values=(0.25, 0.5), state="done", **other):
+    """The result of a cell."""
+    values = values if isinstance(values, dict) else dict(enumerate(values))
+    told = {"seconds": 1.0, "plan": f"plan{cell.seed}", "machine": "cpu", "scale": cell.scale, **other}
+    return CellResult(cell.name, cell.digest, state, values=values, **told)
+
+
+def tables_of(suite, cells, results, form="md"):
+    """The tables of a suite from results by the digest of their cells: ``md``, ``tex`` or ``csv``."""
+    return table.render(suite, cells, results, form)
+
+
+def readings_of(suite):
+    """The suite of the readings that a suite has in its key ``open``."""
+    return readings.with_readings(suite)
+
+
+def save(suite, cells, results, folder):
+    """Write the tables of a suite and its file of cells; returns their paths, that of the cells last."""
+    return table.write_tables(suite, cells, results, folder)
+
+
+def stored(path, suite):
+    """The cells of a file of cells, and their results by digest."""
+    return cells_csv.stored_cells(path, suite), cells_csv.read_cells(path, suite.axes)
+
+
+# ---------------------------------------------------------------- databases
 @cache
 def empty_database():
     """The bytes of a database without a study; to make its tables takes a second."""
@@ -69,22 +146,15 @@ def empty_database():
 def quick_database(url):
     """A connection to the database at a URL. A new file has its tables at once, and nothing waits for the disk."""
     path = Path(url.removeprefix("sqlite:///"))
-    if url.startswith("sqlite:///") and not os.path.lexists(path):
+    if url.startswith("sqlite:///") and path.parent.is_dir() and not os.path.lexists(path):
         path.write_bytes(empty_database())
     backend = open_database(url)
     event.listen(backend.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
     return backend
 
 
-def toy_database(folder):
-    """The database of a folder."""
-    return quick_database(f"sqlite:///{folder / 'study.db'}")
-
-
-def toy_driver(suite, folder, cells=None, jobs=1, runner=FakeRunner):
+def toy_driver(suite, folder, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
-    said = []
-    backend = toy_database(folder)
-    cells = suite.cells() if cells is None else cells
+    said, backend, cells = [], quick_database(f"sqlite:///{folder / 'study.db'}"), suite.cells()
     study = open_study(suite, backend, cells)
-    return Driver(suite, cells, backend, folder, jobs, said.append, runner), study, said
+    return driver.Driver(suite, cells, backend, folder, 1, said.append, runner), study, said

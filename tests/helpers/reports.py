@@ -1,18 +1,49 @@
-"""Folders of runs as they are left behind, without training."""
+"""Folders of runs as they are left behind, without training, and reports of them."""
 
+import base64
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from fl_lightning.cli import main
+from fl_lightning.report.figures import Card
+
 SPEED = Path(__file__).resolve().parents[2] / "experiments" / "speed" / "report.py"
 _spec = importlib.util.spec_from_file_location("report_benchmark", SPEED)
 benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 write_run = benchmark.write_run
+
+
+def report_of(folder, *sources, arguments=()):
+    """The files of a report by their endings, such as ``md``, which lists all warnings; it is written to a folder."""
+    main(["report", *map(str, sources), "--output", str(folder / "page.html"), *map(str, arguments)])
+    return {path.name.removeprefix("page."): path.read_text(encoding="utf-8") for path in folder.glob("page.*")}
+
+
+def warnings_of(files):
+    """The warnings of a report."""
+    start = "- Warning: "
+    return [line.removeprefix(start) for line in files["md"].splitlines() if line.startswith(start)]
+
+
+def figures_of(files):
+    """The figures of a report by name: the text of the element, and the rows of the data after their head."""
+    found = {}
+    for name, text in re.findall(r'<figure id="([^"]+)"(.*?)</figure>', files["html"], re.DOTALL):
+        (data,) = re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', text)
+        found[name] = text, [line.split(",") for line in base64.b64decode(data).decode().splitlines()]
+    return found
+
+
+def undraw(patch):
+    """Leave out the drawings of a report, which take most of its time."""
+    patch.setattr(Card, "elements", lambda self: iter(["<svg></svg>"]))
 
 
 def make_old(folder, seconds=86_400):

@@ -2,12 +2,9 @@
 
 import pytest
 from helpers.pages import needs_browser, shown, text_of
-from helpers.reports import write_run
+from helpers.reports import report_of, write_run
 
-from fl_lightning.report.page import Asked, make_report
-from fl_lightning.report.sources import read_sources
-
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +16,8 @@ def page(tmp_path_factory):
             folder = root / f"{method}{seed}" / "version_0"
             write_run(folder, method, seed, rounds=12, measured=method == "FedUV" and not seed)
     write_run(root / "MOON" / "version_0", "MOON", rounds=12, done=2, measured=False)
-    path = root / "page.html"
-    path.write_text(make_report(read_sources([str(root)], []), Asked()).files("page")["page.html"])
-    return path
+    report_of(root, root)
+    return root / "page.html"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -65,11 +61,7 @@ def test_tables_sort_and_filter_and_curves_are_toggled_and_tell_their_values(pag
     found = shown(page.as_uri(), (1280, 1600), DONE)
     assert [state for state, _ in found["sorted"]] == ["ascending", "descending", None]
     (_, upwards), (_, downwards), (_, as_it_was) = found["sorted"]
-    assert (
-        upwards == sorted(found["before"])
-        and downwards == sorted(found["before"])[::-1]
-        and as_it_was == found["before"]
-    )
+    assert upwards == sorted(found["before"]) == downwards[::-1] and as_it_was == found["before"]
     assert found["all"] == 7 and len(found["filtered"]) == 3 and all("FedUV" in one for one in found["filtered"])
     assert found["both"].startswith("round ") and found["name"] in found["both"]
     assert found["name"] not in found["one"] and found["hidden"] >= 3 and found["pressed"] == "false"

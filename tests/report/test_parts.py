@@ -1,18 +1,13 @@
-"""All sites and all clients are in tables and bars, in percent, and classes have their names."""
+"""All sites and all clients are in tables and figures, in percent, and classes have their names."""
 
 import csv
 import re
 
 import numpy as np
 import pytest
-from helpers.reports import write_run
+from helpers.reports import figures_of, report_of, undraw, write_run
 
-from fl_lightning.report.gallery import cards_of
-from fl_lightning.report.page import Asked, make_report
-from fl_lightning.report.run import find_runs, read_run
-from fl_lightning.report.sections import Metric, sections_of
-from fl_lightning.report.sites import parts_of, parts_sheet
-from fl_lightning.report.sources import read_sources
+pytest_plugins = ["helpers.report_fixtures"]
 
 SITES = [f"Hospital {at}" for at in range(30)]
 CLASSES = ["benign", "healthy", "malignant"]
@@ -51,81 +46,61 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def section(root):
-    (made,) = sections_of([read_run(folder) for folder in find_runs(root)], Metric("test/accuracy"), None)
-    return made
+def files(root, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        return report_of(tmp_path_factory.mktemp("report"), root)
 
 
-def test_every_site_has_a_row_with_the_mean_over_the_seeds_in_percent(section):
-    sites, _ = parts_of(section, "")
-    sheet = parts_sheet(section, "", sites)
-    assert [line[0].text for line in sheet.lines] == SITES
-    assert [(name, list(inner)) for name, inner in sheet.groups] == [
-        ("training examples", []),
-        ("accuracy in %", ["FedAvg", "FedUV"]),
-        ("loss", ["FedAvg", "FedUV"]),
+def rows_of(files, beginning):
+    """The cells of the rows of tables that begin so."""
+    return [line.strip("| ").split(" | ") for line in files["md"].splitlines() if line.startswith(f"| {beginning}")]
+
+
+def test_every_site_has_a_row_with_the_mean_over_the_seeds_in_percent(files):
+    (head,) = rows_of(files, "site | ")
+    assert [name.rpartition(" | ")[2] for name in head[1:4]] == [
+        "training examples",
+        "accuracy in %: FedAvg",
+        "accuracy in %: FedUV",
     ]
-    for at, line in enumerate(sheet.lines):
+    rows = rows_of(files, "Hospital ")
+    assert [row[0] for row in rows] == SITES
+    for at, row in enumerate(rows):
         means = [np.mean([accuracy_of(method, seed, at) for seed in range(2)]) for method in ("FedAvg", "FedUV")]
-        assert [text.text for text in line[1:4]] == [str(9 * at + 3), *(f"{100 * mean:.2f}" for mean in means)]
-        assert line[4].text == f"{2.0 + at:.4f}"
+        assert row[1:4] == [str(9 * at + 3), *(f"{100 * mean:.2f}" for mean in means)]
+        assert row[4] == f"{2.0 + at:.4f}"
 
 
-def test_every_client_has_a_row_with_its_site(section):
-    _, clients = parts_of(section, "")
-    sheet = parts_sheet(section, "", clients)
-    assert [line[0].text for line in sheet.lines] == [f"{at} ({site})" for at, site in enumerate(SITES)]
-    assert [sheet.lines[0][1].text, sheet.lines[-1][2].text] == ["20.00", "80.00"]
+def test_every_client_has_a_row_with_its_site(files):
+    clients = [row for at in range(30) for row in rows_of(files, f"{at} (")]
+    assert [row[0] for row in clients] == [f"{at} ({site})" for at, site in enumerate(SITES)]
+    assert (clients[0][1], clients[-1][2]) == ("20.00", "80.00")
 
 
-def test_bars_are_of_all_sites_and_nothing_of_them_is_left_to_a_file(section):
-    cards = {card.name: card for *_, card in cards_of(section)}
-    assert "domain" not in cards  # what was measured once is no curve
-    for name, number in (("sites-accuracy", 60), ("clients-accuracy-as-it-is", 60)):
-        assert len(cards[name].rows) == number and len(cards[name].drawings) == 2  # of 24 and of 6
-    for drawing in cards["sites-accuracy"].drawings:
-        drawing.alone()
+def test_bars_are_of_all_sites_and_clients(files):
+    figures = figures_of(files)
+    assert "domain" not in figures  # what was measured once is no curve
+    for name in ("sites-accuracy", "clients-accuracy-as-it-is"):
+        _, rows = figures[name]
+        assert len(rows) - 1 == 60
 
 
-def test_the_page_names_sites_and_classes(root):
-    text = make_report(read_sources([str(root)], []), Asked()).files("page")["page.html"]
-    assert "metrics.csv of the runs" not in text
+def test_the_drawings_name_sites_and_classes(root, tmp_path):
+    text = report_of(tmp_path, root)["html"]
     for name in (*SITES, *CLASSES):
         assert len(re.findall(rf">{name}\b|\({name}\)", text)) >= 2, name
 
 
-def test_a_site_that_a_run_lacks_has_a_dash(section, tmp_path):
-    folder = write_run(tmp_path / "version_0", "MOON", 0, 2, measured=False)
-    (folder / "metrics.csv").write_text("round,test/accuracy,domain/Hospital 3/accuracy\n0,0.5,\n1,0.6,0.25\n")
-    runs = [*(run for group in section.groups for run in group.runs.values()), read_run(folder)]
-    config = runs[0].config
-    runs[-1].config.update({key: config[key] for key in ("trainer", "data", "model")})
-    (other,) = sections_of(runs, Metric("test/accuracy"), None)
-    sites, _ = parts_of(other, "")
-    sheet = parts_sheet(other, "", sites)
-    column = [name for name, _ in sheet.groups].index("accuracy in %") + 3
-    assert [line[column].text for line in sheet.lines if line[column].text != "-"] == ["25.00"]
+def test_a_site_that_a_run_lacks_has_a_dash(tmp_path, report):
+    for method, site in (("FedAvg", "domain/Hospital 1/accuracy"), ("MOON", "domain/Hospital 3/accuracy")):
+        folder = write_run(tmp_path / method / "version_0", method, 0, 2, measured=False)
+        (folder / "metrics.csv").write_text(f"round,test/accuracy,{site}\n0,0.5,\n1,0.6,0.25\n")
+    rows = [row[-2:] for row in rows_of(report(), "Hospital ")]
+    assert rows == [["25.00", "-"], ["-", "25.00"]]
 
 
-def test_the_columns_of_a_partition_have_the_names_of_a_few_sites(tmp_path):
-    def names_along_x(at, sites):
-        folder = write_run(tmp_path / str(at) / "version_0", clients=len(sites), measured=False)
-        counts = np.full((len(sites), 3), 120)
-        counts[0] = 340
-        np.savez(folder / "plan.npz", label_counts=counts, sizes=counts.sum(1), hash="same", domains=np.array(sites))
-        (made,) = sections_of([read_run(folder)], Metric("test/accuracy"), None)
-        (card,) = (card for *_, card in cards_of(made) if card.name == "partition")
-        axes = card.drawings[0].alone().axes[0]
-        return [[one.get_text() for one in axis.get_ticklabels()] for axis in (axes.xaxis, axes.child_axes[0].yaxis)]
-
-    # there is no power of ten between the counts
-    assert names_along_x(0, SITES[:5]) == [SITES[:5], ["120", "340"]]
-    for at, others in enumerate((["A", "A", "B"], SITES[:13]), 1):
-        assert not {*names_along_x(at, others)[0]} & {*others}
-
-
-def test_each_table_in_latex_is_labelled_by_what_it_shows(root):
-    text = make_report(read_sources([str(root)], []), Asked()).files("page")["page.tex"]
-    labels = re.findall(r"\\label{tab:(.*?)}", text)
-    assert {"results", "differences", "sites", "clients", "runs"} <= {*labels}
-    assert {*labels} <= {"results", "differences", "sites", "clients", "configs", "runs", "cost"}
+def test_each_table_in_latex_has_a_label_by_what_it_shows(files):
+    labels = set(re.findall(r"\\label{tab:(.*?)}", files["tex"]))
+    assert {"results", "differences", "sites", "clients", "runs"} <= labels
+    assert labels <= {"results", "differences", "sites", "clients", "configs", "runs", "cost"}
