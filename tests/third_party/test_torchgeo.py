@@ -46,8 +46,7 @@ class TestClassificationTask(Published):
     def data(self):
         return datamodules.NonGeoDataModule(Fields, batch_size=8)
 
-    @pytest.mark.parametrize("devices", [1, 2])
-    def test_its_figures_are_in_tensorboard(self, tmp_path, devices):
+    def test_its_figures_are_in_tensorboard(self, tmp_path):
         class Drawn(Fields):
             def plot(self, sample):
                 figure, axes = plt.subplots(figsize=(1, 1))
@@ -55,7 +54,7 @@ class TestClassificationTask(Published):
                 return figure
 
         data = Partitioned(datamodules.NonGeoDataModule(Drawn, batch_size=8), self.partitioner, self.clients)
-        trainer, _, _ = self.run(tmp_path, "fedavg", data=data, logger=True, devices=devices)
+        trainer, _, _ = self.run(tmp_path, "fedavg", data=data, logger=True, devices=2)
         events = EventAccumulator(str(trainer.run_dir))
         events.Reload()
         assert set(events.Tags()["images"]) == {"image/0", "image/1"}
@@ -78,16 +77,3 @@ class TestSemanticSegmentationTask(Published):
 
     def data(self):
         return datamodules.NonGeoDataModule(Fields, batch_size=8, target="mask")
-
-
-class TestUnet(TestSemanticSegmentationTask):
-    """Its encoder is one of timm's, and the maps of the encoder come as a list."""
-
-    taps: ClassVar = {"representation": "model.encoder:5"}
-    clients, rounds = 2, 2
-
-    def module(self):
-        return trainers.SemanticSegmentationTask(model="unet", backbone="tu-test_efficientnet", num_classes=3)
-
-    def data(self):
-        return datamodules.NonGeoDataModule(Fields, batch_size=8, target="mask", number=32)
