@@ -37,11 +37,6 @@ def test_the_forms_by_columns_and_by_rows_are_equal(p, q):
     assert linear_cka(x, y).item() == pytest.approx(reference.linear_cka(x.numpy(), y.numpy()), rel=1e-9)
 
 
-def test_many_examples_in_few_dimensions_need_no_gram_matrix():
-    x = torch.randn(200_000, 3)  # 160 GB as a Gram matrix
-    assert linear_cka(x, x).item() == pytest.approx(1, abs=1e-4)
-
-
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("widths", [(3, 2, 4), (3, 2, 12)])
 def test_linear_ckas_is_linear_cka_with_each(debiased, widths):
@@ -88,17 +83,6 @@ def test_unrelated_activations_in_many_dimensions_look_alike_unless_debiased():
     x, y = draw(16, 2000), draw(16, 2000, seed=1)
     assert linear_cka(x, y).item() > 0.9
     assert abs(debiased(x, y).item()) < 0.2
-
-
-@pytest.mark.parametrize("cka", CKAS)
-def test_mostly_equal_rows_give_a_finite_value_and_gradient_in_float32(cka):
-    x = torch.ones(8, 3)
-    x[0] = 2
-    x.requires_grad_()
-    value = cka(x, torch.randn(8, 3))
-    value.backward()
-    assert torch.isfinite(value) and torch.isfinite(x.grad).all()
-    assert value.item() != 0
 
 
 def test_cosine_similarity_of_zeros_is_0_and_finite():

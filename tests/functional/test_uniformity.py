@@ -42,29 +42,10 @@ def test_one_row_apart_from_equal_ones_has_no_gradient():
     assert z.grad.abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("near", [1e-24, 1e-18, 1e-10])
-def test_one_far_row_among_nearly_equal_ones_stays_finite(near):
-    z = near * torch.randn(6, 3)
-    z[0] = 1
-    z.requires_grad_()
-    value = rbf_uniformity(z)
-    value.backward()
-    assert torch.isfinite(value) and torch.isfinite(z.grad).all()
-
-
 @pytest.mark.parametrize("scale", [1e-21, 1e18])
 def test_the_value_is_the_same_at_any_scale_of_float32(scale):
     z = draw(6, 4)
     assert rbf_uniformity((scale * z).float()).item() == pytest.approx(reference.uniformity(z.numpy()), rel=1e-3)
-
-
-def test_detaching_changes_the_gradient_and_not_the_value():
-    z = draw(6, 4).requires_grad_()
-    flowing, detached = rbf_uniformity(z), rbf_uniformity(z, detach_bandwidth=True)
-    assert torch.equal(flowing, detached)
-    with_median, without = (torch.autograd.grad(value, z)[0] for value in (flowing, detached))
-    assert abs((with_median * z).sum()) < 1e-12
-    assert (without * z).sum() < -1e-2
 
 
 def value_and_gradient(z, factor, detach):

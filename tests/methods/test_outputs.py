@@ -89,16 +89,6 @@ def test_the_cache_of_references_holds_maps_and_fields(run):
     assert_same_bits(plain, cached)
 
 
-@pytest.mark.parametrize("layers", [1, ["early.0"]])
-def test_one_layer_is_enough_for_fedcka(run, layers):
-    model = Net()
-    model.taps = {"early.0": "body"}
-    _, trainer = run([FedCKA(layers=layers)], model=model)
-    assert trainer.metrics["train/fedcka"] > 0
-    with refused("FedCKA", "'early.1'", "Net"):
-        run([FedCKA()], model=model)
-
-
 class Reads(Method):
     requires = ("z",)
 
