@@ -16,11 +16,6 @@ from fl_lightning.functional import (
 FORMS = ["official", "paper"]
 
 
-def test_two_examples_give_one_half_and_a_single_unit_0():
-    assert correlation_frobenius(draw(2, 6)).item() == pytest.approx(0.5)
-    assert correlation_frobenius(draw(6, 1)).item() == 0
-
-
 @pytest.mark.parametrize("shape", [(64, 40), (16, 512), (128, 128)])
 def test_float32_is_precise_for_more_rows_and_for_more_columns(shape):
     z = draw(*shape).relu()
@@ -39,20 +34,6 @@ def test_faint_correlations_in_a_large_batch_are_precise_in_float32():
     white[:, 1] += 1e-3 * white[:, 0]
     expected = reference.decorrelation(white.numpy())
     assert correlation_frobenius(white.float()).item() == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_whitened_features_have_almost_no_gradient_in_float32(form):
-    z = draw(64, 16)
-    white = torch.linalg.qr(z - z.mean(0))[0].float() * 8
-    white.requires_grad_()
-    value = correlation_frobenius(white, form)
-    value.backward()
-    assert 0 <= value.item() - (0 if form == "official" else (63 / 64) ** 2 / 16) < 1e-9
-    assert white.grad.abs().max() < 1e-6
-    moved = (white.detach() + 0.5 * white.detach()[:, :1]).requires_grad_()
-    correlation_frobenius(moved, form).backward()
-    assert moved.grad.abs().max() > 1e-5  # the assertion above can fail
 
 
 @pytest.mark.parametrize("shape", [(7, 4), (3, 40)])

@@ -6,7 +6,6 @@ from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs
 from helpers.tiers import sample
 
-from experiments.papers.fedcka.global_only import GlobalOnly
 from fl_lightning.functional import linear_cka, rbf_cka, representation_contrast
 from fl_lightning.methods import FedCKA
 from fl_lightning.methods.fedcka import SIMILARITIES
@@ -88,12 +87,3 @@ def test_fedcka_takes_the_width_of_the_kernel(run):
 @pytest.mark.parametrize("similarity", sample(list(SIMILARITIES), "cosine"))
 def test_every_similarity_trains(run, similarity):
     assert run([FedCKA(mu=0.1, similarity=similarity)], "cnn")[1].metrics["train/fedcka"] > 0
-
-
-def test_the_variant_without_a_previous_model_only_draws_back(run, fedavg):
-    """At the start of a visit, where a client's model is the global one, its term and gradient are 0."""
-    one_step, plain = (run(methods, "cnn", local_steps=1) for methods in ([GlobalOnly()], []))
-    assert one_step[1].metrics["train/fedcka"] == pytest.approx(0, abs=1e-6)
-    for name, value in plain[0].items():
-        torch.testing.assert_close(one_step[0][name], value, atol=1e-5, rtol=1e-4)
-    assert differs(run([GlobalOnly()], "cnn", local_epochs=2)[0], run([], "cnn", local_epochs=2)[0])

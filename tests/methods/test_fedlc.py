@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import Method
 from fl_lightning.data import Dirichlet
 from fl_lightning.method import Step
-from fl_lightning.methods import FedLC, FedProx, FedRS
+from fl_lightning.methods import FedLC
 from fl_lightning.models import MLP, ImageClassifier
 
 LOGITS, TARGETS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
@@ -95,10 +95,3 @@ class OnlyTheFourth:
         sevens, rest = np.flatnonzero(labels == 7), np.flatnonzero(labels != 7)
         parts = np.array_split(rest, number - 1)
         return [*parts[:3], sevens, *parts[3:]]
-
-
-@pytest.mark.parametrize("methods", [[FedLC(), FedRS()], [FedProx()]], ids=["logits", "no logits"])
-def test_a_fit_says_once_that_what_it_logs_in_training_is_of_changed_logits(run, methods, said):
-    run(methods, max_rounds=1)
-    found = [message for message in said().splitlines() if "logits as changed" in message]
-    assert [message.partition(":")[0] for message in found] == ["method=['FedLC', 'FedRS']"] * (len(methods) - 1)

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from fl_lightning import Method
 from fl_lightning.data import IID
-from fl_lightning.methods import SCAFFOLD, FedProx
+from fl_lightning.methods import SCAFFOLD
 from fl_lightning.models import MLP, ImageClassifier
 
 SIZES = [2, 1, 6]
@@ -122,24 +122,3 @@ def test_scaffolds_gradients_without_clipping_are_the_uncorrected_ones_to_the_bi
     states = [run(methods, model=plain_sgd_model(), gradient_clip_val=clip)[0] for clip in (None, 1e6)]
     assert len(visits) == 2 * 2 * 4
     assert_same_bits(*states)
-
-
-def test_scaffolds_gradients_do_not_depend_on_its_place_in_the_list(run):
-    found = []
-    for order in (1, -1):
-        method = SCAFFOLD(variate="gradients")
-        settle(run, [method, FedProx(0.3)][::order], local_steps=3, max_rounds=3)
-        found.append(method.global_variate["y"].item())
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-def test_after_clipping_a_method_reads_what_the_optimizer_gets(run):
-    norms = []
-
-    class Watch(Method):
-        def on_after_clipping(self, client, optimizer):
-            gradients = [client.live[name].grad for name in client.trainable]
-            norms.append(torch.stack([g.norm() for g in gradients]).norm().item())
-
-    run([Watch(), FedProx(10.0)], max_rounds=1, gradient_clip_val=0.01)
-    assert max(norms) == pytest.approx(0.01, rel=1e-3)
