@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from torch.optim import SGD, Adam
 
 from fl_lightning import Server
+from fl_lightning.errors import ClientError
 
 
 def state():
@@ -69,9 +69,11 @@ def test_what_it_gives_it_takes_back_with_the_optimizers_state():
     whole = stepped(Server(state(), ["w"], partial(Adam, lr=0.1)), 4)
     first = stepped(Server(state(), ["w"], partial(Adam, lr=0.1)), 2)
     first.begin_round(7, [1])
+    first.step({}, {"mean": torch.tensor([2.0])})
     second = Server(state(), ["w"], partial(Adam, lr=0.1))
     second.load_state_dict(first.state_dict())
     assert second.round == 7
+    assert second.moved == {"mean"}
     assert torch.equal(stepped(second, 2).state["w"], whole.state["w"])
     with refused("4", "1", kind=KeyError):
         Server({"w": torch.ones(2)}, ["w"]).load_state_dict(first.state_dict())
@@ -105,15 +107,15 @@ def test_a_parameter_is_rounded_to_its_own_dtype_and_no_other(dtype):
         assert torch.equal(server.parameters["w"], expected.double())
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
-def test_a_run_keeps_the_precision_of_its_module_and_resumes_to_the_same_bits(run, tmp_path, precision):
-    given = {"precision": precision, "server_optimizer": partial(SGD, lr=0.3)}
-    whole, _ = run(max_rounds=3, name="whole", **given)
-    dtype = torch.float64 if precision == "64-true" else torch.bfloat16
-    assert {value.dtype for value in whole.values() if value.is_floating_point()} == {dtype}
-    if precision == "64-true":
-        assert not torch.equal(whole["classifier.weight"], whole["classifier.weight"].float().double())
-    run(max_rounds=2, name="parts", **given)
-    trainer = small_trainer(tmp_path, max_rounds=3, name="parts", **given)
-    trainer.fit(small_model(), small_data(), [], ckpt_path="last")
-    assert_same_bits(trainer.server.state, whole)
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
+def test_a_run_keeps_the_precision_of_its_module(run, precision, dtype):
+    state, _ = run(precision=precision, server_optimizer=partial(SGD, lr=0.3), max_rounds=1)
+    assert {value.dtype for value in state.values() if value.is_floating_point()} == {dtype}
+    weight = state["classifier.weight"].double()
+    assert torch.equal(weight, weight.float().double()) == (dtype == torch.bfloat16)
+
+
+def test_an_optimizer_that_diverges_is_named_with_its_rate():
+    server = Server(state(), ["w"], partial(SGD, lr=1e30))
+    with refused("round 0", "SGD", "lr 1e+30", "w", kind=ClientError):
+        server.step({"w": torch.full((2,), 1e30)}, {})

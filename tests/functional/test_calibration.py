@@ -1,10 +1,9 @@
-"""The logits of FedLC and FedRS: margins, factors, and gradients of missing classes."""
+"""The logits of FedLC and FedRS: margins, the log prior, and gradients of missing classes."""
 
-import formulas
 import numpy as np
 import pytest
 import torch
-from formulas import draw
+from cases import draw
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.functional import calibrated_logits, restricted_logits
@@ -20,11 +19,21 @@ def test_margins(missing, margin):
     np.testing.assert_allclose(calibrated.numpy(), logits.numpy() - 0.5 * np.array([1, 0.5, margin, 0.1]), rtol=1e-9)
 
 
+@pytest.mark.parametrize(("missing", "counted"), [("floor", 1e-8), ("clamp", 1.0), ("mask", 0.0)])
+def test_log_prior_margins_of_missing_classes(missing, counted):
+    calibrated = calibrated_logits(torch.zeros(1, 3).double(), torch.tensor([30, 0, 70]), 2.0, missing, "log_prior")
+    with np.errstate(divide="ignore"):
+        expected = 2 * np.log([0.3, counted / 100, 0.7])
+    np.testing.assert_allclose(calibrated[0].numpy(), expected, rtol=1e-12)
+    assert torch.isfinite(calibrated_logits(torch.zeros(1, 2), torch.zeros(2), margin="log_prior")).all()
+
+
 def test_tau_0_leaves_the_logits_of_present_classes():
     logits = draw(3, 4)
     assert torch.equal(calibrated_logits(logits, COUNTS, 0.0), logits)
     masked = calibrated_logits(logits, COUNTS, 0.0, "mask")
     assert torch.equal(masked[:, COUNTS > 0], logits[:, COUNTS > 0]) and (masked[:, 1] == -torch.inf).all()
+    assert torch.equal(logits, draw(3, 4))
 
 
 def posterior_and_likelihood(prior, inputs=6):
@@ -45,37 +54,6 @@ def test_the_log_prior_makes_the_bayes_classifier_of_equal_priors_the_optimum(ma
     assert (gradient.abs().max() < 1e-12) == least
 
 
-def test_the_log_prior_is_the_papers_pairwise_margin():
-    """Eq. 5: the logit of class i against that of the label y is raised by log(prior of i / prior of y)."""
-    logits, counts = draw(2, 3), torch.tensor([5, 20, 75])
-    pairs = [
-        [calibrated_logits(logits, counts, margin="log_prior")[0, i] - logits[0, i] for i in pair] for pair in PAIRS
-    ]
-    found = [float(first - second) for first, second in pairs]
-    assert found == pytest.approx([np.log(5 / 20), np.log(5 / 75), np.log(75 / 20)])
-
-
-PAIRS = [(0, 1), (0, 2), (2, 1)]
-
-
-@pytest.mark.parametrize(("missing", "counted"), [("floor", 1e-8), ("clamp", 1.0), ("mask", 0.0)])
-def test_log_prior_margins_of_missing_classes(missing, counted):
-    calibrated = calibrated_logits(torch.zeros(1, 3).double(), torch.tensor([30, 0, 70]), 2.0, missing, "log_prior")
-    with np.errstate(divide="ignore"):
-        expected = 2 * np.log([0.3, counted / 100, 0.7])
-    np.testing.assert_allclose(calibrated[0].numpy(), expected, rtol=1e-12)
-    assert torch.isfinite(calibrated_logits(torch.zeros(1, 2), torch.zeros(2), margin="log_prior")).all()
-
-
-def test_fedrs_scales_the_logits_of_missing_classes():
-    logits = draw(6, 4)
-    factors = {"binary": [1, 0.25, 1, 1], "frequency": [0.25 + 0.75 / 4, 0.25, 1, 0.25 + 0.75 / 12]}
-    for mode, factor in factors.items():
-        restricted = restricted_logits(logits, COUNTS, 0.25, mode)
-        np.testing.assert_allclose(restricted.numpy(), logits.numpy() * factor, rtol=1e-12)
-    assert torch.equal(restricted_logits(logits, torch.zeros(4), 0.0, "frequency"), torch.zeros_like(logits))
-
-
 @pytest.mark.parametrize("missing", ["floor", "mask"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fedlc_gives_missing_classes_no_gradient_also_in_half_precision(missing, dtype):
@@ -89,16 +67,5 @@ def test_fedlc_gives_missing_classes_no_gradient_also_in_half_precision(missing,
     assert not logits.grad[:, 1].any() and logits.grad[:, COUNTS > 0].any()
 
 
-def test_fedlc_with_clamp_and_fedrs_leave_missing_classes_a_gradient():
-    logits = draw(6, 4).requires_grad_()
-    (gradient,) = torch.autograd.grad(cross_entropy(calibrated_logits(logits, COUNTS, missing="clamp"), LABELS), logits)
-    assert (gradient[:, 1] > 0).all()
-    (gradient,) = torch.autograd.grad(cross_entropy(restricted_logits(logits, COUNTS, 0.25), LABELS), logits)
-    probabilities = formulas.softmax(logits.detach().numpy() * [1, 0.25, 1, 1])
-    np.testing.assert_allclose(gradient[:, 1].numpy(), 0.25 * probabilities[:, 1] / 6, rtol=1e-9)
-
-
-def test_the_input_is_not_changed():
-    logits = draw(3, 4)
-    calibrated_logits(logits, COUNTS, missing="mask"), restricted_logits(logits, COUNTS)
-    assert torch.equal(logits, draw(3, 4))
+def test_fedrs_scales_all_logits_by_alpha_where_a_client_has_no_examples():
+    assert torch.equal(restricted_logits(draw(6, 4), torch.zeros(4), 0.0, "frequency"), torch.zeros(6, 4).double())

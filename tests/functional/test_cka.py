@@ -1,14 +1,12 @@
 """CKA: both ways to compute it, the debiased form, feature maps, and degenerate input."""
 
-import itertools
 import math
 
-import formulas
+import make_reference_values as reference
 import numpy as np
 import pytest
 import torch
-from formulas import draw
-from helpers.errors import refused
+from cases import draw
 from torch.autograd import gradcheck
 
 from fl_lightning.functional import (
@@ -26,18 +24,17 @@ def debiased(x, y):
     return linear_cka(x, y, debiased=True)
 
 
+def in_minibatches(x, y):
+    return minibatch_cka(x.split(5), y.split(5))
+
+
 CKAS = [linear_cka, debiased, rbf_cka]
 
 
 @pytest.mark.parametrize(("p", "q"), [(3, 2), (3, 20), (20, 20), (8, 8), (7, 7)])
 def test_the_forms_by_columns_and_by_rows_are_equal(p, q):
     x, y = draw(8, p), draw(8, q, seed=1) + 100
-    assert linear_cka(x, y).item() == pytest.approx(formulas.linear_cka(x.numpy(), y.numpy()), rel=1e-9)
-
-
-def test_many_examples_in_few_dimensions_need_no_gram_matrix():
-    x = torch.randn(200_000, 3)  # 160 GB as a Gram matrix
-    assert linear_cka(x, x).item() == pytest.approx(1, abs=1e-4)
+    assert linear_cka(x, y).item() == pytest.approx(reference.linear_cka(x.numpy(), y.numpy()), rel=1e-9)
 
 
 @pytest.mark.parametrize("debiased", [False, True])
@@ -51,33 +48,13 @@ def test_linear_ckas_is_linear_cka_with_each(debiased, widths):
     assert gradcheck(lambda *rows: linear_ckas(*rows, debiased=debiased), (x, *ys))
 
 
-@pytest.mark.parametrize("n", [4, 6])
-def test_debiased_is_the_ratio_of_means_over_distinct_examples(n):
-    def mean(k, l):  # noqa: E741 - K and L, as in the paper
-        distinct = itertools.permutations(range(n), 4)
-        return np.mean([k[i, j] * (l[i, j] + l[s, t] - 2 * l[i, s]) for i, j, s, t in distinct])
-
-    x, y = draw(n, 3).numpy(), draw(n, 5, seed=1).numpy()
-    k, l = x @ x.T, y @ y.T  # noqa: E741
-    expected = mean(k, l) / np.sqrt(mean(k, k) * mean(l, l))
-    assert debiased(torch.tensor(x), torch.tensor(y)).item() == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("n", [5, 6])
-@pytest.mark.parametrize("bandwidth", [0.2, 0.5, 1.0])
-def test_rbf_cka_takes_the_median_of_an_odd_or_even_number_of_distances(n, bandwidth):
-    x, y = draw(n, 3), draw(n, 4, seed=1)
-    expected = formulas.rbf_cka(x.numpy(), y.numpy(), bandwidth)
-    assert rbf_cka(x, y, bandwidth).item() == pytest.approx(expected, rel=1e-9)
-
-
 def test_rbf_cka_takes_the_mean_distance_if_most_rows_are_equal():
     x, y = torch.ones(8, 3).double(), draw(8, 4)
     x[0], x[1] = 2, 4
     x.requires_grad_()
     value = rbf_cka(x, y)
     value.backward()
-    assert value.item() == pytest.approx(formulas.rbf_cka(x.detach().numpy(), y.numpy(), 0.5), rel=1e-9)
+    assert value.item() == pytest.approx(reference.rbf_cka(x.detach().numpy(), y.numpy(), 0.5), rel=1e-9)
     assert torch.isfinite(x.grad).all() and x.grad.any()
 
 
@@ -92,8 +69,8 @@ def test_feature_maps_are_flattened_whatever_their_layout(cka, layout):
     torch.testing.assert_close(gradient.reshape(6, -1), plain)
 
 
-@pytest.mark.parametrize("cka", CKAS)
-@pytest.mark.parametrize("scale", [1e-18, 1e-6, 1.0, 1e12])
+@pytest.mark.parametrize("cka", [*CKAS, in_minibatches])
+@pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e12])
 def test_cka_is_1_after_rotation_scaling_and_shift_in_float32(cka, scale):
     x = draw(10, 6)
     rotation = torch.linalg.qr(draw(6, 6, seed=2))[0]
@@ -102,49 +79,10 @@ def test_cka_is_1_after_rotation_scaling_and_shift_in_float32(cka, scale):
     assert cka(x, draw(10, 6, seed=3)).item() < 0.95
 
 
-@pytest.mark.parametrize("cka", [linear_cka, rbf_cka])
-@pytest.mark.parametrize("p", [1, 5])
-def test_two_examples_have_cka_1(cka, p):
-    x = draw(2, p).requires_grad_()
-    value = cka(x, draw(2, 4, seed=1))
-    value.backward()
-    assert value.item() == pytest.approx(1) and x.grad.abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_debiased_cka_needs_four_examples(n):
-    x = draw(n, 5).requires_grad_()
-    value = debiased(x, draw(n, 5, seed=1))
-    value.backward()
-    assert value.item() == 0 and not x.grad.any()
-    assert debiased(draw(4, 5), draw(4, 5)).item() == pytest.approx(1)
-
-
 def test_unrelated_activations_in_many_dimensions_look_alike_unless_debiased():
     x, y = draw(16, 2000), draw(16, 2000, seed=1)
     assert linear_cka(x, y).item() > 0.9
     assert abs(debiased(x, y).item()) < 0.2
-
-
-@pytest.mark.parametrize("cka", CKAS)
-@pytest.mark.parametrize("shape", [(7, 3), (7, 40)])
-def test_equal_rows_give_exactly_0_without_gradient(cka, shape):
-    x, y = torch.full(shape, 0.1, requires_grad=True), torch.randn(shape, requires_grad=True)
-    value = cka(x, y)
-    value.backward()
-    assert value.item() == 0
-    assert not x.grad.any() and torch.isfinite(y.grad).all()
-
-
-@pytest.mark.parametrize("cka", CKAS)
-def test_mostly_equal_rows_give_a_finite_value_and_gradient_in_float32(cka):
-    x = torch.ones(8, 3)
-    x[0] = 2
-    x.requires_grad_()
-    value = cka(x, torch.randn(8, 3))
-    value.backward()
-    assert torch.isfinite(value) and torch.isfinite(x.grad).all()
-    assert value.item() != 0
 
 
 def test_cosine_similarity_of_zeros_is_0_and_finite():
@@ -183,11 +121,8 @@ def unrelated(n, p):
 
 
 HALVES = {
-    "unrelated": unrelated(128, 3200),
     "unrelated, few": unrelated(6, 1024),
     "several blocks of columns": related(32, 20000),
-    "related": related(64, 2000),
-    "after ReLU": related(128, 3200, after=torch.relu),
     "after ReLU, a smaller batch": related(37, 1500, after=torch.relu),
     "far from the origin": related(64, 2000, away=50.0),
     "maps": [a.view(64, 10, 20, 10).contiguous(memory_format=torch.channels_last) for a in related(64, 2000)],
@@ -239,55 +174,25 @@ def test_equal_rows_in_half_precision_give_exactly_0_without_gradient(n, value):
 
 
 # ---------------------------------------------------------------- minibatches
-def hsic_1(x, y):
-    """The estimate as Nguyen et al. (2021) print it in Eq. 3."""
-    k, l = (a.numpy() @ a.numpy().T for a in (x, y))  # noqa: E741 - K and L, as in the paper
-    n, ones = len(k), np.ones(len(k))
-    np.fill_diagonal(k, 0)
-    np.fill_diagonal(l, 0)
-    sums = (ones @ k @ ones) * (ones @ l @ ones) / ((n - 1) * (n - 2))
-    return (np.trace(k @ l) + sums - 2 / (n - 2) * (ones @ k @ l @ ones)) / (n * (n - 3))
-
-
 @pytest.mark.parametrize("n", [4, 5, 20])
 def test_inner_products_of_unbiased_grams_are_the_papers_estimate(n):
     x, y = draw(n, 3), draw(n, 30, seed=1) + 10
-    assert (2 / n * unbiased_gram(x) @ unbiased_gram(y)).item() == pytest.approx(hsic_1(x, y), rel=1e-9)
+    assert (2 / n * unbiased_gram(x) @ unbiased_gram(y)).item() == pytest.approx(
+        reference.hsic(x.numpy(), y.numpy()), rel=1e-9
+    )
 
 
 def test_minibatch_cka_is_the_ratio_of_mean_estimates():
     x, y = draw(30, 3), draw(30, 5, seed=1)
     xs, ys = x.split(10), y.split(10)
     xy, xx, yy = (
-        np.mean([hsic_1(a, b) for a, b in zip(*pair, strict=True)]) for pair in ((xs, ys), (xs, xs), (ys, ys))
+        np.mean([reference.hsic(a.numpy(), b.numpy()) for a, b in zip(first, second, strict=True)])
+        for first, second in ((xs, ys), (xs, xs), (ys, ys))
     )
     assert minibatch_cka(xs, ys).item() == pytest.approx(xy / np.sqrt(xx * yy), rel=1e-9)
 
 
-def test_minibatch_cka_of_one_batch_is_the_debiased_one():
-    x, y = draw(40, 7), draw(40, 3, seed=1)
-    assert minibatch_cka([x], [y]).item() == pytest.approx(debiased(x, y).item(), rel=1e-9)
-
-
-def test_minibatch_cka_is_1_after_rotation_scaling_and_shift():
-    x = draw(40, 6)
-    moved = 1e-6 * (x @ torch.linalg.qr(draw(6, 6, seed=2))[0] + 3)
-    assert minibatch_cka(x.float().split(8), moved.float().split(8)).item() == pytest.approx(1, abs=1e-4)
-    assert minibatch_cka(x.split(8), draw(40, 6, seed=3).split(8)).item() < 0.9
-
-
-def test_hsic_of_independent_activations_has_mean_0_and_the_biased_one_has_not():
-    estimates, biased = [], []
-    for seed in range(100):
-        x, y = draw(8, 20, seed=2 * seed), draw(8, 20, seed=2 * seed + 1)
-        estimates.append((unbiased_gram(x) @ unbiased_gram(y)).item())
-        biased.append(linear_cka(x, y).item())
-    assert abs(np.mean(estimates)) < 3 * np.std(estimates) / 10
-    assert np.std(estimates) > 0
-    assert min(biased) > 0.5
-
-
-@pytest.mark.parametrize(("size", "mean", "largest"), [(16, 0.0003, 0.012), (64, 0.0002, 0.008)])
+@pytest.mark.parametrize(("size", "mean", "largest"), [(64, 0.0002, 0.008)])
 def test_minibatch_cka_is_near_the_debiased_value_of_all_examples(size, mean, largest):
     """Over these 20 draws; those with batches of 64 are the numbers of docs/callbacks.md."""
     gaps = []
@@ -307,7 +212,3 @@ def test_small_batches_do_not_count_and_equal_rows_have_no_similarity():
     assert minibatch_cka([torch.full((8, 3), 0.1)], [y[:8]]).isnan()
     maps = x.view(11, 1, 2, 2).to(memory_format=torch.channels_last)
     assert torch.equal(unbiased_gram(maps), unbiased_gram(x))
-    with refused("batches"):
-        minibatch_cka([x], [])
-    with refused("rows"):
-        minibatch_cka([x], [y[:5]])

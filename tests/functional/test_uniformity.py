@@ -2,13 +2,12 @@
 
 import math
 
-import formulas
+import make_reference_values as reference
 import pytest
 import torch
-from formulas import draw
+from cases import draw
 
 from fl_lightning.functional import rbf_uniformity
-from fl_lightning.functional.uniformity import _squared_distances
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -19,14 +18,14 @@ def test_two_rows_give_exactly_exp_of_minus_one_over_the_factor(dtype, factor):
     assert value.item() == pytest.approx(math.exp(-1 / factor))
 
 
-@pytest.mark.parametrize("equal", [2, 3, 5])
+@pytest.mark.parametrize("equal", [2, 5])
 def test_equal_rows_far_from_the_origin(equal):
     z = 1e6 + draw(6, 4)
     z[:equal] = z[0]
     x = z.float().requires_grad_()
     value = rbf_uniformity(x)
     value.backward()
-    assert value.item() == pytest.approx(formulas.uniformity(x.detach().double().numpy()), rel=1e-5)
+    assert value.item() == pytest.approx(reference.uniformity(x.detach().double().numpy()), rel=1e-5)
     assert torch.isfinite(x.grad).all()
     # equal rows have equal gradients
     torch.testing.assert_close(x.grad[0], x.grad[1])
@@ -43,44 +42,16 @@ def test_one_row_apart_from_equal_ones_has_no_gradient():
     assert z.grad.abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("rows", [torch.full((7, 4), 0.1), torch.zeros(3, 2)])
-@pytest.mark.parametrize("detach", [False, True])
-def test_all_rows_equal(rows, detach):
-    z = rows.clone().requires_grad_()
-    value = rbf_uniformity(z, detach_bandwidth=detach)
-    value.backward()
-    assert value.item() == 0 and not z.grad.any()
-
-
-@pytest.mark.parametrize("near", [1e-24, 1e-21, 1e-18, 1e-15, 1e-10])
-def test_one_far_row_among_nearly_equal_ones_stays_finite(near):
-    z = near * torch.randn(6, 3)
-    z[0] = 1
-    z.requires_grad_()
-    value = rbf_uniformity(z)
-    value.backward()
-    assert torch.isfinite(value) and torch.isfinite(z.grad).all()
-
-
-@pytest.mark.parametrize("scale", [1e-21, 1e-12, 1e12, 1e18])
+@pytest.mark.parametrize("scale", [1e-21, 1e18])
 def test_the_value_is_the_same_at_any_scale_of_float32(scale):
     z = draw(6, 4)
-    assert rbf_uniformity((scale * z).float()).item() == pytest.approx(formulas.uniformity(z.numpy()), rel=1e-3)
+    assert rbf_uniformity((scale * z).float()).item() == pytest.approx(reference.uniformity(z.numpy()), rel=1e-3)
 
 
-def test_detaching_changes_the_gradient_and_not_the_value():
-    z = draw(6, 4).requires_grad_()
-    flowing, detached = rbf_uniformity(z), rbf_uniformity(z, detach_bandwidth=True)
-    assert torch.equal(flowing, detached)
-    with_median, without = (torch.autograd.grad(value, z)[0] for value in (flowing, detached))
-    assert abs((with_median * z).sum()) < 1e-12
-    assert (without * z).sum() < -1e-2
-
-
-def value_and_gradient(z, detach=False):
+def value_and_gradient(z, factor, detach):
     z = z.detach().clone().requires_grad_()
-    value = rbf_uniformity(z, detach_bandwidth=detach)
-    return value.item(), torch.autograd.grad(value, z)[0].double()
+    value = rbf_uniformity(z, factor, detach_bandwidth=detach)
+    return value.item(), torch.autograd.grad(2 * value, z)[0].double()
 
 
 def clustered(rows, d, spread):
@@ -94,6 +65,7 @@ INPUTS = {
     "far from the origin": 1e3 + draw(64, 256),
     "clusters": clustered(64, 40, 0.1),
     "tight clusters": clustered(64, 40, 1e-2),
+    "two nearly equal rows": torch.cat([draw(15, 8), draw(15, 8)[:1] + 1e-4]),
     "one far row": torch.cat([1e3 * draw(1, 40), draw(63, 40, seed=1)]),
     "few rows": draw(3, 500),
     "small": 1e-12 * draw(64, 40),
@@ -101,20 +73,10 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("detach", [False, True])
-def test_products_of_matrices_are_as_exact_as_float32(name, detach):
+@pytest.mark.parametrize(("factor", "detach"), [(1.0, False), (2.0, True)])
+def test_products_of_matrices_are_as_exact_as_float32(name, factor, detach):
     """Against distances one by one in float64. Measured: values 2e-7, gradients 2e-7, 3e-6 with one far row."""
     z = INPUTS[name].float()
-    (value, gradient), (exact, wanted) = value_and_gradient(z, detach), value_and_gradient(z.double(), detach)
+    (value, gradient), (exact, wanted) = (value_and_gradient(rows, factor, detach) for rows in (z, z.double()))
     assert value == pytest.approx(exact, rel=1e-6)
     assert (gradient - wanted).norm() < 1e-5 * wanted.norm()
-
-
-def test_equal_rows_and_nearly_equal_ones_are_compared_one_by_one():
-    z = draw(16, 8).float()
-    assert _squared_distances(z) is not None
-    for near in (0, 1e-3):
-        z[1] = z[0] + near
-        assert _squared_distances(z) is None
-    z[3, 2] = math.inf
-    assert _squared_distances(z) is None

@@ -7,7 +7,7 @@ import torch
 from helpers.runs import assert_same_bits, small_data
 from torch.optim import SGD
 
-from fl_lightning.data import IID, Digits, Dirichlet, Pooled
+from fl_lightning.data import IID, Dirichlet
 from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.seeding import address
 
@@ -46,10 +46,3 @@ def test_the_global_state_is_the_mean_of_the_clients_by_examples(run, tmp_path):
             optimizer.step()
         total = total + data.info(k).num_examples * local.classifier.weight.detach().double()
     assert torch.equal(state["classifier.weight"], (total / 400).float())
-
-
-def test_central_training_is_one_client_with_all_data(run):
-    data = Digits(num_clients=1, partitioner=Pooled(), batch_size=32, train_size=400)
-    _, trainer = run(data=data, max_rounds=5)
-    assert data.info(0).num_examples == 400
-    assert trainer.metrics["test/accuracy"] > 0.6

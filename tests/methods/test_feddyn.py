@@ -9,7 +9,7 @@ from fl_lightning.methods import FedDyn
 def test_feddyn_weighs_clients_by_examples_when_scaled_and_alike_when_not(run):
     sizes = [2, 1, 6]
     for scaled, weights in ((True, sizes), (False, [1, 1, 1])):
-        found, _ = settle(run, [FedDyn(0.5, scaled)], sizes=sizes, local_steps=8)
+        found, _ = settle(run, [FedDyn(1.0, scaled)], sizes=sizes, lr=0.2, local_steps=8, max_rounds=15)
         assert found == pytest.approx(weighted(B, [a * w for a, w in zip(A, weights, strict=True)]), abs=1e-3)
 
 
@@ -25,15 +25,9 @@ def test_feddyn_first_round_in_closed_form(run):
 @pytest.mark.parametrize(("reported", "clients"), [("cloud", None), ("all", 3), ("selected", 1)])
 def test_feddyn_reports_the_model_asked_for(run, reported, clients):
     """In the first round only one of three clients moves: their mean counts the two that still hold w = 1."""
-    model = Curved(start=1.0)
-    state, trainer = run(
-        [FedDyn(0.5, reported=reported)],
-        model=model,
-        data=curved_data(A, B),
-        local_steps=1,
-        max_rounds=1,
-        cohort_size=1,
-    )
+    model, method = Curved(start=1.0), FedDyn(0.5, reported=reported)
+    given = {"local_steps": 1, "max_rounds": 1, "cohort_size": 1}
+    state, trainer = run([method], model=model, data=curved_data(A, B), **given)
     (k,) = trainer.server.cohort
     step = -0.1 * A[k] * (1.0 - B[k])
     assert state["y"].item() == pytest.approx(1 + step + step / 3, rel=1e-5)

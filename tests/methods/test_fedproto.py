@@ -56,8 +56,11 @@ def test_fedproto_takes_prototypes_from_the_last_local_epoch_alone(run):
 
 
 def test_fedproto_draws_representations_to_the_prototypes_from_the_second_round_on(run):
-    _, trainer = run([FedProto(lambda_=5.0)], max_rounds=6, model=ImageClassifier(MLP(64, [12])))
+    def fit(lambda_):
+        given = {"data": small_data(test_size=50), "max_rounds": 6}
+        return run([FedProto(lambda_=lambda_)], model=ImageClassifier(MLP(64, [12])), **given)[1]
+
+    trainer, loose = fit(5.0), fit(1e-6)
     terms = [row.get("train/fedproto") for row in trainer.history]
     assert terms[0] is None
-    _, loose = run([FedProto(lambda_=1e-6)], max_rounds=6, model=ImageClassifier(MLP(64, [12])))
     assert terms[-1] / 5.0 < loose.history[-1]["train/fedproto"] / 1e-6

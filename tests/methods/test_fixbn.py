@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-import torch
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data
 
@@ -48,13 +47,6 @@ def test_with_frozen_statistics_a_step_of_all_clients_is_one_on_the_pooled_data(
     apart, pooled = ({n: v for n, v in state.items() if not n.endswith(STATISTICS)} for state in states)
     farthest = max(float((apart[name] - pooled[name]).abs().max()) for name in apart)
     assert (farthest < 1e-6) is frozen
-
-
-def test_each_visit_begins_in_training_mode_again_and_evaluation_is_as_ever(run):
-    """A run that freezes in its last round has the mode of the start at its end."""
-    _, trainer = run([FixBN(share=0.5)])
-    layers = [part for part in trainer.client.module.modules() if isinstance(part, torch.nn.BatchNorm1d)]
-    assert layers and not any(layer.training is not trainer.client.module.training for layer in layers)
 
 
 def test_what_does_not_fit_is_refused(run):

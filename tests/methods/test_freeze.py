@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.runs import assert_same_bits, differs
 from torch.optim import SGD
 
 from fl_lightning.callbacks import Callback
@@ -47,6 +48,12 @@ def test_a_head_that_is_reset_moves_on_the_client_and_not_on_the_server(run):
 
 
 def test_an_orthogonal_head_has_orthonormal_rows_and_one_seed_draws_one(run):
-    heads = [run([Freeze(orthogonal=True)])[0]["classifier.weight"] for _ in range(2)]
+    heads = [run([Freeze(orthogonal=True)], max_rounds=1)[0]["classifier.weight"] for _ in range(2)]
     torch.testing.assert_close(heads[0] @ heads[0].T, torch.eye(10), atol=1e-5, rtol=0)
     assert torch.equal(*heads)
+
+
+def test_fedbabu_is_a_frozen_head_bit_for_bit_and_not_fedavg(run, fedavg):
+    babu, _ = run([FedBABU()])
+    assert_same_bits(babu, run([Freeze()])[0])
+    assert differs(babu, fedavg["mlp"])

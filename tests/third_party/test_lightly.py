@@ -1,4 +1,4 @@
-"""lightly (1.6): SimCLR in the form of its examples, and its benchmark's linear classifier, of pytorch_lightning."""
+"""lightly (1.6): SimCLR in the form of its examples, of the namespace pytorch_lightning."""
 
 from typing import ClassVar
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.published import Loaders, Published
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from fl_lightning.data import Dirichlet
 
@@ -14,22 +13,15 @@ pytest.importorskip("lightly")
 pytorch_lightning = pytest.importorskip("pytorch_lightning")
 from lightly.loss import NTXentLoss  # noqa: E402
 from lightly.models.modules import SimCLRProjectionHead  # noqa: E402
-from lightly.utils.benchmarking import LinearClassifier  # noqa: E402
-
-
-def images(number, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(number) % 3
-    pictures = torch.randn(number, 3, 8, 8, generator=generator)
-    pictures[torch.arange(number), labels] += 1.5
-    return pictures, labels
 
 
 class Views(torch.utils.data.Dataset):
     """Two views of each image and its label, as lightly's transforms and data sets give them."""
 
     def __init__(self, number, seed):
-        self.images, self.targets = images(number, seed)
+        self.targets = torch.arange(number) % 3
+        self.images = torch.randn(number, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        self.images[torch.arange(number), self.targets] += 1.5
 
     def __len__(self):
         return len(self.images)
@@ -40,15 +32,11 @@ class Views(torch.utils.data.Dataset):
         return [views[0], views[1]], int(self.targets[index]), f"{index}.png"
 
 
-def backbone():
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-    return nn.Sequential(*layers)
-
-
 class SimCLR(pytorch_lightning.LightningModule):
     def __init__(self, memory=0):
         super().__init__()
-        self.backbone = backbone()
+        layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+        self.backbone = nn.Sequential(*layers)
         self.projection_head = SimCLRProjectionHead(8, 16, 8)
         self.criterion = NTXentLoss(memory_bank_size=memory)
 
@@ -69,11 +57,8 @@ class TheirSets(Loaders, pytorch_lightning.LightningDataModule):
     """A data module of the namespace pytorch_lightning."""
 
 
-class Lightly(Published):
+class TestSimCLR(Published):
     namespace = pytorch_lightning
-
-
-class TestSimCLR(Lightly):
     taps: ClassVar = {"representation": "projection_head"}
     partitioner = Dirichlet(1.0, min_size=8)
     logged = ("train_loss_ssl",)
@@ -93,17 +78,3 @@ class TestMemoryBank(TestSimCLR):
 
     def module(self):
         return SimCLR(memory=(32, 8))
-
-
-class TestLinearClassifier(Lightly):
-    taps: ClassVar = {"representation": "model", "logits": "classification_head"}
-    partitioner = Dirichlet(1.0, min_size=8)
-    logged = ("train_loss", "train_top1", "val_loss", "val_top1")
-    unmoved = frozenset({"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias"})  # in no optimizer
-
-    def module(self):
-        model = backbone()
-        return LinearClassifier(model, 8, lr=5.0, feature_dim=8, num_classes=3, topk=(1, 2))
-
-    def data(self):
-        return TheirSets(TensorDataset(*images(60, 0)), TensorDataset(*images(18, 1)), drop_last=True)

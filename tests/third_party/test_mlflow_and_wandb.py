@@ -5,6 +5,8 @@ import yaml
 
 from fl_lightning.cli import main
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = {
     "model": {"class_path": "ImageClassifier", "init_args": {"encoder": {"class_path": "Logistic"}}},
     "data": {"class_path": "Digits", "init_args": {"num_clients": 2, "train_size": 60, "test_size": 30}},

@@ -4,12 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
 from helpers.published import Published
-from helpers.runs import assert_same_bits
 from lightning.pytorch import LightningDataModule
-
-from fl_lightning.state import tensors
 
 forecasting = pytest.importorskip("pytorch_forecasting")
 pandas = pytest.importorskip("pandas")
@@ -67,15 +63,3 @@ class TestTemporalFusionTransformer(Published):
 
     def data(self):
         return Windows()
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_it_resumes_and_its_model_is_tested_by_another_run(self, tmp_path):
-        """Its own ``load_from_checkpoint`` wants objects, which a checkpoint of tensors and plain values leaves out."""
-        whole, _, expected = self.run(tmp_path, "fedprox", name="whole")
-        self.run(tmp_path, "fedprox", name="parts", max_rounds=2)
-        _, _, state = self.run(tmp_path, "fedprox", name="parts", ckpt_path="last")
-        assert_same_bits(state, expected)
-        files = whole.run_dir / "checkpoints"
-        model = self.module()
-        model.load_state_dict(torch.load(files / "model.ckpt", weights_only=True)["state_dict"])
-        assert_same_bits(tensors(model), expected)

@@ -47,7 +47,3 @@ class TestViT(Timm):
 class TestConvNeXt(Timm):
     name = "test_convnext"
     options_of_network: ClassVar = {"ls_init_value": 1.0}  # the published 1e-6 leaves some weights where they are
-
-
-class TestEfficientNet(Timm):
-    name = "test_efficientnet"

@@ -2,13 +2,10 @@
 
 from typing import ClassVar
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from helpers.published import Published
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fl_lightning import Partitioned
 from fl_lightning.data import IID, Dirichlet
 
 trainers = pytest.importorskip("torchgeo.trainers")
@@ -46,27 +43,6 @@ class TestClassificationTask(Published):
     def data(self):
         return datamodules.NonGeoDataModule(Fields, batch_size=8)
 
-    @pytest.mark.parametrize("devices", [1, 2])
-    def test_its_figures_are_in_tensorboard(self, tmp_path, devices):
-        class Drawn(Fields):
-            def plot(self, sample):
-                figure, axes = plt.subplots(figsize=(1, 1))
-                axes.imshow(sample["image"].permute(1, 2, 0) / 255)
-                return figure
-
-        data = Partitioned(datamodules.NonGeoDataModule(Drawn, batch_size=8), self.partitioner, self.clients)
-        trainer, _, _ = self.run(tmp_path, "fedavg", data=data, logger=True, devices=devices)
-        events = EventAccumulator(str(trainer.run_dir))
-        events.Reload()
-        assert set(events.Tags()["images"]) == {"image/0", "image/1"}
-
-
-class TestFrozenBackbone(TestClassificationTask):
-    test_its_figures_are_in_tensorboard = None
-
-    def module(self):
-        return trainers.ClassificationTask(model="test_resnet", num_classes=3, lr=1e-2, freeze_backbone=True)
-
 
 class TestSemanticSegmentationTask(Published):
     taps: ClassVar = {"representation": "model.backbone"}
@@ -78,16 +54,3 @@ class TestSemanticSegmentationTask(Published):
 
     def data(self):
         return datamodules.NonGeoDataModule(Fields, batch_size=8, target="mask")
-
-
-class TestUnet(TestSemanticSegmentationTask):
-    """Its encoder is one of timm's, and the maps of the encoder come as a list."""
-
-    taps: ClassVar = {"representation": "model.encoder:5"}
-    clients, rounds = 2, 2
-
-    def module(self):
-        return trainers.SemanticSegmentationTask(model="unet", backbone="tu-test_efficientnet", num_classes=3)
-
-    def data(self):
-        return datamodules.NonGeoDataModule(Fields, batch_size=8, target="mask", number=32)

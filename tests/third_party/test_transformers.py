@@ -75,20 +75,6 @@ class TestBert(Published):
         return Sets(sentences(60, 0), sentences(18, 1))
 
 
-class TestHuggingFaceDataset(TestBert):
-    """The same from an arrow table of the library datasets."""
-
-    def data(self):
-        datasets = pytest.importorskip("datasets")
-        return Sets(
-            *(datasets.Dataset.from_list(lists(s)).with_format("torch") for s in (sentences(60, 0), sentences(18, 1)))
-        )
-
-
-def lists(items):
-    return [{name: value.tolist() for name, value in item.items()} for item in items]
-
-
 class TestLoRA(TestBert):
     taps: ClassVar = {
         "representation": "model.base_model.model.bert:pooler_output",
