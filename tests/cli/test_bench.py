@@ -1,6 +1,5 @@
 """``bench``: what it runs, prints and refuses."""
 
-import os
 import re
 import signal
 import sqlite3
@@ -17,6 +16,7 @@ from test_cells import BASE
 
 from fl_lightning.bench import estimate, load_suite
 from fl_lightning.bench.cells_csv import cells_csv
+from fl_lightning.bench.process import Interrupt
 from fl_lightning.bench.results import CellResult
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
@@ -145,17 +145,12 @@ def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
     [
         (["nowhere.yaml"], ("nowhere.yaml",)),
         (["{toy}", "--jobs", "0"], ("--jobs=0",)),
-        (["{toy}", "--jobs", "two"], ("--jobs", "'two'")),
         (["{toy}", "--seeds", "0"], ("--seeds=0",)),
         (["{toy}", "--scale", "2"], ("--scale=2.0",)),
         (["{toy}", "--only", "method=MOON"], ("--only='method=MOON'",)),
         (["{toy}", "--config", "nowhere.yaml"], ("nowhere.yaml",)),
-        (
-            ["{toy}", "--storage", "sqlite:////nowhere/study.db"],
-            ("--storage='sqlite:////nowhere/study.db'",),
-        ),
+        (["{toy}", "--storage", "sqlite:////nowhere/study.db"], ("--storage='sqlite:////nowhere/study.db'",)),
         (["{toy}", "--output", "/proc/here"], ("--output='/proc/here'",)),
-        (["{toy}", "--bogus"], ("--bogus",)),
         ([], ("SUITE",)),
         (["{toy}", "--load", "{toy}"], ("toy.yaml",)),
         (["{toy}", "--load", "nothing.csv"], ("nothing.csv",)),
@@ -174,63 +169,53 @@ def test_bad_input_is_one_line(toy, args, named, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("tables: [{rows: [metod]}]", ("'metod'",)),
-        ("tables: [{rows: [method], columns: [method, lr]}]", ("'method'",)),
-        ("baseline: {method: FedNothing}", ("FedNothing",)),
-        ("bases: 1", ("bases",)),
-        ("axes: {}", ("axes={}",)),
-        ("axes: [lr]", ("axes=['lr']",)),
-        ("axes: {lr: {key: lr, values: []}}", ("axes.lr.values=[]",)),
-        ("axes: {lr: {key: lr, values: 0.1}}", ("axes.lr.values=0.1",)),
-        ("axes: {lr: {key: lr, values: [1, 1]}}", ("axes.lr=['1', '1']",)),
-        ("axes: {lr: {key: lr}}", ("axes.lr.values=None",)),
-        ("seeds: [1, 1]", ("toy.yaml", "seeds=[1, 1]")),
-        ("seeds: true", ("toy.yaml", "seeds=True")),
-        ("notes: a sentence", ("notes='a sentence'",)),
-        ("tables: {show: final}", ("tables={'show': 'final'}",)),
-        ("tables: [{rows: method}]", ("tables.rows='method'",)),
-        ("tables: [{published: {0.1: {FedAvg: 60}}}]", ("published",)),
-        ("exclude: {lr: 0.1}", ("exclude={'lr': 0.1}",)),
-        ("exclude: [lr]", ("exclude='lr'",)),
-        ("baseline: FedAvg", ("baseline='FedAvg'",)),
-        ("overrides: [{config: {}}]", ("overrides.when=None",)),
-        ("overrides: [{when: {method: FedAvg}, confg: {}}]", ("confg={}",)),
+        ("tables: [{rows: [metod]}]", "'metod'"),
+        ("tables: [{rows: [method], columns: [method, lr]}]", "'method'"),
+        ("tables: {show: final}", "tables={'show': 'final'}"),
+        ("tables: [{rows: method}]", "tables.rows='method'"),
+        ("tables: [{published: {0.1: {FedAvg: 60}}}]", "published"),
+        ("baseline: {method: FedNothing}", "FedNothing"),
+        ("baseline: FedAvg", "baseline='FedAvg'"),
+        ("bases: 1", "bases"),
+        ("axes: {}", "axes={}"),
+        ("axes: [lr]", "axes=['lr']"),
+        ("axes: {lr: {key: lr, values: []}}", "axes.lr.values=[]"),
+        ("axes: {lr: {key: lr, values: 0.1}}", "axes.lr.values=0.1"),
+        ("axes: {lr: {key: lr, values: [1, 1]}}", "axes.lr=['1', '1']"),
+        ("seeds: [1, 1]", "seeds=[1, 1]"),
+        ("seeds: true", "seeds=True"),
+        ("notes: a sentence", "notes='a sentence'"),
+        ("exclude: {lr: 0.1}", "exclude={'lr': 0.1}"),
+        ("exclude: [lr]", "exclude='lr'"),
+        ("overrides: [{config: {}}]", "overrides.when=None"),
+        ("overrides: [{when: 3, config: {}}]", "overrides.when=3"),
+        ("overrides: [{when: {method: FedAvg}, confg: {}}]", "confg={}"),
+        ("minimize: 'yes'", "minimize='yes'"),
+        ("metric: 3", "metric=3"),
     ],
 )
-def test_a_suite_with_an_unknown_name_is_refused(change, named, tmp_path, capsys):
+def test_a_suite_with_an_unknown_name_or_value_is_refused(change, named, tmp_path, capsys):
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **yaml.safe_load(change)}))
     assert status("toy.yaml") == 2
-    assert_names(capsys.readouterr().err, *named)
+    assert_names(capsys.readouterr().err, "error: ", named)
 
 
 @pytest.mark.parametrize(
     "arguments", [["bench", "bad.yaml"], ["tune", "bad.yaml"], ["bench", "toy.yaml", "--config", "bad.yaml"]]
 )
-@pytest.mark.parametrize("content", ["a: 1\na: 2\n", "a: 010", "a: [", b"a: \xe9", "a: &a [*a]", "a: b\n\tc: d"])
-def test_a_damaged_suite_or_config_is_refused_with_its_place(arguments, content, toy, tmp_path, capsys):
-    (tmp_path / "bad.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_a_damaged_suite_or_config_is_refused_with_its_place(arguments, toy, tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text("a: 1\na: 2\n")
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: bad.yaml, line ") and line.count("\n") == 1
+    assert line.startswith("error: bad.yaml, line 2") and line.count("\n") == 1
 
 
 def test_a_config_is_no_suite(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("seed_everything: 0\ntrainer: {max_rounds: 1}\n")
     assert status("run.yaml") == 2
     assert_names(capsys.readouterr().err, "run.yaml", "fit --config run.yaml")
-
-
-def test_the_tables_are_written_although_nobody_reads_them(toy, fake, tmp_path, monkeypatch):
-    fake()
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(command, "say", lambda line: None)
-        assert status(toy, "--save", tmp_path / "saved") == 128 + signal.SIGPIPE
-    assert list((tmp_path / "saved").glob("*.tex"))
 
 
 def test_results_from_elsewhere_are_not_run_again(toy, fake, tmp_path, capsys):
@@ -251,16 +236,14 @@ def test_results_from_elsewhere_are_not_run_again(toy, fake, tmp_path, capsys):
 
 
 def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
-    """Some are left out, and a line says so; where none is left, the file is refused."""
     whole, scaled = (stored(toy, tmp_path, scale).read_text() for scale in (1.0, 0.5))
     (tmp_path / "both.csv").write_text(whole + scaled.partition("\n")[2])
     (tmp_path / "scaled.csv").write_text(scaled)
     assert status(toy, "--load", "scaled.csv", "--output", "here", "--status") == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: --load='scaled.csv': ") and line.count("\n") == 1
+    assert_names(capsys.readouterr().err, "error: ", "--load='scaled.csv'")
     assert not (tmp_path / "here").exists()
     assert status(toy, "--load", "both.csv", "--output", "here", "--status") == 0
-    assert "4 of 8 finished cells are new here; 4 others are no cells of this suite" in capsys.readouterr().out
+    assert "4 of 8 finished cells are new here; 4 others" in capsys.readouterr().out
 
 
 def stored(toy, folder, scale=1.0):
@@ -273,26 +256,13 @@ def stored(toy, folder, scale=1.0):
     return folder / "x.cells.csv"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text.replace(",done,", ",bogus,", 1),
-        lambda text: text.replace('"{""0"": 0.25, ""1"": 0.5}"', "{}", 1),
-        lambda text: text.replace('""0"": 0.25', '""1e400"": 0.25', 1),
-        lambda text: text[:-40],
-        lambda text: text.replace("method", "algorithm", 1),  # another suite's axis
-        lambda text: "",
-    ],
-    ids=["state", "no values", "round", "truncated", "axis", "empty"],
-)
-def test_a_file_that_is_refused_leaves_nothing(toy, tmp_path, capsys, damage):
+def test_a_damaged_file_of_results_leaves_nothing(toy, tmp_path, capsys):
     file = stored(toy, tmp_path)
-    text = damage(file.read_text())
-    assert text != file.read_text()
-    file.write_text(text)
+    file.write_text(file.read_text()[:-40])
     assert status(toy, "--load", file, "--output", "here") == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: ") and file.name[-12:] in line and line.count("\n") == 1
+    assert line.count("\n") == 1
+    assert_names(line, "error: ", file.name)
     assert not (tmp_path / "here").exists()
 
 
@@ -303,23 +273,6 @@ def test_a_run_that_diverged_elsewhere_is_loaded_as_nan(toy, fake, tmp_path, cap
     assert status(toy, "--load", file, "--output", "here") == 0
     assert not sum(len(one.ran) for one in runners)
     assert "went to nan in round 1" in capsys.readouterr().out
-
-
-ODD = "/data/\udcff.png is no image\n\0\ud800"
-
-
-def test_a_reason_that_no_file_can_hold_is_escaped(toy, fake, tmp_path, monkeypatch):
-    """As an older study has it, whose runners told their errors as they were; stdout takes UTF-8 alone."""
-    fake(lambda cell, on_round: {"failed": ODD} if "lr=0.2" in cell["name"] else outcome())
-    with open(tmp_path / "said", "w", encoding="utf-8") as said:
-        monkeypatch.setattr(sys, "stdout", said)
-        assert status(toy, "--save", "saved") == 1
-    texts = {
-        path.name: path.read_text(encoding="utf-8") for path in [*(tmp_path / "saved").iterdir(), tmp_path / "said"]
-    }
-    assert len(texts) == 5 and "4 cells: 2 done, 2 failed." in texts["said"]
-    for text in texts.values():
-        assert "udcff.png is no image" in text and "ud800" in text and "\0" not in text
 
 
 def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path, capsys, monkeypatch):
@@ -338,26 +291,16 @@ def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path,
     assert status(toy, "--output", "here") == 0
 
 
-@pytest.mark.parametrize("change", ["update trials set state='X'", "update trial_user_attributes set value_json='{'"])
-def test_a_damaged_database_is_told(toy, fake, tmp_path, capsys, change):
+def test_a_damaged_database_is_told(toy, fake, tmp_path, capsys):
     fake()
     assert status(toy, "--only", "lr=0.1", "--output", "here") == 0
     with closing(sqlite3.connect(tmp_path / "here" / "study.db")) as database:
-        database.execute(change)
+        database.execute("update trials set state='X'")
         database.commit()
     capsys.readouterr()
     assert status(toy, "--output", "here") == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: --storage: ") and "damaged" in line and line.count("\n") == 1
-
-
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.symlink_to("/nowhere/study.db")])
-def test_what_is_no_database_is_told(toy, tmp_path, capsys, monkeypatch, make):
-    monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
-    (tmp_path / "here").mkdir()
-    make(tmp_path / "here" / "study.db")
-    assert status(toy, "--output", "here", "--status") == 2
-    assert "--storage=" in (line := capsys.readouterr().err) and line.count("\n") == 1
+    assert line.startswith("error: --storage: ") and line.count("\n") == 1
 
 
 def test_tables_that_cannot_be_written_are_told(toy, fake, tmp_path, capsys, monkeypatch):
@@ -374,33 +317,24 @@ def test_tables_that_cannot_be_written_are_told(toy, fake, tmp_path, capsys, mon
     assert [path.name for path in (tmp_path / "here").iterdir() if path.name[0] == "."] == []
 
 
-def test_the_folder_of_another_suite_is_refused(toy, fake, tmp_path, capsys):
-    fake()
-    status(toy)
-    (tmp_path / "other").mkdir()
-    other = toy_suite(tmp_path / "other").path
-    assert status(other, "--output", tmp_path / "runs" / load_suite(toy).name) == 2
-    assert_names(capsys.readouterr().err, load_suite(toy).name)
-
-
 def test_a_signal_ends_it_with_the_command_that_goes_on(toy, fake, capsys, monkeypatch):
+    drivers = []
+
     def answer(cell, on_round):
-        drivers[0]._catch(15, None)
-        raise command_interrupt
+        drivers[0]._catch(signal.SIGTERM, None)
+        raise Interrupt
 
-    from fl_lightning.bench.process import Interrupt
-
-    command_interrupt, drivers, made = Interrupt(), [], command.Driver
     runners = fake(answer)
     faked = command.Driver
     monkeypatch.setattr(command, "Driver", lambda *args: drivers.append(faked(*args)) or drivers[0])
-    assert made is not faked and status(toy, "--jobs", "1") == 143
-    assert "SIGTERM stopped it; go on: " in (said := capsys.readouterr().err) and f"bench {toy} --jobs 1" in said
+    assert status(toy, "--jobs", "1") == 128 + signal.SIGTERM
+    assert_names(capsys.readouterr().err, "SIGTERM", f"bench {toy} --jobs 1")
     assert len(runners[0].ran) == 1
 
 
+@pytest.mark.thorough
 def test_a_whole_bench_with_a_runner_process(tmp_path, capsys):
-    """The real thing, in a process of its own: one cell trains, one lacks its data."""
+    """One cell trains, one lacks its data."""
     data = {"data": {"class_path": "NpyImages", "init_args": {"root": "nowhere"}}}
     axes = {"method": {"FedAvg": {}}, "data": {"Digits": {}, "Mine": data}}
     base = {**BASE, "trainer": {**BASE["trainer"], "max_rounds": 2}}
@@ -411,32 +345,6 @@ def test_a_whole_bench_with_a_runner_process(tmp_path, capsys):
     assert "method=FedAvg,data=Mine,seed=0: failed: data.root='nowhere'" in said
     runs = [path for path in (tmp_path / "out").iterdir() if path.name.startswith("method=FedAvg,data=Digits")]
     assert (runs[0] / "version_0" / "checkpoints" / "last.ckpt").is_file()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"axes": [1]},
-        {"axes": {}},
-        {"axes": {"lr": {"key": "model.init_args.lr", "values": 3}}},
-        {"tables": 3},
-        {"tables": [3]},
-        {"overrides": [{"when": {"method": "FedAvg"}}]},
-        {"overrides": [{"when": 3, "config": {}}]},
-        {"exclude": 3},
-        {"notes": 3},
-        {"baseline": "FedAvg"},
-        {"minimize": "yes"},
-        {"metric": 3},
-        {"seeds": "a"},
-    ],
-    ids=str,
-)
-def test_a_suite_with_a_value_of_another_kind_is_refused(change, tmp_path, capsys):
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **change}))
-    assert status("toy.yaml") == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ") and next(iter(change)) in line and line.count("\n") == 1
 
 
 DECIDING = TOY.replace("seeds: 1", "seeds: 5") + "decide: {margin: 1, max_seeds: 6}\n"

@@ -4,23 +4,13 @@ import pytest
 from helpers.errors import refused
 from jsonargparse import Namespace
 
-from fl_lightning.cli.config import building, check_nulls, check_resolved, takes_none
+from fl_lightning.cli.config import building, check_nulls, check_resolved
 from fl_lightning.data import PACS, Digits
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
 
 
-def config(**given):
-    return Namespace(trainer=Namespace(), seed_everything=0, **given)
-
-
-@pytest.mark.parametrize("trainer", [3, [], None, True, "abc"])
-def test_a_trainer_that_is_no_mapping_is_refused(trainer):
-    with refused("trainer="):
-        check_resolved({"trainer": trainer})
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
+@pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_out_of_range_is_refused(seed):
     with refused(f"seed_everything={seed}"):
         check_resolved({"trainer": Namespace(), "seed_everything": seed})
@@ -28,26 +18,14 @@ def test_a_seed_out_of_range_is_refused(seed):
         check_resolved({"trainer": Namespace(), "seed_everything": fits})
 
 
-def test_null_is_refused_at_any_depth_where_the_type_has_none():
+def test_null_is_refused_where_the_type_has_none():
     inner = Namespace(class_path="fl_lightning.data.Dirichlet", init_args=Namespace(alpha=None))
     data = Namespace(class_path="fl_lightning.data.Digits", init_args=Namespace(partitioner=inner, image_size=None))
     with refused("Dirichlet.alpha=null"):
-        check_resolved(config(data=data))
-    with refused("FedProx.mu=null"):
-        check_resolved(config(method=[{"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": None}}]))
-
-
-def test_null_of_an_argument_that_goes_to_a_base_is_refused():
-    with refused("PACS.batch_size=null"):
+        check_resolved({"trainer": Namespace(), "seed_everything": 0, "data": data})
+    with refused("PACS.batch_size=null"):  # an argument that goes to a base
         check_nulls(PACS, {"batch_size": None}, "PACS")
     check_nulls(Digits, {"partitioner": None, "train_size": None, "mean": None, "augment": None}, "Digits")
-
-
-@pytest.mark.parametrize(
-    ("annotation", "takes"), [(int, False), (int | None, True), (float | str, False), (None, True), (object, True)]
-)
-def test_types_that_take_none(annotation, takes):
-    assert takes_none(annotation) is takes
 
 
 def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
@@ -55,7 +33,7 @@ def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
         MLP(8, ["a"])
 
 
-def test_an_error_of_the_users_own_stays_what_it_is():
+def test_an_error_of_a_users_class_is_unchanged():
     def build():
         raise ValueError("mine")
 
