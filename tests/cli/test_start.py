@@ -1,6 +1,6 @@
-"""The program imports no more than a command needs."""
+"""The program imports no more than a command needs, and ends with one line where Ctrl-C is pressed meanwhile."""
 
-import ast
+import json
 import signal
 import subprocess
 import sys
@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 from helpers.errors import assert_names
+from helpers.reports import write_run
 
 import fl_lightning
 from fl_lightning import cli
@@ -15,23 +16,78 @@ from fl_lightning.cli import start
 from fl_lightning.cli.arguments import COMMANDS
 from fl_lightning.trainer import FederatedTrainer
 
-CHECK = """
-import sys
-import fl_lightning, fl_lightning.bench, fl_lightning.bench.driver, fl_lightning.bench.runner, fl_lightning.cli.bench
+# a step after another in one process; of each, what it imports beside the standard library
+STEPS = """
+import contextlib, io, json, runpy, sys
+
+def modules():
+    return {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__mp_main__"}
+
+def step(*words):
+    before, said = modules(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        main(list(words))
+    told.append([sorted(modules() - before), said.getvalue()])
+
+told, before = [], modules()
 from fl_lightning.cli import main
-try:
-    main(["bench", "nowhere.yaml"])
-except SystemExit as ended:
-    assert ended.code == 2
-print([name for name in ("torch", "lightning", "torchvision") if name in sys.modules], fl_lightning.__version__)
+first = sorted(modules() - before)
 """
+APART = """
+step("--help")
+import fl_lightning
+runs = len(fl_lightning.load_runs(sys.argv[1]))
+step("report", sys.argv[1], "--output", sys.argv[2])
+import fl_lightning.bench.driver, fl_lightning.bench.runner
+step("bench", "nowhere.yaml")
+"""
+TRAINER = """
+import lightning.pytorch.cli
+sys.argv = ["cli.py"]
+config = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
+step(*config, "--trainer.max_round", "3")
+step(*config, "--print_config")
+import fl_lightning.data
+runs = 0
+"""
+TOLD = "print(json.dumps([first, runs, told, sorted(modules())]))"
 
 
-def test_bench_never_imports_torch():
+@pytest.fixture
+def steps(request):
+    """``steps(code, *args)`` runs a program; gives its imports, the runs it read, its steps, and all imports."""
+
+    def run(code, *args):
+        given = [sys.executable, "-c", STEPS + code + TOLD, *map(str, args)]
+        folder = request.config.rootpath
+        ended = subprocess.run(given, capture_output=True, text=True, cwd=folder, timeout=1800, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+def test_help_runs_reports_and_suites_need_no_torch(steps, tmp_path):
     """In a process that has imported it, the heartbeat's thread and the database's connections would be forked."""
-    ended = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True, timeout=1800)
-    assert ended.stdout.strip() == "[] 0.1.0"
-    assert_names(ended.stderr.strip(), "error: nowhere.yaml")
+    write_run(tmp_path / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
+    first, runs, (help_, report, bench), imported = steps(APART, tmp_path / "runs", tmp_path / "page.html")
+    assert (first, help_[0], runs) == (["fl_lightning"], [], 1)
+    lines = [line.split() for line in help_[1].splitlines()]
+    assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
+    assert "1 run: " in report[1] and (tmp_path / "page.html").is_file()
+    assert "optuna" not in report[0]
+    assert_names(bench[1], "error: nowhere.yaml")
+    assert not {"torch", "lightning", "torchvision"} & set(imported)
+
+
+@pytest.mark.thorough
+def test_a_config_is_printed_or_refused_without_the_libraries_that_training_needs(steps):
+    """Lightning itself imports torchvision, SciPy and Matplotlib where they are installed."""
+    _, _, (refused, printed), _ = steps(TRAINER)
+    assert "max_round" in refused[1] and "class_path: ImageClassifier" in printed[1].replace("fl_lightning.models.", "")
+    # small ones, for a data set and a bar of progress
+    imported = {*refused[0], *printed[0]}
+    assert imported <= {"fl_lightning", "attr", "attrs", "ijson", "tqdm"}, imported
 
 
 @pytest.mark.parametrize("name", fl_lightning.__all__)
@@ -47,73 +103,22 @@ def test_the_parts_of_the_package_are_imported_when_they_are_used():
             module.nothing  # noqa: B018
 
 
-HELP = """
-import sys
-from fl_lightning.cli import main
-try:
-    main(["--help"])
-except SystemExit as ended:
-    assert not ended.code
-print([name for name in ("torch", "lightning", "numpy", "jsonargparse") if name in sys.modules], file=sys.stderr)
-"""
-# what a command on a config imports beyond Lightning's own command line
-CONFIG = """
-import sys
-import lightning.pytorch.cli
-before = {name.partition(".")[0] for name in sys.modules}
-from fl_lightning.cli import main
-sys.argv = ["cli.py"]
-try:
-    main(["fit", "--config", "experiments/smoke/fedavg.yaml", *REST])
-except SystemExit as ended:
-    print(sorted({name.partition(".")[0] for name in sys.modules} - before - set(sys.stdlib_module_names)))
-"""
-
-
-def ended_program(code, request):
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=request.config.rootpath, timeout=1800
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended
-
-
-def test_the_help_lists_all_commands_and_imports_no_library(request):
-    ended = ended_program(HELP, request)
-    assert ended.stderr == "[]\n"
-    lines = [line.split() for line in ended.stdout.splitlines()]
-    assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
-
-
-@pytest.mark.parametrize(("rest", "status"), [(["--print_config"], 0), (["--trainer.max_round", "3"], 2)])
-def test_a_config_is_printed_or_refused_without_the_libraries_that_training_needs(request, rest, status):
-    """Lightning itself imports torchvision, SciPy and Matplotlib where they are installed."""
-    ended = ended_program(CONFIG.replace("REST", repr(rest)), request)
-    assert ("max_round" in ended.stderr) == (status == 2)
-    imported = ast.literal_eval(ended.stdout.splitlines()[-1])
-    # small ones, for a data set and a bar of progress
-    assert set(imported) <= {"fl_lightning", "attr", "attrs", "ijson", "tqdm"}, imported
-
-
 def test_the_commands_are_those_of_the_trainer_and_of_suites_and_reports():
     assert set(COMMANDS) == {*FederatedTrainer.commands, *start.APART}
 
 
 def refused(capsys, monkeypatch, *words):
     monkeypatch.setattr(start, "import_module", lambda name: pytest.fail(f"it imports {name}"))
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         cli.main(list(words))
-    assert ended.value.code == 2
     return capsys.readouterr().err.strip()
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("fti", "fit"), ("becnh", "bench"), ("tunee", "tune"), ("Report", "report")]
-)
+@pytest.mark.parametrize(("typed", "meant"), [("fti", "fit"), ("becnh", "bench"), ("Report", "report")])
 def test_a_mistyped_command_is_told_the_nearest_of_all(capsys, monkeypatch, typed, meant):
     line = refused(capsys, monkeypatch, typed, "--config", "x.yaml")
     assert_names(line, f"error: {typed}", *COMMANDS)
-    assert line.endswith(f"did you mean {meant}?")
+    assert line.endswith(f"{meant}?")
 
 
 @pytest.mark.parametrize("words", [[], ["x.yaml"], ["--config", "x.yaml"]])
@@ -159,14 +164,13 @@ def interruptible():
 
 
 @pytest.mark.parametrize("meanwhile", [as_python, as_an_extension, lambda: None])
-@pytest.mark.parametrize("command", ["fit", "bench", "tune", "report"])
-def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys, command, meanwhile):
+def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys, meanwhile):
     before = signal.getsignal(signal.SIGINT)
     pressed(monkeypatch, meanwhile)
-    with pytest.raises(SystemExit) as ended:
-        cli.main([command])
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    for command in ("fit", "bench"):
+        with pytest.raises(SystemExit, match="130"):
+            cli.main([command])
+        assert capsys.readouterr().err == "error: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -174,37 +178,7 @@ def test_an_import_that_fails_keeps_its_traceback_and_an_ignored_signal_stays_ig
     monkeypatch.setattr(start, "import_module", lambda name: as_an_extension())
     with pytest.raises(ImportError, match="numpy"):
         cli.main(["fit"])
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        handlers = pressed(monkeypatch, as_python)
-        assert start.imported("fl_lightning.cli.bench").__name__ == "fl_lightning.cli.bench"
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers = pressed(monkeypatch, as_python)
+    assert start.imported("fl_lightning.cli.bench").__name__ == "fl_lightning.cli.bench"
     assert handlers == [signal.SIG_IGN]
-
-
-# the first import of torch is where most of the seconds go
-WHILE_IMPORTING = """
-import signal, sys
-
-class Press:
-    def find_spec(self, name, *rest):
-        if name == "torch":
-            signal.raise_signal(signal.SIGINT)
-
-sys.meta_path.insert(0, Press())
-sys.argv = ["cli.py", "fit", "--config", "nowhere.yaml"]
-import runpy
-runpy.run_path("cli.py", run_name="__main__")
-"""
-
-
-def test_ctrl_c_while_torch_is_imported_is_one_line(request):
-    ended = subprocess.run(
-        [sys.executable, "-c", WHILE_IMPORTING],
-        capture_output=True,
-        text=True,
-        cwd=request.config.rootpath,
-        timeout=1800,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
