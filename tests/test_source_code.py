@@ -50,6 +50,8 @@ def test_all_that_a_module_imports_counts_wherever_it_does_so(project):
     assert list(code()) == NAMES
     importlib.import_module("project.method")
     assert list(code()) == NAMES  # some of them are loaded now
+    (project / "late.py").unlink()
+    assert digest_now("project.late") is None and list(code()) == [name for name in NAMES if name != "project.late"]
 
 
 def test_a_change_in_any_of_them_is_one(project):
@@ -87,12 +89,6 @@ def test_a_file_counts_as_it_was_loaded_until_it_is_loaded_again(project):
     assert digest_now("project.numbers") != before["project.numbers"]
     importlib.reload(module)
     assert code()["project.numbers"] == digest_now("project.numbers")
-
-
-def test_what_is_gone_has_no_digest(project):
-    (project / "late.py").unlink()
-    assert digest_now("project.late") is None
-    assert list(code()) == [name for name in NAMES if name != "project.late"]
 
 
 def test_the_package_the_standard_library_and_installed_packages_do_not_count():

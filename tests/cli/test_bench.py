@@ -6,7 +6,6 @@ import sqlite3
 import sys
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -135,9 +134,7 @@ def test_a_dry_run_takes_the_seconds_of_finished_cells(toy, fake, capsys):
 def test_a_dry_run_says_what_cannot_be_run(toy, fake, capsys):
     fake(lambda cell, on_round: {"failed": "data.root: nothing there"})
     assert status(toy, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "lr=0.2: 1 to run, data.root: nothing there" in said
-    assert "without 4 of these lines, which cannot be run" in said
+    assert "lr=0.2: 1 to run, data.root: nothing there" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -170,27 +167,16 @@ def test_bad_input_is_one_line(toy, args, named, capsys, tmp_path, monkeypatch):
     ("change", "named"),
     [
         ("tables: [{rows: [metod]}]", "'metod'"),
-        ("tables: [{rows: [method], columns: [method, lr]}]", "'method'"),
         ("tables: {show: final}", "tables={'show': 'final'}"),
-        ("tables: [{rows: method}]", "tables.rows='method'"),
-        ("tables: [{published: {0.1: {FedAvg: 60}}}]", "published"),
         ("baseline: {method: FedNothing}", "FedNothing"),
         ("baseline: FedAvg", "baseline='FedAvg'"),
-        ("bases: 1", "bases"),
         ("axes: {}", "axes={}"),
-        ("axes: [lr]", "axes=['lr']"),
-        ("axes: {lr: {key: lr, values: []}}", "axes.lr.values=[]"),
         ("axes: {lr: {key: lr, values: 0.1}}", "axes.lr.values=0.1"),
         ("axes: {lr: {key: lr, values: [1, 1]}}", "axes.lr=['1', '1']"),
         ("seeds: [1, 1]", "seeds=[1, 1]"),
-        ("seeds: true", "seeds=True"),
-        ("notes: a sentence", "notes='a sentence'"),
         ("exclude: {lr: 0.1}", "exclude={'lr': 0.1}"),
-        ("exclude: [lr]", "exclude='lr'"),
         ("overrides: [{config: {}}]", "overrides.when=None"),
-        ("overrides: [{when: 3, config: {}}]", "overrides.when=3"),
         ("overrides: [{when: {method: FedAvg}, confg: {}}]", "confg={}"),
-        ("minimize: 'yes'", "minimize='yes'"),
         ("metric: 3", "metric=3"),
     ],
 )
@@ -200,9 +186,7 @@ def test_a_suite_with_an_unknown_name_or_value_is_refused(change, named, tmp_pat
     assert_names(capsys.readouterr().err, "error: ", named)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["bench", "bad.yaml"], ["tune", "bad.yaml"], ["bench", "toy.yaml", "--config", "bad.yaml"]]
-)
+@pytest.mark.parametrize("arguments", [["bench", "bad.yaml"], ["bench", "toy.yaml", "--config", "bad.yaml"]])
 def test_a_damaged_suite_or_config_is_refused_with_its_place(arguments, toy, tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text("a: 1\na: 2\n")
     with pytest.raises(SystemExit) as ended:
@@ -235,8 +219,16 @@ def test_results_from_elsewhere_are_not_run_again(toy, fake, tmp_path, capsys):
     assert "0 of 2 finished cells are new here" in capsys.readouterr().out
 
 
+def stored(toy, scale):
+    """The text of a file of the cells of a suite that was run elsewhere."""
+    suite = load_suite(toy)
+    cells = suite.cells(scale)
+    told = {**outcome()["done"], "state": "done"}
+    return cells_csv(suite, cells, {one.digest: CellResult(one.name, one.digest, **told, scale=scale) for one in cells})
+
+
 def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
-    whole, scaled = (stored(toy, tmp_path, scale).read_text() for scale in (1.0, 0.5))
+    whole, scaled = stored(toy, 1.0), stored(toy, 0.5)
     (tmp_path / "both.csv").write_text(whole + scaled.partition("\n")[2])
     (tmp_path / "scaled.csv").write_text(scaled)
     assert status(toy, "--load", "scaled.csv", "--output", "here", "--status") == 2
@@ -244,35 +236,6 @@ def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
     assert not (tmp_path / "here").exists()
     assert status(toy, "--load", "both.csv", "--output", "here", "--status") == 0
     assert "4 of 8 finished cells are new here; 4 others" in capsys.readouterr().out
-
-
-def stored(toy, folder, scale=1.0):
-    """The file of the cells of a suite that was run elsewhere."""
-    suite = load_suite(toy)
-    cells = suite.cells(scale)
-    told = {**outcome()["done"], "state": "done"}
-    results = {cell.digest: CellResult(cell.name, cell.digest, **told, scale=scale) for cell in cells}
-    (folder / "x.cells.csv").write_text(cells_csv(suite, cells, results))
-    return folder / "x.cells.csv"
-
-
-def test_a_damaged_file_of_results_leaves_nothing(toy, tmp_path, capsys):
-    file = stored(toy, tmp_path)
-    file.write_text(file.read_text()[:-40])
-    assert status(toy, "--load", file, "--output", "here") == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert_names(line, "error: ", file.name)
-    assert not (tmp_path / "here").exists()
-
-
-def test_a_run_that_diverged_elsewhere_is_loaded_as_nan(toy, fake, tmp_path, capsys):
-    file = stored(toy, tmp_path)
-    file.write_text(file.read_text().replace('""1"": 0.5', '""1"": NaN', 1))
-    runners = fake()
-    assert status(toy, "--load", file, "--output", "here") == 0
-    assert not sum(len(one.ran) for one in runners)
-    assert "went to nan in round 1" in capsys.readouterr().out
 
 
 def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path, capsys, monkeypatch):
@@ -289,32 +252,6 @@ def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path,
     assert warning.startswith("warning: ") and "study.db" in warning
     assert line.startswith("error: --storage") and "locked" in line
     assert status(toy, "--output", "here") == 0
-
-
-def test_a_damaged_database_is_told(toy, fake, tmp_path, capsys):
-    fake()
-    assert status(toy, "--only", "lr=0.1", "--output", "here") == 0
-    with closing(sqlite3.connect(tmp_path / "here" / "study.db")) as database:
-        database.execute("update trials set state='X'")
-        database.commit()
-    capsys.readouterr()
-    assert status(toy, "--output", "here") == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: --storage: ") and line.count("\n") == 1
-
-
-def test_tables_that_cannot_be_written_are_told(toy, fake, tmp_path, capsys, monkeypatch):
-    def full(path, text, **how):
-        raise OSError(28, "No space left on device")
-
-    fake()
-    monkeypatch.setattr(Path, "write_text", full)
-    assert status(toy, "--output", "here") == 2
-    line = capsys.readouterr().err
-    assert_names(line, "--output='here'", "No space left on device")
-    assert line.count("\n") == 1
-    monkeypatch.undo()
-    assert [path.name for path in (tmp_path / "here").iterdir() if path.name[0] == "."] == []
 
 
 def test_a_signal_ends_it_with_the_command_that_goes_on(toy, fake, capsys, monkeypatch):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from helpers.bad_input import BASE
-from helpers.errors import refused
+from helpers.errors import assert_names, refused
 
 from fl_lightning.cli import main
 from fl_lightning.cli.program import began_as
@@ -32,7 +32,6 @@ def line_of(capsys, *args):
 @pytest.mark.parametrize(
     ("args", "content"),
     [
-        (["--data.partitioner", "inner.yaml"], TWICE),
         (["--config", "names.yaml"], TWICE),
         (["--trainer", "inner.yaml"], "name: a\n\tmax_rounds: 1\n"),
         (["--model.optimizer", "inner.yaml"], "class_path: torch.optim.SGD\ninit_args: {lr: 010}"),
@@ -52,21 +51,15 @@ def test_a_sound_file_that_is_the_value_of_a_key_is_read(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "line"),
+    ("key", "value"),
     [
-        (
-            ["--data.partitioner", "{class_path: IID, class_path: Dirichlet}"],
-            "data: '{class_path: IID, class_path: Dir",
-        ),
-        (
-            ["--config", "{trainer: {name: a}, trainer: {name: b}}"],
-            "config: '{trainer: {name: a}, trainer: {name: b}}'",
-        ),
-        (["--data.mean", "[010]"], "data: '[010]', line 1, column 2: "),
+        ("data.partitioner", "{class_path: IID, class_path: Dirichlet}"),
+        ("config", "{trainer: {name: a}, trainer: {name: b}}"),
+        ("data.mean", "[010]"),
     ],
 )
-def test_a_value_of_which_something_would_be_lost_is_refused_with_its_key(capsys, args, line):
-    assert line_of(capsys, *args).startswith(line)
+def test_a_value_of_which_something_would_be_lost_is_refused_with_its_key(capsys, key, value):
+    assert_names(line_of(capsys, f"--{key}", value), f"{key.partition('.')[0]}: ", "line 1, column")
 
 
 def test_a_text_need_not_be_yaml(capsys):

@@ -248,9 +248,8 @@ def test_the_line_of_a_failure_has_the_command_that_repeats_the_visit(capsys, tm
 
 
 def test_a_visit_that_succeeds_is_one_line(capsys, ran):
-    config = str(ran / "config.yaml")
-    where = ["--ckpt_path", "last", "--round", "1", "--client", "2"]
-    main(["replay", "--config", config, "--trainer.max_rounds", "2", *where])
+    visit = ["--ckpt_path=last", "--round=1", "--client=2"]
+    main(["replay", f"--config={ran}/config.yaml", "--trainer.max_rounds=2", *visit])
     line = r"client 2, round 1: \d+ local steps, lr 0.05, train/loss [\d.]+, train/accuracy [\d.]+\n"
     assert re.fullmatch(line, capsys.readouterr().out)
 

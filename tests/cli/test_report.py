@@ -5,6 +5,7 @@ import gc
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.benches import TOY, FakeRunner, outcome, toy_driver, toy_suite
 from helpers.errors import assert_names
-from helpers.reports import held, write_run
+from helpers.reports import write_run
 from helpers.tiers import sample
 from optuna import create_study
 
@@ -133,19 +134,6 @@ def test_the_page_and_its_tables_are_written_side_by_side(command, run, tmp_path
     assert "<title>Second" in (tmp_path / "here" / "new" / "page.html").read_text()
 
 
-def test_a_run_that_goes_on_and_one_that_is_torn_are_shown_as_such(command, tmp_path):
-    goes_on = write_run(tmp_path / "runs" / "goes_on" / "version_0", rounds=9, done=2, measured=False)
-    torn = write_run(tmp_path / "runs" / "torn" / "version_0", seed=1, rounds=4, measured=False)
-    (torn / "metrics.csv").write_bytes((torn / "metrics.csv").read_bytes()[:-20])
-    with held(goes_on):
-        status, _, err = command(tmp_path / "runs")
-    assert status == 0
-    assert_names(err, "warning: goes_on/version_0", "2 of 9 rounds")
-    assert_names(err, "metrics.csv: line 5", "3 rounds")
-    page = (tmp_path / "here" / "report.html").read_text()
-    assert "running, 2 of 9 rounds so far" in page and "stopped, 3 of 4 rounds" in page
-
-
 @pytest.mark.parametrize("ending", sample(["pdf", "svg", "png"], "svg"))
 def test_one_figure_is_made_by_the_command_on_the_page(command, run, tmp_path, ending):
     status, out, _ = command(run, "--figure", "test-accuracy", "--output", f"a.{ending}")
@@ -162,14 +150,14 @@ def test_every_drawing_is_written_as_wide_as_a_column_with_the_names_that_are_gi
         )
     names = ["--names", "test/accuracy=Accuracy", "FedUV=Ours"]
     status, out, _ = command(tmp_path / "runs", "--figures", "figures", *names)
-    written = sorted(path.name for path in (tmp_path / "here" / "figures").iterdir())
     drawn = ["partition", "test-accuracy-bytes", "test-accuracy-rounds"]
     assert status == 0 and f"{len(drawn)} drawings" in out
-    assert written == [f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg")]
-    text = (tmp_path / "here" / "figures" / "test-accuracy-rounds.svg").read_text()
+    figures = tmp_path / "here" / "figures"
+    assert files(figures) == [f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg")]
+    text = (figures / "test-accuracy-rounds.svg").read_text()
     assert float(re.search(r'width="([\d.]+)pt"', text)[1]) == pytest.approx(3.3 * 72, abs=0.01)
     assert ">Accuracy in %<" in text and ">Ours<" in text and "curve-" not in text
-    assert b"/Type3" not in (tmp_path / "here" / "figures" / "test-accuracy-rounds.pdf").read_bytes()
+    assert b"/Type3" not in (figures / "test-accuracy-rounds.pdf").read_bytes()
     for ending in ("html", "md", "tex"):
         page = (tmp_path / "here" / f"report.{ending}").read_text()
         assert "final Accuracy in" in page.replace("\\%", "%") and "Ours" in page
@@ -276,9 +264,8 @@ def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
         assert not line.startswith("|") or line in report
 
 
-def test_a_folder_of_everything_has_its_runs_and_its_studies(command, tmp_path):
-    (tmp_path / "runs").mkdir()
-    run_study(tmp_path / "runs")
+def test_a_folder_of_everything_has_its_runs_and_its_studies(command, study, tmp_path):
+    shutil.copytree(study[1], tmp_path / "runs" / "study")
     write_run(tmp_path / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
     (tmp_path / "runs" / "other").mkdir()
     (tmp_path / "runs" / "other" / "study.db").write_text("no database")
@@ -323,13 +310,6 @@ def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
     assert status == 0
     assert_names(err, "8 cells", "suite")
     assert "8 cells: 8 done." in page_of(tmp_path)
-
-
-def test_a_database_of_something_else_is_refused(command, tmp_path):
-    open_database(f"sqlite:///{tmp_path / 'study.db'}")
-    status, _, err = command(tmp_path / "study.db")
-    assert status == 2
-    assert_names(err, "study.db", "bench")
 
 
 def test_a_study_of_which_nothing_has_run_has_a_page(command, tmp_path):
