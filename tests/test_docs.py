@@ -1,7 +1,6 @@
 """The documents say what the code does."""
 
 import inspect
-import json
 import re
 import shlex
 import sys
@@ -16,7 +15,6 @@ from helpers.runs import small_data, small_model, small_trainer
 from helpers.tiers import sample
 
 from fl_lightning import callbacks, data, methods, models, optim
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
 
@@ -47,29 +45,6 @@ def test_an_entry_of_the_ledger_has_whole_rows_and_tests_that_exist():
 def python_of(page):
     """The Python code of a page, block by block."""
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
-
-
-# the hooks of a method by what the ledger says that it changes
-HOOKS = {
-    "loss": "penalty",
-    "logits": "transform_logits",
-    "gradients": "on_before_optimizer_step",
-    "gradients of the head": "on_before_optimizer_step",
-    "delta": "transform_client_update",
-    "server step": "transform_update",
-    "server state": "on_round_end",
-    "normalisation statistics": "on_client_start",
-    "what travels": "exchanges",
-}
-
-
-def test_what_a_method_changes_is_what_its_hooks_change():
-    for name in methods.__all__:
-        hooks, stated = vars(getattr(methods, name)), {HOOKS[what] for what in LEDGER[name]["changes"]}
-        assert stated <= hooks.keys(), name
-        # FedLC's penalty is the term of another form of its loss, which is not the default
-        telling = {"transform_logits", "transform_update", "exchanges", *(["penalty"] if name != "FedLC" else [])}
-        assert hooks.keys() & telling <= stated, name
 
 
 def test_a_switch_is_an_argument_or_a_key():
@@ -174,40 +149,6 @@ def test_the_examples_of_classes_are_constructed_from_python():
             assert isinstance(eval(node_of(names[name]).python(), names), names[name])
 
 
-def test_the_guide_of_callbacks_names_what_there_is():
-    table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
-    for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
-        assert hasattr(RunAccess, name) or name in RunAccess.__doc__, name
-
-
-def test_the_ratios_beside_other_programs_are_those_of_the_stored_rounds():
-    """Of the fastest rounds, which have noise on one side alone."""
-    page = " ".join((ROOT / "docs" / "side_by_side.md").read_text().split())
-    stored = json.loads((ROOT / "experiments" / "speed" / "peers_small.json").read_text())
-
-    def ratio(side, other, case="synthetic"):
-        sides = {(one["side"], one["threads"]): one["microseconds"] for one in stored[case]["sides"]}
-        return min(sides[side]) / min(sides[other])
-
-    ours, of_two = ("fl_lightning, 1 worker", 1), ("fl_lightning, 2 workers", 2)
-    one_by_one, loop = ("fl_lightning, 1 worker, clients_per_step=1", 1), ("bare loop", 1)
-    vmap, fedjax, fedjax_2 = ("torch.vmap over clients", 1), ("fedjax, jit", 1), ("fedjax, jit", 2)
-    compiled_1, compiled_2 = ((f"{side}, compile=true", threads) for side, threads in (ours, of_two))
-    for sentence in (
-        f"on one thread ours takes {ratio(ours, one_by_one):.2f} of the time that it takes one by one, "
-        f"{ratio(ours, loop):.2f} of a bare loop's, {ratio(ours, vmap):.2f} of that of a hand-made `torch.vmap` "
-        f"without logging, and {ratio(ours, fedjax):.2f} of that of fedjax,",
-        f"One by one ours takes {ratio(one_by_one, loop):.2f} times as long as a bare loop.",
-        f"on two threads ours takes {ratio(compiled_2, fedjax_2):.2f} of fedjax's time there, and "
-        f"{ratio(compiled_2, vmap):.2f} of the `vmap`'s on one. One worker then takes "
-        f"{ratio(compiled_1, fedjax):.2f} of fedjax's time, and {ratio(compiled_1, ours):.2f} of its own without",
-        f"Ours takes {ratio(ours, fedjax, 'femnist'):.2f} of fedjax's time on one thread and "
-        f"{ratio(of_two, fedjax_2, 'femnist'):.2f} on two, by the fastest of three rounds.",
-    ):
-        assert sentence in page, sentence
-    assert all(len(one["microseconds"]) == 3 for one in stored["femnist"]["sides"])
-
-
 CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 
@@ -255,9 +196,3 @@ def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_p
         assert (tmp_path / name).is_file() or name == "report.paper.csv", name
     for line in (*sources, *printed):
         report_parser().parse_args(shlex.split(line, comments=True)[3:])
-
-
-def test_the_guide_of_reports_names_all_arguments():
-    text = (ROOT / "docs" / "report.md").read_text()
-    keys = {key for action in report_parser()._actions for key in action.option_strings if key.startswith("--")}
-    assert set(re.findall(r"`(--[a-z]+)", text)) == keys - {"--help"}

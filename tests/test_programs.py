@@ -87,13 +87,6 @@ def test_every_program_has_a_tiny_form():
     assert TINY.keys() == set(PROGRAMS)
 
 
-def test_the_readme_of_the_experiments_names_each_folder_and_program():
-    folder = ROOT / "experiments"
-    text = (folder / "README.md").read_text()
-    assert not [name for name in PROGRAMS if name.startswith("experiments/") and f"`python {name}" not in text]
-    assert not [path.name for path in folder.iterdir() if path.is_dir() and f"`{path.name}" not in text]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("program", sample(TINY, *USUAL))
 def test_a_program_runs_in_its_tiny_form(program, monkeypatch, tmp_path, capfd, one_parser):

@@ -128,13 +128,6 @@ def test_the_files_that_pages_name_are_there():
             assert (page.parent / path.split("#")[0]).exists(), (page.name, path)
 
 
-def test_the_packaged_config_of_the_first_run_is_found(capsys):
-    (line,) = (line for line in LINES if line.startswith("fl-lightning fit"))
-    with pytest.raises(SystemExit, match="0"):
-        main([*shlex.split(line)[1:], "--print_config"])
-    assert "FedUV" in capsys.readouterr().out
-
-
 def test_the_loggers_of_the_first_run_are_parsed(capsys, tmp_path):
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGES[ROOT / "docs" / "first_run.md"], re.DOTALL)
     (tmp_path / "loggers.yaml").write_text(text)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.errors import refused, warned
+from helpers.errors import refused
 from helpers.reports import make_old, snapshot, write_run
 from helpers.runs import Stops, small_data, small_model, small_trainer
 
@@ -120,26 +120,6 @@ def test_what_is_no_run_is_refused(runs, tmp_path, monkeypatch):
         load_runs("runs/fed*", "runs/moon*")
 
 
-def test_a_broken_table_is_read_up_to_the_line_that_is_broken(runs):
-    table = runs / "fedavg" / "version_0" / "metrics.csv"
-    head, first, *_ = table.read_text().splitlines()
-    table.write_text(f"{head}\n{first}\n1,this,is,cut")
-    with warned("metrics.csv", "line 3", "1 rounds"):
-        found = load_run(table.parent)
-    assert [row["round"] for row in found.history] == [0]
-
-
-def test_a_run_of_which_nothing_can_be_read_is_left_out_of_many(runs):
-    folder = runs / "feduv" / "version_0"
-    for path in folder.iterdir():
-        path.unlink()
-    (folder / "metrics.csv").write_text("nothing\n")
-    with refused("load_run=", "metrics.csv"):
-        load_run(folder)
-    with warned(str(folder), "left out"):
-        assert len(load_runs(runs)) == 2
-
-
 def test_a_run_that_was_stopped_has_the_rounds_that_are_done(tmp_path):
     trainer = small_trainer(tmp_path, callbacks=[Stops(1)])
     with pytest.raises(ClientError, match="stopped"):
@@ -198,15 +178,6 @@ def test_one_run_has_all_that_its_config_says_of_a_result(runs):
     assert len(one.settings) > len(many.settings) and set(many.settings.values()) <= set(one.settings.values())
 
 
-def test_a_run_without_a_config_makes_no_others_differ(runs):
-    before = [dict(one.settings) for one in load_runs(runs)]
-    write_run(runs / "mine" / "version_0", rounds=1, measured=False)
-    (runs / "mine" / "version_0" / "config.yaml").unlink()
-    found = load_runs(runs)
-    assert [dict(one.settings) for one in found] == [*before, {}]
-    assert found[-1].method == "mine"
-
-
 # ------------------------------------------------------------------ pictures
 def test_curves_are_drawn_of_the_metrics_that_are_asked_for(runs):
     found = load_runs(runs)
@@ -238,15 +209,6 @@ def test_of_many_runs_those_that_differ_in_their_seeds_are_one_curve():
     # a mean over fewer runs would jump there
     assert [list(line.get_xdata()) for line in axes.lines[1:]] == [[0], [0]]
     assert "mean and range" in axes.figure.get_suptitle() and len(axes.figure.legends[0].texts) == 3
-
-
-def test_curves_that_are_too_many_for_a_legend_have_a_title_that_says_so():
-    found = FitResults(run_with(f"Method{at}", 0, [0.1, 0.2]) for at in range(13))
-    (axes,) = found.plot().axes
-    assert len(axes.lines) == 13 and not axes.figure.legends and axes.get_legend() is None
-    assert "13 curves" in axes.figure.get_suptitle()
-    few = FitResults(found[:12]).plot()
-    assert len(few.legends[0].texts) == 12 and not few.get_suptitle()
 
 
 def test_a_run_without_rounds_has_no_curves():

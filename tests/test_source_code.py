@@ -70,7 +70,6 @@ def test_a_change_in_any_of_them_is_one(project):
         ("# its own", "# of the project", True),
         ("shift(shrink(value))", "shift(\n            shrink(value)\n        )", True),
         ("return shift", "return -shift", False),
-        ("import json", "import math", False),
         (")", "", False),  # no valid code
     ],
 )
@@ -118,9 +117,7 @@ main()
     [
         ("ROUNDS = 3", "ROUNDS = 9", True),
         ("max_rounds=ROUNDS", "max_rounds=9", True),
-        ("import plots", "", True),
         ("SCALE = 2", "SCALE = 3", False),
-        ("x / SCALE", "x // SCALE", False),
         ("math.pi", "math.e", False),
     ],
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
 
@@ -46,51 +45,6 @@ def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, accuracy
     assert "| fluke | 2 | 2.00 | 2.00 | 1.00 | 1.00 |" in peers.table("images", results)
     (differing,) = peers.differing_sides("images", results, 0.02)
     assert differing == f"fluke has an accuracy of 0.500, ours in bf16, channels_last of {accuracy:.3f}"
-
-
-def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, capsys, tmp_path):
-    import peers
-
-    found = {"threads": 1, "microseconds": [4.0, 1, 9]}
-    rows = [{"side": f"side {d}", **found, "difference": d} for d in (0, 9e-5, 2e-4)]
-    results = {"machine": "a machine", "versions": {"torch": "2"}, "moved": 0.01, "sides": rows}
-    monkeypatch.setattr(peers, "compare_small", lambda *_: results)
-    file = tmp_path / "results.json"
-    file.write_text('{"images": 1}')
-    args = SimpleNamespace(case="femnist", clients=None, cohort=None, output=file, tolerance=0.02)
-    with pytest.raises(SystemExit, match=r"the weights of side 0\.0002 differ"):
-        peers.run(args)
-    assert "| side 9e-05 | 1 | 1.0 | 4.0 | 9e-05 |" in capsys.readouterr().out
-    assert json.loads(file.read_text()).keys() == {"images", "femnist"}
-
-
-def test_a_weight_that_is_not_a_number_differs():
-    import peers
-
-    a = {"first": torch.tensor([1.0, 2.0]), "second": torch.tensor([3.0])}
-    assert peers.gap({**a, "first": torch.tensor([1.0, 1.5])}, a) == 0.5
-    assert math.isnan(peers.gap({**a, "first": torch.tensor([1.0, math.nan])}, a))
-
-
-def test_clients_that_are_stacked_train_as_one_after_another(monkeypatch):
-    from sides import loop, small, vmap
-
-    sizes = [7, 3, 8, 8, 1]
-    generator = torch.Generator().manual_seed(0)
-    visits = [(torch.randn(n, 60, generator=generator), torch.arange(n) % 10) for n in sizes]
-    monkeypatch.setitem(small.CASES, "synthetic", small.Case(len(sizes), len(sizes), 3, 0.5))
-    states = []
-
-    def played(args, gate, train, prepare, start, weights):
-        states.append(weights(train(start, prepare(visits))))
-
-    for side in (loop, vmap):
-        monkeypatch.setattr(side, "play", played)
-        side.run(SimpleNamespace(case="synthetic"), None)
-    one_by_one, together = states
-    assert together.keys() == one_by_one.keys()
-    for name, value in one_by_one.items():
-        torch.testing.assert_close(together[name], value)
 
 
 @pytest.mark.parametrize(

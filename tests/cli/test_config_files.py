@@ -1,13 +1,16 @@
-"""A file that is the value of a key is read with the same checks as a config, and so is a value of a command line."""
+"""A file that is the value of a key is read with the same checks as a config."""
 
 import sys
 
 import pytest
 from helpers.bad_input import BASE
-from helpers.errors import assert_names, refused
+from helpers.errors import refused
 
 from fl_lightning.cli import main
+from fl_lightning.cli.config import building
 from fl_lightning.cli.program import began_as
+from fl_lightning.errors import UsageError
+from fl_lightning.models import MLP
 
 TWICE = "class_path: Dirichlet\nclass_path: IID\n"
 
@@ -50,18 +53,6 @@ def test_a_sound_file_that_is_the_value_of_a_key_is_read(capsys, tmp_path):
     assert "alpha: 0.1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("data.partitioner", "{class_path: IID, class_path: Dirichlet}"),
-        ("config", "{trainer: {name: a}, trainer: {name: b}}"),
-        ("data.mean", "[010]"),
-    ],
-)
-def test_a_value_of_which_something_would_be_lost_is_refused_with_its_key(capsys, key, value):
-    assert_names(line_of(capsys, f"--{key}", value), f"{key.partition('.')[0]}: ", "line 1, column")
-
-
 def test_a_text_need_not_be_yaml(capsys):
     for name in ("1:30", "{a: 1, a: 2}"):
         with pytest.raises(SystemExit, match="0"):
@@ -74,3 +65,17 @@ def test_a_run_does_not_resume_beside_a_damaged_config(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 1\na: 2\n")
     with refused("config.yaml"):
         began_as({}, tmp_path / "config.yaml")
+
+
+def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
+    with refused("MLP(in_features=8, hidden=['a'])", "arguments"), building():
+        MLP(8, ["a"])
+
+
+def test_an_error_of_a_users_class_is_unchanged():
+    def build():
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$") as caught, building():
+        build()
+    assert not isinstance(caught.value, UsageError)

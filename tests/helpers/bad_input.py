@@ -42,16 +42,11 @@ BAD: dict[str, tuple[str, str]] = {
     "max_rounds null": ("trainer: {max_rounds: null}", "trainer.max_rounds=null"),
     "num_clients null": ("data: {init_args: {num_clients: null}}", "Digits.num_clients=null"),
     "mu null": ("method: [{class_path: FedProx, init_args: {mu: null}}]", "FedProx.mu=null"),
-    "null on the command line": ("--trainer.max_rounds=null", "trainer.max_rounds=null"),
     # a number out of range
     "rounds below 0": ("--trainer.max_rounds=-1", "trainer.max_rounds=-1"),
-    "too many rounds": ("trainer: {max_rounds: 1000000000000}", "trainer.max_rounds=1000000000000"),
-    "participation nan": ("trainer: {participation: .nan}", "trainer.participation=nan"),
     "participation 2": ("trainer: {participation: 2.0}", "trainer.participation=2.0"),
     "cohort of all and more": ("trainer: {cohort_size: 99}", "trainer.cohort_size=99"),
     "clip of 0": ("trainer: {gradient_clip_val: 0.0}", "trainer.gradient_clip_val=0.0"),
-    "fast_dev_run -1": ("trainer: {fast_dev_run: -1}", "trainer.fast_dev_run=-1"),
-    "two workers on a CPU": ("trainer: {workers_per_device: 2}", "trainer.workers_per_device=2"),
     "name of a folder above": ("trainer: {name: ../x}", "trainer.name='../x'"),
     "no device": ("trainer: {devices: 0}", "trainer.devices=0"),
     "seed below 0": ("seed_everything: -1", "seed_everything=-1"),
@@ -61,27 +56,12 @@ BAD: dict[str, tuple[str, str]] = {
         "data.num_clients=100000",
     ),
     "more examples than there are": ("data: {init_args: {train_size: 9999}}", "data.train_size=9999"),
-    "images too large": ("data: {init_args: {image_size: 64000000000}}", "data.image_size=64000000000"),
-    "mean of three channels": ("data: {init_args: {mean: [0.1, 0.2, 0.3]}}", "data.mean=[0.1, 0.2, 0.3]"),
-    "all for validation": ("data: {init_args: {val_fraction: 1.0}}", "data.val_fraction=1.0"),
     "alpha of 0": (
         "data: {init_args: {partitioner: {class_path: Dirichlet, init_args: {alpha: 0.0}}}}",
         "Dirichlet.alpha=0.0",
     ),
-    "too many shards": (
-        "data: {init_args: {partitioner: {class_path: Shards, init_args: {per_client: 1000}}}}",
-        "Shards.per_client=1000",
-    ),
     "all at one client": ("data: {init_args: {partitioner: {class_path: Pooled, init_args: {}}}}", "Pooled=5"),
-    "domains that are not there": (
-        "data: {init_args: {partitioner: {class_path: ByDomain, init_args: {}}}}",
-        "data.partitioner='ByDomain'",
-    ),
     "mu below 0": ("--method.mu=-1", "FedProx.mu=-1.0"),
-    "hidden of 1e12": (
-        "model: {init_args: {encoder: {class_path: MLP, init_args: {hidden: [1000000000000]}}}}",
-        "MLP.hidden=[1000000000000]",
-    ),
     # an optimizer or a schedule
     "lr below 0": ("--model.optimizer.lr=-1", "model=ImageClassifier: configure_optimizers"),
     "lr nan": ("model: {init_args: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: .nan}}}}", "SGD.lr=nan"),
@@ -91,18 +71,6 @@ BAD: dict[str, tuple[str, str]] = {
     "server lr below 0": (
         "trainer: {server_optimizer: {class_path: torch.optim.SGD, init_args: {lr: -1.0}}}",
         "trainer.server_optimizer",
-    ),
-    "server LBFGS": (
-        "trainer: {server_optimizer: {class_path: torch.optim.LBFGS, init_args: {}}}",
-        "trainer.server_optimizer",
-    ),
-    "server FedAdam tau": (
-        "trainer: {server_optimizer: {class_path: FedAdam, init_args: {tau: 0.0}}}",
-        "FedAdam.tau=0.0",
-    ),
-    "StepLR of 0": (
-        "trainer: {client_lr_scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 0}}}",
-        "trainer.client_lr_scheduler",
     ),
     "ExponentialLR of -1": (
         "trainer: {max_rounds: 3, client_lr_scheduler: {class_path: torch.optim.lr_scheduler.ExponentialLR, "
@@ -117,14 +85,11 @@ BAD: dict[str, tuple[str, str]] = {
     "alhpa": ("--data.partitioner.alhpa=1", "'alhpa'"),
     "Dirichet": ("data: {init_args: {partitioner: Dirichet}}", "data.partitioner='Dirichet'"),
     "FedPrx": ("method: [FedPrx]", "method='FedPrx'"),
-    "SpectrumMonitr": ("--trainer.callbacks+=SpectrumMonitr", "trainer.callbacks='SpectrumMonitr'"),
     "max_epochs": ("--trainer.max_epochs=3", "--trainer.max_epochs=3"),
-    "max_round in a file": ("trainer: {max_round: 3}", "trainer.max_round"),
     "a package that is not there": ("--model=nowhere.Net", "model='nowhere.Net'"),
     "a class that is no model": ("--model=collections.Counter", "model='collections.Counter'"),
     "the bare Method": ("method: [Method]", "method='Method'"),
     "mu beside class_path": ("method: [{class_path: FedProx, mu: 1}]", "init_args"),
-    "init_args no mapping": ("method: [{class_path: FedProx, init_args: 3}]", "FedProx.init_args=int"),
     "a method twice": ("method: [FedProx, FedProx]", "method=['fedprox', 'fedprox']"),
     "a callback of Lightning's": (
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
@@ -135,12 +100,10 @@ BAD: dict[str, tuple[str, str]] = {
     "model 3": ("model: 3", "model='3'"),
     "local_steps 1.5": ("trainer: {local_steps: 1.5}", "trainer.local_steps='1.5'"),
     "buffers lost": ("trainer: {buffers: lost}", "trainer.buffers='lost'"),
-    "no file of configs": ("--config=nowhere.yaml", "config="),
     # YAML that is damaged, or of which something would be lost
     "a tab": ("trainer:\n\tmax_rounds: 2", "given.yaml, line 2, column 1"),
     "Latin-1": ("trainer: {name: caf\udce9}", "given.yaml, line 1, column 20"),
     "two documents": ("trainer: {name: a}\n---\ntrainer: {name: b}", "given.yaml, line 2, column 1"),
-    "a tag of Python": ("trainer: {name: !!python/object/apply:os.system [id]}", "given.yaml, line 1, column 17"),
     "unclosed": ("trainer: {max_rounds: 2\nmethod: [FedProx]", "given.yaml, line 2, column 7"),
     "a list": ("- trainer", "given.yaml"),
     "a section twice": (
@@ -158,11 +121,6 @@ BAD: dict[str, tuple[str, str]] = {
         "MLP.in_features=60",
     ),
     "too few classes": ("model: {init_args: {num_classes: 3}}", "model.num_classes=3"),
-    "a tap nowhere": ("trainer: {taps: {mine: nowhere}}", "mine='nowhere'"),
-    "a field that is not there": (
-        "method: [FedProto]\ntrainer: {taps: {representation: 'encoder:pooled'}}",
-        "representation='encoder:pooled'",
-    ),
     "SCAFFOLD with momentum": ("method: [SCAFFOLD]", "momentum=0.9"),
     "half precision": ("trainer: {precision: 16-mixed}", "trainer.precision='16-mixed'"),
     "a strategy": ("trainer: {strategy: ddp}", "trainer.strategy='ddp'"),
