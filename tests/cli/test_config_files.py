@@ -8,7 +8,6 @@ from helpers.errors import refused
 
 from fl_lightning.cli import main
 from fl_lightning.cli.config import building
-from fl_lightning.cli.program import began_as
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
 
@@ -59,12 +58,6 @@ def test_a_text_need_not_be_yaml(capsys):
             main(["fit", "--config", "base.yaml", f"--trainer.name={name}", "--data.num_clients=010", "--print_config"])
         config = capsys.readouterr().out
         assert f"name: {name}\n" in config.replace("'", "") and "num_clients: 10\n" in config
-
-
-def test_a_run_does_not_resume_beside_a_damaged_config(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: 1\na: 2\n")
-    with refused("config.yaml"):
-        began_as({}, tmp_path / "config.yaml")
 
 
 def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():

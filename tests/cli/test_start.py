@@ -54,42 +54,45 @@ import fl_lightning.data
 TOLD = "print(json.dumps([told, sorted(modules())]))"
 
 
-@pytest.fixture
-def steps(request):
-    """``steps(code, *args)`` runs a program; gives the imports and the output of each step, and all imports."""
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-
-    def run(code, *args):
-        given = [sys.executable, "-c", STEPS + code + TOLD, *map(str, args)]
-        how = {"cwd": request.config.rootpath, "env": environment, "timeout": 1800, "check": False}
-        ended = subprocess.run(given, capture_output=True, text=True, **how)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
-
-    return run
+def steps(folder, code, *args):
+    """Run a program in a folder; return the imports and the output of each step, and all imports."""
+    given = [sys.executable, "-c", STEPS + code + TOLD, *map(str, args)]
+    how = {"cwd": folder, "env": {**os.environ, "PYTHONHASHSEED": "7"}, "timeout": 1800, "check": False}
+    ended = subprocess.run(given, capture_output=True, text=True, **how)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
 
 
-def test_help_runs_reports_and_suites_need_no_torch(steps, tmp_path):
+@pytest.fixture(scope="module")
+def apart(request, tmp_path_factory):
+    """The folder of a run and its report, and what the program told that made the report."""
+    folder = tmp_path_factory.mktemp("apart")
+    write_run(folder / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
+    return folder, steps(request.config.rootpath, APART, folder / "runs", folder / "page.html")
+
+
+def test_help_runs_reports_and_suites_need_no_torch(apart):
     """In a process that has imported it, the heartbeat's thread and the database's connections would be forked."""
-    write_run(tmp_path / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
-    (help_, report, bench), imported = steps(APART, tmp_path / "runs", tmp_path / "page.html")
+    (help_, report, bench), imported = apart[1]
     assert help_[0] == []
     lines = [line.split() for line in help_[1].splitlines()]
     assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
     assert "1 run: " in report[1] and "optuna" not in report[0]
     assert_names(bench[1], "error: nowhere.yaml")
     assert not {"torch", "lightning", "torchvision"} & set(imported)
-    # a report is the same in every process but for the commands on it
-    cli.main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "again" / "page.html")])
-    pages = [(tmp_path / folder / "page.html").read_text() for folder in ("", "again")]
+
+
+def test_a_report_is_the_same_in_every_process_but_for_the_commands_on_it(apart, tmp_path):
+    cli.main(["report", str(apart[0] / "runs"), "--output", str(tmp_path / "page.html")])
+    pages = [(folder / "page.html").read_text() for folder in (apart[0], tmp_path)]
     first, second = (re.sub("<code>.*?</code>", "", page, flags=re.DOTALL) for page in pages)
     assert first == second
 
 
 @pytest.mark.thorough
-def test_a_config_is_printed_or_refused_without_the_libraries_that_training_needs(steps):
+def test_a_config_is_printed_or_refused_without_the_libraries_that_training_needs(request):
     """Lightning itself imports torchvision, SciPy and Matplotlib where they are installed."""
-    (refused, printed), _ = steps(TRAINER)
+    (refused, printed), _ = steps(request.config.rootpath, TRAINER)
     assert "max_round" in refused[1] and "class_path: ImageClassifier" in printed[1].replace("fl_lightning.models.", "")
     # small ones, for a data set and a bar of progress
     imported = {*refused[0], *printed[0]}
