@@ -85,7 +85,6 @@ def files(folder):
         (["RUNS", "--target", "60"], ("--target=60.0",)),
         (["RUNS", "--figure", "nothing"], ("--figure='nothing'", "test-accuracy")),
         (["RUNS", "--figure", "test-accuracy", "--output", "a.html"], (".pdf", ".svg", ".png")),
-        (["RUNS", "--suite", "nowhere.yaml"], ("nowhere.yaml",)),
         (["RUNS", "--names", "FedAvg=a", "FedAvg=b"], ("--names='FedAvg=b'",)),
         (["RUNS", "--figures", "figures", "--figure", "test-accuracy"], ("--figures='figures'", "--figure")),
     ],
