@@ -1,7 +1,6 @@
 """The documents say what the code does."""
 
 import inspect
-import json
 import re
 import shlex
 import sys
@@ -13,9 +12,9 @@ import torch
 import torchvision
 import yaml
 from helpers.runs import small_data, small_model, small_trainer
+from helpers.tiers import sample
 
 from fl_lightning import callbacks, data, methods, models, optim
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
 
@@ -28,110 +27,62 @@ from make_methods import find, make  # noqa: E402
 LEDGER = yaml.safe_load((ROOT / "docs" / "ledger.yaml").read_text())
 
 
-def test_every_method_and_server_optimizer_has_its_entry():
+def test_every_method_has_an_entry_in_the_ledger_with_whole_rows_and_tests_that_exist():
     assert set(LEDGER) >= {"FedAvg", "CCVR", *methods.__all__, *optim.__all__}
+    for name, entry in LEDGER.items():
+        assert name == "FedAvg" or find(name) is not None
+        assert entry["rows"] and entry["tests"]
+        for row in entry["rows"]:
+            assert len(row) == 5 and all(isinstance(cell, str) and cell for cell in row), row
+        for test in entry["tests"]:
+            file, function = test.split("::")
+            assert re.search(rf"^def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
 
 
-@pytest.mark.parametrize("name", LEDGER)
-def test_an_entry_has_whole_rows_and_tests_that_exist(name):
-    assert name == "FedAvg" or find(name) is not None
-    assert LEDGER[name]["rows"]
-    for row in LEDGER[name]["rows"]:
-        assert len(row) == 5, row
-        assert all(isinstance(cell, str) and cell for cell in row), row
-    assert LEDGER[name]["tests"]
-    for test in LEDGER[name]["tests"]:
-        file, function = test.split("::")
-        assert re.search(rf"^def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+def python_of(page):
+    """The Python code of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
 
 
-# the hooks of a method by what the ledger says that it changes
-HOOKS = {
-    "loss": "penalty",
-    "logits": "transform_logits",
-    "gradients": "on_before_optimizer_step",
-    "gradients of the head": "on_before_optimizer_step",
-    "delta": "transform_client_update",
-    "server step": "transform_update",
-    "server state": "on_round_end",
-    "normalisation statistics": "on_client_start",
-    "what travels": "exchanges",
-}
+def test_a_switch_is_an_argument_or_a_key():
+    for name in LEDGER.keys() - {"FedAvg"}:
+        arguments = inspect.signature(find(name)).parameters
+        for *_, switch in LEDGER[name]["rows"]:
+            for part in re.split(r", (?![^[]*\])", switch) if switch != "-" else ():
+                key = re.match("[a-z_.0-9]*", part)[0]
+                assert key in arguments or key.partition(".")[0] in ("trainer", "model", "data"), (switch, key)
 
 
-def test_what_a_method_changes_is_what_its_hooks_change():
-    for name in methods.__all__:
-        kind = getattr(methods, name)
-        assert all(HOOKS[what] in vars(kind) for what in LEDGER[name]["changes"]), name
-        for hook in ("penalty", "transform_logits", "transform_update", "exchanges"):
-            # FedLC's is the term of another form of its loss, which is not the default
-            known = hook not in vars(kind) or hook in [HOOKS[what] for what in LEDGER[name]["changes"]]
-            assert known or (name, hook) == ("FedLC", "penalty"), (name, hook)
-
-
-def test_the_overview_of_the_methods_has_a_line_for_each():
-    table = (ROOT / "docs" / "methods.md").read_text().split("\n\n")[1].splitlines()
-    assert [re.match(r"\| \[(\w+)\]", line)[1] for line in table[2:]] == list(LEDGER)
-    measured = [line for line in table if "| - |" not in line]
-    assert len(measured) == len(methods.__all__) + len(optim.__all__) + 3  # FedAvg, and two lines of the head
-
-
-@pytest.mark.parametrize("name", [name for name in LEDGER if name != "FedAvg"])
-def test_a_switch_is_an_argument_or_a_key(name):
-    arguments = inspect.signature(find(name)).parameters
-    for *_, switch in LEDGER[name]["rows"]:
-        for key in [re.match("[a-z_.0-9]*", part)[0] for part in re.split(r", (?![^[]*\])", switch) if switch != "-"]:
-            known = key in arguments or key.partition(".")[0] in ("trainer", "model", "data")
-            assert known, (switch, key)
-
-
-@pytest.mark.parametrize("name", LEDGER)
-def test_the_ledger_and_the_docstring_name_the_same_sources(name):
+def test_the_ledger_and_the_docstrings_name_the_same_sources():
     """Local is from no paper, FedAvg is in the ledger alone, and server optimizers share one module."""
-    urls = {key: LEDGER[name][key] for key in ("paper", "code") if key in LEDGER[name]}
-    assert ("paper" in urls) == (name != "Local")
-    assert all(f"[{key}]({url})" in make() for key, url in urls.items())
-    if name != "FedAvg":
-        module = find(name).__module__
-        stated = set(re.findall(r"^(Paper|Code): (\S+)", inspect.getdoc(sys.modules[module]), re.MULTILINE))
-        assert {(key.capitalize(), url) for key, url in urls.items()} <= stated
-        beside = [LEDGER[other] for other in LEDGER if find(other) is not None and find(other).__module__ == module]
-        assert {url for _, url in stated} == {
-            entry[key] for entry in beside for key in ("paper", "code") if key in entry
-        }
-
-
-def test_the_page_shows_no_mark_of_the_docstrings():
-    made = (ROOT / "docs" / "methods.md").read_text()
-    assert not re.findall(r":[a-z]+:`|``|\.\. math", made)
+    page, of_modules = make(), {}
+    for name, entry in LEDGER.items():
+        urls = {(key.capitalize(), entry[key]) for key in ("paper", "code") if key in entry}
+        assert ("paper" in entry) == (name != "Local")
+        assert all(f"[{key.lower()}]({url})" in page for key, url in urls)
+        if name != "FedAvg":
+            of_modules.setdefault(find(name).__module__, set()).update(urls)
+    for module, urls in of_modules.items():
+        assert set(re.findall(r"^(Paper|Code): (\S+)", inspect.getdoc(sys.modules[module]), re.MULTILINE)) == urls
 
 
 def test_the_architecture_names_files_and_functions_that_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "fl_lightning"
+    known = {f"{path.name}/" if path.is_dir() else path.name for path in package.rglob("*")}
     named = re.findall(r"`((?:\w+/)?\w+\.py|\w+/)`", text)
-    known = {path.name for path in package.rglob("*.py")} | {
-        f"{path.name}/" for path in package.rglob("*") if path.is_dir()
-    }
     assert [name for name in named if name.split("/")[-1] not in known and name not in known] == []
     code = "".join(path.read_text() for path in package.rglob("*.py"))
     for name in re.findall(r"`(?:[A-Z]\w+\.)?([a-z_]+)`", text):
         assert re.search(rf"(def |self\.|^    ){name}\b", code, re.MULTILINE), name
 
 
-@pytest.fixture(scope="module")
-def of_the_guide():
-    """The callbacks of the guide by name."""
+@pytest.mark.parametrize("workers", sample([1, 2], 1))
+def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, workers):
     names = {}
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_callback.md").read_text(), re.DOTALL):
+    for code in python_of("own_callback"):
         exec(code, names)
-    return names
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, of_the_guide, workers):
-    kinds = ("ClassAccuracy", "Personal", "Similarity")
-    callbacks = [of_the_guide[name]() for name in kinds]
+    callbacks = [names[name]() for name in ("ClassAccuracy", "Personal", "Similarity")]
     trainer = small_trainer(tmp_path, callbacks=callbacks, max_rounds=2, devices=workers)
     data = small_data(eval_batch_size=50)
     trainer.fit(small_model(), data)
@@ -144,8 +95,8 @@ def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, of_the_guide, wo
     assert "personal/accuracy" not in trainer.history[0]
 
 
-def test_the_first_code_of_the_site_runs(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+def test_the_first_code_of_the_site_runs(tmp_path, monkeypatch, capsys, undrawn):
+    (code,) = python_of("index")
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     accuracy, folder = capsys.readouterr().out.split()[-2:]
@@ -167,76 +118,38 @@ TOGETHER = {
 APART = [[config[key] for config in CONFIGS if key in config] for key in ("data", "model")]
 
 
-@pytest.mark.parametrize("number", range(max(map(len, APART))))
-def test_the_examples_of_classes_are_parsed(number, tmp_path, monkeypatch, capsys, one_parser):
-    used, model = (part[number % len(part)] for part in APART)
-    optimizers = [config["trainer"] for config in CONFIGS if "server_optimizer" in config.get("trainer", {})]
-    trainer = {**(TOGETHER["trainer"] if number == 0 else {}), **optimizers[number % len(optimizers)]}
-    method = TOGETHER["method"] if number == 0 else []
-    config = {"data": used, "model": model, "method": method, "trainer": trainer}
-    (tmp_path / "example.yaml").write_text(yaml.safe_dump(config))
+NUMBERS = range(max(map(len, APART)))
+
+
+@pytest.mark.parametrize("numbers", sample([NUMBERS[:1], NUMBERS[1:]], NUMBERS[:1]), ids=str)
+def test_the_examples_of_classes_are_parsed(numbers, tmp_path, monkeypatch, capsys, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", str(tmp_path / "example.yaml"), "--print_config"])
-    assert ended.value.code == 0, capsys.readouterr().err
+    optimizers = [config["trainer"] for config in CONFIGS if "server_optimizer" in config.get("trainer", {})]
+    for number in numbers:
+        used, model = (part[number % len(part)] for part in APART)
+        config = {"data": used, "model": model, "trainer": optimizers[number % len(optimizers)]}
+        if number == 0:
+            config |= {"method": TOGETHER["method"], "trainer": {**TOGETHER["trainer"], **config["trainer"]}}
+        (tmp_path / "example.yaml").write_text(yaml.safe_dump(config))
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", "--config", str(tmp_path / "example.yaml"), "--print_config"])
+        assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_the_examples_of_classes_are_constructed_from_python():
     names = {name: getattr(part, name) for part in (methods, callbacks, data, models) for name in part.__all__}
     names |= {"torchvision": torchvision}
-    for name in EXAMPLES:
+    assert EXAMPLES.keys() >= {*methods.__all__, *optim.__all__}
+    for name in EXAMPLES.keys() & names.keys():
         # data may not be there, and a classifier needs an encoder
-        if name in names and not issubclass(names[name], (data.FederatedDataModule, models.ImageClassifier)):
+        if not issubclass(names[name], (data.FederatedDataModule, models.ImageClassifier)):
             assert isinstance(eval(node_of(names[name]).python(), names), names[name])
-
-
-def test_most_classes_have_an_example():
-    """What has none is a base, comes with every run, or is not named by a config."""
-    assert set(methods.__all__) | set(optim.__all__) <= EXAMPLES.keys()
-    of_data = {"Batches", "ClientInfo", "ClientLoader", "Images", "Plan", "Rows"}
-    bases = {"Augmentation", "Callback", "Encoder", "BaseProjector", "FederatedDataModule", "ImageDataModule"}
-    bases |= {"Measurement", "Partitioner", "ProgressBar", "RunRecord"}
-    every = {*callbacks.__all__, *data.__all__, *models.__all__} - {"with_group_norm"}
-    assert every - EXAMPLES.keys() == of_data | bases
-
-
-def test_the_guide_of_callbacks_names_what_there_is():
-    table = (ROOT / "docs" / "own_callback.md").read_text().split("| what | |")[1].split("\n\n")[0]
-    for name in re.findall(r"`([a-z_]+)[(`= ]", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
-        assert hasattr(RunAccess, name) or name in RunAccess.__doc__, name
-
-
-def test_the_ratios_beside_other_programs_are_those_of_the_stored_rounds():
-    """Of the fastest rounds, which have noise on one side alone."""
-    page = " ".join((ROOT / "docs" / "side_by_side.md").read_text().split())
-    stored = json.loads((ROOT / "experiments" / "speed" / "peers_small.json").read_text())
-
-    def ratio(side, other, case="synthetic"):
-        sides = {(one["side"], one["threads"]): one["microseconds"] for one in stored[case]["sides"]}
-        return min(sides[side]) / min(sides[other])
-
-    ours, of_two = ("fl_lightning, 1 worker", 1), ("fl_lightning, 2 workers", 2)
-    one_by_one, loop = ("fl_lightning, 1 worker, clients_per_step=1", 1), ("bare loop", 1)
-    vmap, fedjax, fedjax_2 = ("torch.vmap over clients", 1), ("fedjax, jit", 1), ("fedjax, jit", 2)
-    compiled_1, compiled_2 = ((f"{side}, compile=true", threads) for side, threads in (ours, of_two))
-    for sentence in (
-        f"on one thread ours takes {ratio(ours, one_by_one):.2f} of the time that it takes one by one, "
-        f"{ratio(ours, loop):.2f} of a bare loop's, {ratio(ours, vmap):.2f} of that of a hand-made `torch.vmap` "
-        f"without logging, and {ratio(ours, fedjax):.2f} of that of fedjax,",
-        f"One by one ours takes {ratio(one_by_one, loop):.2f} times as long as a bare loop.",
-        f"on two threads ours takes {ratio(compiled_2, fedjax_2):.2f} of fedjax's time there, and "
-        f"{ratio(compiled_2, vmap):.2f} of the `vmap`'s on one. One worker then takes "
-        f"{ratio(compiled_1, fedjax):.2f} of fedjax's time, and {ratio(compiled_1, ours):.2f} of its own without",
-        f"Ours takes {ratio(ours, fedjax, 'femnist'):.2f} of fedjax's time on one thread and "
-        f"{ratio(of_two, fedjax_2, 'femnist'):.2f} on two, by the fastest of three rounds.",
-    ):
-        assert sentence in page, sentence
-    assert all(len(one["microseconds"]) == 3 for one in stored["femnist"]["sides"])
 
 
 CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 
+@pytest.mark.thorough
 def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch, undrawn):
     """All in one run: what a command adds to a config is added to those of the others."""
     lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
@@ -252,27 +165,17 @@ def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monke
         assert (tmp_path / "runs/fedavg/version_0" / file).is_file(), file
 
 
-def test_each_callback_of_the_page_has_its_section_and_file():
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", CALLBACKS, re.MULTILINE | re.DOTALL))
-    for name, text in sections.items():
-        kind = getattr(callbacks, name)
-        assert f"`{kind.file}`" in text, name
-        assert f"](#{name.lower()})" in CALLBACKS, name
-    for name in callbacks.__all__:
-        kind = getattr(callbacks, name)
-        assert not hasattr(kind, "file") or name in sections, name
-
-
 def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for run in ("skewed", "iid"):
         (tmp_path / "runs" / run / "version_0").mkdir(parents=True)
         np.savez(tmp_path / "runs" / run / "version_0/spectra.npz", representation=np.array([[2.0, 1.0]]))
-    (code,) = re.findall(r"```python\n(.*?)```", CALLBACKS, re.DOTALL)
+    (code,) = python_of("callbacks")
     exec(code, {})
     assert (tmp_path / "spectra.png").is_file()
 
 
+@pytest.mark.thorough
 def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_parser):
     text = (ROOT / "docs" / "report.md").read_text()
     begin, sources, printed, figure = (
@@ -290,9 +193,3 @@ def test_the_guide_of_reports_runs(tmp_path, monkeypatch, capsys, undrawn, one_p
         assert (tmp_path / name).is_file() or name == "report.paper.csv", name
     for line in (*sources, *printed):
         report_parser().parse_args(shlex.split(line, comments=True)[3:])
-
-
-def test_the_guide_of_reports_names_all_arguments():
-    text = (ROOT / "docs" / "report.md").read_text()
-    keys = {key for action in report_parser()._actions for key in action.option_strings if key.startswith("--")}
-    assert set(re.findall(r"`(--[a-z]+)", text)) == keys - {"--help"}

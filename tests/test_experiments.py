@@ -1,4 +1,4 @@
-"""Every config is parsed, every smoke config is run."""
+"""All configs are parsed, and all smoke configs are run."""
 
 import inspect
 import sys
@@ -6,86 +6,100 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.tiers import sample
 
 from fl_lightning import methods, optim
 from fl_lightning.cli import main
 
-ROOT = Path(__file__).resolve().parent.parent
-SMOKE = sorted((ROOT / "experiments" / "smoke").glob("*.yaml"))
+CONFIGS = Path(__file__).resolve().parent.parent / "experiments"
 # what a fragment of a folder needs beside it to be a whole config
 BASE = {
     "data": ["models/feduvcnn"],
     "models": ["data/digits"],
     "methods": ["data/digits", "models/feduvcnn"],
     "protocols": ["data/npy_images", "models/feduvcnn"],
+    "own_method": [],
 }
+# methods of one optimizer step, of two workers, of two terms, of models of the clients' own, and what is no method
+SMOKE = ("fedavgm", "two_workers", "moon_feddecorr", "fedproto", "recalibrate", "stragglers")
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, one_parser, undrawn):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CONFIGS.parent)
 
 
-def all_configs():
-    """All but suites and the fragments of which they are made, which tests/bench/test_suites.py parses."""
-    paths = [path.relative_to(ROOT / "experiments") for path in sorted((ROOT / "experiments").rglob("*.yaml"))]
-    return [path for path in paths if path.parts[0] != "papers" and path.name != "suite.yaml"]
+def names_in(folder):
+    return sorted(path.stem for path in (CONFIGS / folder).glob("*.yaml") if path.name != "suite.yaml")
 
 
-# a suite is no config, its cells are
-@pytest.mark.parametrize("path", [path for path in all_configs() if path.name != "suite.yaml"], ids=str)
-def test_every_config_is_parsed(path, capsys):
-    parts = [ROOT / "experiments" / f"{part}.yaml" for part in BASE.get(path.parts[0], [])]
+def parse(folder, name):
+    parts = [*BASE[folder], f"{folder}/{name}"]
     with pytest.raises(SystemExit) as ended:
-        main(["fit", *(f"--config={part}" for part in [*parts, ROOT / "experiments" / path]), "--print_config"])
-    assert ended.value.code == 0
+        main(["fit", *(f"--config={CONFIGS / part}.yaml" for part in parts), "--print_config"])
+    assert ended.value.code == 0, name
+
+
+@pytest.mark.parametrize("folder", BASE)
+def test_a_config_of_each_folder_is_parsed(folder):
+    parse(folder, names_in(folder)[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("folder", BASE)
+def test_every_config_is_parsed(folder):
+    for name in names_in(folder):
+        parse(folder, name)
+
+
+def test_every_folder_of_configs_is_known():
+    """Suites, and the fragments of which they are made, are parsed by tests/bench/test_suites.py."""
+    folders = {path.relative_to(CONFIGS).parts[0] for path in CONFIGS.rglob("*.yaml") if path.name != "suite.yaml"}
+    assert folders == {*BASE, "smoke", "papers"}
 
 
 @pytest.mark.parametrize("folder", ["smoke", "methods"])
 def test_every_method_and_server_optimizer_has_a_config(folder):
-    names = {path.stem for path in (ROOT / "experiments" / folder).glob("*.yaml")}
-    assert names >= {name.lower() for name in [*methods.__all__, *optim.__all__]}
+    assert {*names_in(folder)} >= {name.lower() for name in [*methods.__all__, *optim.__all__]}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "methods").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_fragment_spells_out_every_argument(path):
+def test_a_fragment_spells_out_every_argument():
     """Else a file before it, whose list it replaces or extends, would shine through."""
-    found = yaml.safe_load(path.read_text())
-    given = [*found.get("method+", []), *filter(None, [found.get("trainer", {}).get("server_optimizer")])]
-    assert given
-    for part in given:
-        kind = getattr(methods, part["class_path"], None) or getattr(optim, part["class_path"])
-        wanted = set(inspect.signature(kind).parameters) - {"params"}
-        assert set(part.get("init_args", {})) == wanted
+    for name in names_in("methods"):
+        found = yaml.safe_load((CONFIGS / f"methods/{name}.yaml").read_text())
+        given = [*found.get("method+", []), *filter(None, [found.get("trainer", {}).get("server_optimizer")])]
+        assert given, name
+        for part in given:
+            kind = getattr(methods, part["class_path"], None) or getattr(optim, part["class_path"])
+            assert set(part.get("init_args", {})) == set(inspect.signature(kind).parameters) - {"params"}, name
 
 
-OFFLINE = sorted(path for path in (ROOT / "experiments" / "data").glob("*.yaml") if "root: data" in path.read_text())
+OFFLINE = [name for name in names_in("data") if "root: data" in (CONFIGS / f"data/{name}.yaml").read_text()]
 
 
-@pytest.mark.parametrize("path", OFFLINE, ids=lambda path: path.stem)
-def test_every_data_set_runs_on_its_offline_data(path, tmp_path, capsys):
-    model = ROOT / "experiments" / "models" / "feduvcnn_small_grey.yaml" if "mnist" in path.stem else None
-    configs = [path, model or ROOT / "experiments" / "models" / "feduvcnn_small.yaml"]
+@pytest.mark.parametrize("name", sample(OFFLINE, "cifar10"))
+def test_every_data_set_runs_on_its_offline_data(name, tmp_path, capsys):
+    data, grey = CONFIGS / f"data/{name}.yaml", "_grey" if "mnist" in name else ""
     classes = {"cifar100": 100, "tiny_imagenet": 200, "image_folder": 12, "office_home": 65, "femnist": 62}
     options = {
+        "config": CONFIGS / f"models/feduvcnn_small{grey}.yaml",
         "data.offline": "true",
-        "data.partitioner.init_args.min_size": "2",
         "data.test_size": "30",
-        "model.num_classes": str(max(classes.get(path.stem, 10), 10)),
+        "model.num_classes": classes.get(name, 10),
         "trainer.max_rounds": "1",
-        "trainer.default_root_dir": str(tmp_path),
+        "trainer.default_root_dir": tmp_path,
     }
-    if path.stem == "office_home":
+    if name == "office_home":
         options["data.train_size"] = "130"
-    if "Dirichlet" not in path.read_text():
-        del options["data.partitioner.init_args.min_size"]
-    main(["fit", *(f"--config={config}" for config in configs), *(f"--{k}={v}" for k, v in options.items())])
+    if "Dirichlet" in data.read_text():
+        options["data.partitioner.init_args.min_size"] = "2"
+    main(["fit", f"--config={data}", *(f"--{key}={value}" for key, value in options.items())])
     assert "1 round, test/accuracy" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
-def test_every_smoke_config_runs_and_learns(path, tmp_path, capsys):
-    main(["fit", f"--config={path}", f"--trainer.default_root_dir={tmp_path}"])
+@pytest.mark.parametrize("name", sample(names_in("smoke"), *SMOKE))
+def test_every_smoke_config_runs_and_learns(name, tmp_path, capsys):
+    main(["fit", f"--config={CONFIGS}/smoke/{name}.yaml", f"--trainer.default_root_dir={tmp_path}"])
     said = capsys.readouterr().out.strip().splitlines()[-1]
     assert float(said.split("test/accuracy ")[1].split(" %")[0]) > 30

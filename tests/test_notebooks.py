@@ -1,5 +1,6 @@
 """The notebooks of the guide run as they are, and are stored with the outputs that they have."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def told(notebook):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(tmp_path, monkeypatch, path):
     monkeypatch.delenv("PL_GLOBAL_SEED")  # the kernel begins as that of a user
@@ -34,11 +36,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(tmp_path, monkeypatch, path):
     assert told(make_notebooks.executed(path, tmp_path)) == told(nbformat.read(path, as_version=4))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_stored_notebook_warns_of_nothing_and_is_of_no_machine(path):
-    text = path.read_text()
-    assert "Warning" not in text and ".py:" not in text and "/site-packages/" not in text
-
-
-def test_there_are_two():
+def test_stored_notebooks_warn_of_nothing_and_are_of_no_machine():
     assert [path.stem for path in NOTEBOOKS] == ["first_run", "own_parts"]
+    for path in NOTEBOOKS:
+        assert not re.search(r"Warning|\.py:|/site-packages/", path.read_text()), path

@@ -35,15 +35,13 @@ def test_the_guide_shows_the_file_and_the_config():
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
 
 
-def test_the_guide_names_files_and_hooks_that_exist():
-    for path in re.findall(r"\]\(\.\./([^)]+)\)", GUIDE):
-        assert (ROOT / path).is_file(), path
+def test_the_guide_names_hooks_that_exist():
     table = GUIDE.split("## Which hook")[1].split("## What")[0]
     for hook in re.findall(r"`(\w+)\(", table.replace("client.", "")):
         assert hasattr(Method, hook) or hook in ("memory", "scratch", "load_reference", "observe"), hook
 
 
-def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn):
+def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn, one_parser):
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
     main(["fit", f"--config={FOLDER / 'clipped_change.yaml'}", f"--trainer.default_root_dir={tmp_path}"])
@@ -52,7 +50,7 @@ def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn):
     assert "train/clippedchange" in table.read_text().splitlines()[0]
 
 
-def test_the_installed_program_finds_it_in_the_working_folder(monkeypatch, tmp_path):
+def test_the_installed_program_finds_it_in_the_working_folder(monkeypatch, tmp_path, one_parser):
     (tmp_path / "mine.py").write_text((FOLDER / "clipped_change.py").read_text())
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part not in ("", str(tmp_path))])
     monkeypatch.setattr(sys, "argv", ["fl-lightning"])
@@ -84,12 +82,9 @@ def test_no_change_is_longer_than_the_factor_times_the_mean_of_the_round_before(
 
 
 def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, clipped_change):
-    run([FedProx(), clipped_change()])
+    run([FedProx(), clipped_change()], max_rounds=1)
     with refused("ClippedChange", "Local"):
         run([clipped_change(), Local()])
-
-
-def test_a_factor_of_0_is_refused(clipped_change):
     with refused("ClippedChange.factor=0"):
         clipped_change(0)
 

@@ -1,7 +1,6 @@
 """Which source files of a user a run depends on, and what counts of them."""
 
 import importlib
-import json
 import sys
 
 import pytest
@@ -51,63 +50,49 @@ def test_all_that_a_module_imports_counts_wherever_it_does_so(project):
     assert list(code()) == NAMES
     importlib.import_module("project.method")
     assert list(code()) == NAMES  # some of them are loaded now
+    (project / "late.py").unlink()
+    assert digest_now("project.late") is None and list(code()) == [name for name in NAMES if name != "project.late"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_change_in_any_of_them_is_one(project, name):
-    before = code()
-    path = project / "__init__.py" if name == "project" else project / f"{name.split('.')[1]}.py"
-    path.write_text(f"{path.read_text()}\nANOTHER = 1\n")
-    assert digest_now(name) != before[name]
-    assert [one for one in NAMES if digest_now(one) != before[one]] == [name]
+def test_a_change_in_any_of_them_is_one(project):
+    for name in NAMES:
+        before = code()
+        path = project / "__init__.py" if name == "project" else project / f"{name.split('.')[1]}.py"
+        path.write_text(f"{path.read_text()}\nANOTHER = 1\n")
+        assert [one for one in NAMES if digest_now(one) != before[one]] == [name]
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "same"),
     [
-        ('"""A method."""', '"""A method that does\n\nmore."""'),
-        ('    """What it does."""\n', ""),
-        ("# its own", "# of the project"),
-        ("import json\n", "import json\n\n\n"),
-        ("shift(shrink(value))", "shift(\n            shrink(value)\n        )"),
+        ('"""A method."""', '"""A method that does\n\nmore."""', True),
+        ('    """What it does."""\n', "", True),
+        ("# its own", "# of the project", True),
+        ("shift(shrink(value))", "shift(\n            shrink(value)\n        )", True),
+        ("return shift", "return -shift", False),
+        (")", "", False),  # no valid code
     ],
 )
-def test_comments_docstrings_and_layout_do_not_count(project, old, new):
+def test_what_the_code_does_counts_and_not_its_comments_docstrings_and_layout(project, old, new, same):
     before = digest_now("project.method")
-    assert METHOD.count(old) == 1
+    assert old in METHOD
     (project / "method.py").write_text(METHOD.replace(old, new))
-    assert digest_now("project.method") == before
-
-
-@pytest.mark.parametrize(("old", "new"), [("return shift", "return -shift"), ("import json", "import math"), (")", "")])
-def test_what_the_code_does_counts_also_where_it_is_not_valid(project, old, new):
-    before = digest_now("project.method")
-    (project / "method.py").write_text(METHOD.replace(old, new))
-    assert digest_now("project.method") not in (before, None)
+    assert (digest_now("project.method") == before) is same
 
 
 def test_a_file_counts_as_it_was_loaded_until_it_is_loaded_again(project):
     module = importlib.import_module("project.numbers")
     before = code()
     (project / "numbers.py").write_text("SHARE = 0.25\n")
-    assert code() == before
-    assert digest_now("project.numbers") != before["project.numbers"]
+    assert code() == before and digest_now("project.numbers") != before["project.numbers"]
     importlib.reload(module)
     assert code()["project.numbers"] == digest_now("project.numbers")
 
 
-def test_what_is_gone_has_no_digest(project):
-    (project / "late.py").unlink()
-    assert digest_now("project.late") is None
-    assert list(code()) == [name for name in NAMES if name != "project.late"]
-
-
 def test_the_package_the_standard_library_and_installed_packages_do_not_count():
-    assert code_of({name: set() for name in ("fl_lightning.method", "json", "torch", "nowhere.at.all")}) == {}
-    assert [is_own_module(name) for name in ("fl_lightning.method", "json", "torch", "nowhere.at.all")] == [
-        *(False, False, False, True)
-    ]
-    assert "json" in sys.modules and json is not None
+    names = ("fl_lightning.method", "json", "torch", "nowhere.at.all")
+    assert code_of({name: set() for name in names}) == {}
+    assert [is_own_module(name) for name in names] == [False, False, False, True]
 
 
 SCRIPT = """
@@ -131,9 +116,7 @@ main()
     [
         ("ROUNDS = 3", "ROUNDS = 9", True),
         ("max_rounds=ROUNDS", "max_rounds=9", True),
-        ("import plots", "", True),
         ("SCALE = 2", "SCALE = 3", False),
-        ("x / SCALE", "x // SCALE", False),
         ("math.pi", "math.e", False),
     ],
 )
@@ -160,4 +143,4 @@ def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
     assert content_of("a.pt") == content_of(str(tmp_path / "b.pt")) != content_of("c.pt")
     (tmp_path / "a.pt").write_text("others")
     assert content_of("a.pt") != content_of("b.pt")
-    assert [content_of(name) for name in ("nowhere", ".", "x" * 5000, "a\0b", "")] == [None] * 5
+    assert content_of("nowhere") is content_of(".") is None

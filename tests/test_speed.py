@@ -9,26 +9,31 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
-PROGRAMS = sorted(path.name for path in SPEED.glob("*.py"))
 
 
-@pytest.mark.parametrize("script", PROGRAMS)
-def test_a_program_says_what_it_measures(script, monkeypatch, capsys):
-    # in this process: importing torch and lightning anew takes many seconds
+@pytest.fixture(autouse=True)
+def _found(monkeypatch):
     monkeypatch.syspath_prepend(SPEED)
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SPEED / script), run_name="__main__")
-    assert not ended.value.code
-    assert f"experiments/speed/{script}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("accuracy", [0.9, float("nan")])
+def run(script, monkeypatch, capsys, *args):
+    """What a program prints, in this process: importing torch and lightning anew takes many seconds."""
+    monkeypatch.setattr(sys, "argv", [script, *args])
+    runpy.run_path(str(SPEED / script), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_a_program_says_what_it_measures(monkeypatch, capsys):
+    for script in sorted(path.name for path in SPEED.glob("*.py")):
+        with pytest.raises(SystemExit, match="0"):
+            run(script, monkeypatch, capsys, "--help")
+        assert f"experiments/speed/{script}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("accuracy", [0.9, math.nan])
 def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, accuracy):
-    monkeypatch.syspath_prepend(SPEED)
     import peers
 
     kinds = (peers.PEERS["fluke"], *peers.OURS)
@@ -40,72 +45,6 @@ def test_sides_whose_accuracies_differ_are_found(monkeypatch, tmp_path, accuracy
     assert "| fluke | 2 | 2.00 | 2.00 | 1.00 | 1.00 |" in peers.table("images", results)
     (differing,) = peers.differing_sides("images", results, 0.02)
     assert differing == f"fluke has an accuracy of 0.500, ours in bf16, channels_last of {accuracy:.3f}"
-
-
-@pytest.mark.parametrize("difference", [2e-4, float("nan")])
-def test_a_side_of_a_small_model_whose_weights_differ_is_named(monkeypatch, capsys, tmp_path, difference):
-    monkeypatch.syspath_prepend(SPEED)
-    import peers
-
-    found = {"threads": 1, "microseconds": [4.0, 1, 9]}
-    rows = [{"side": f"side {d}", **found, "difference": d} for d in (0, 9e-5, difference)]
-    results = {"machine": "a machine", "versions": {"torch": "2"}, "moved": 0.01, "sides": rows}
-    monkeypatch.setattr(peers, "compare_small", lambda *_: results)
-    file = tmp_path / "results.json"
-    file.write_text('{"images": 1}')
-    args = SimpleNamespace(case="femnist", clients=None, cohort=None, output=file, tolerance=0.02)
-    with pytest.raises(SystemExit, match=f"not the same work: the weights of side {difference} differ"):
-        peers.run(args)
-    assert "| side 9e-05 | 1 | 1.0 | 4.0 | 9e-05 |" in capsys.readouterr().out
-    assert json.loads(file.read_text()).keys() == {"images", "femnist"}
-
-
-def test_a_weight_that_is_not_a_number_differs(monkeypatch):
-    monkeypatch.syspath_prepend(SPEED)
-    import peers
-
-    a = {"first": torch.tensor([1.0, 2.0]), "second": torch.tensor([3.0])}
-    assert peers.gap({**a, "first": torch.tensor([1.0, 1.5])}, a) == 0.5
-    assert math.isnan(peers.gap({**a, "first": torch.tensor([1.0, math.nan])}, a))
-
-
-@pytest.mark.parametrize("sizes", [[7, 3, 8, 8, 1], [4], [2, 6, 5]])
-def test_clients_that_are_stacked_train_as_one_after_another(monkeypatch, sizes):
-    monkeypatch.syspath_prepend(SPEED)
-    from sides import loop, small, vmap
-
-    generator = torch.Generator().manual_seed(0)
-    visits = [(torch.randn(n, 60, generator=generator), torch.arange(n) % 10) for n in sizes]
-    monkeypatch.setitem(small.CASES, "synthetic", small.Case(len(sizes), len(sizes), 3, 0.5))
-    states = []
-
-    def played(args, gate, train, prepare, start, weights):
-        states.append(weights(train(start, prepare(visits))))
-
-    for side in (loop, vmap):
-        monkeypatch.setattr(side, "play", played)
-        side.run(SimpleNamespace(case="synthetic"), None)
-    one_by_one, together = states
-    assert together.keys() == one_by_one.keys()
-    for name, value in one_by_one.items():
-        torch.testing.assert_close(together[name], value)
-
-
-def test_options_of_our_trainer_are_read_as_yaml(monkeypatch):
-    monkeypatch.syspath_prepend(SPEED)
-    from sides import small
-
-    given = SimpleNamespace(cohort=5, rounds=3, option=["checkpoint_every_n_rounds=7", "precision=64-true"])
-    read = {"checkpoint_every_n_rounds": 7, "precision": "64-true"}
-    assert small.settings(given) == {"cohort_size": 5, "eval_every_n_rounds": 3, **read}
-
-
-def shown(program, stored, monkeypatch, capsys):
-    """What a program prints of stored figures."""
-    monkeypatch.syspath_prepend(SPEED)
-    monkeypatch.setattr(sys, "argv", [program, "--show", str(SPEED / stored)])
-    runpy.run_path(str(SPEED / program), run_name="__main__")
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -120,15 +59,14 @@ def shown(program, stored, monkeypatch, capsys):
 )
 def test_pages_have_the_stored_figures(name, program, stored, monkeypatch, capsys):
     page = (SPEED.parents[1] / "docs" / f"{name}.md").read_text()
-    said = shown(program, stored, monkeypatch, capsys)
+    said = run(program, monkeypatch, capsys, "--show", str(SPEED / stored))
     tables = re.findall(r"(?:^\|.*\n){4,}", said, re.MULTILINE)
     fits = re.findall(r"^a program for n clients .*$", said, re.MULTILINE)
     assert tables and len(fits) == (program == "groups.py")
     assert all(text in page for text in (*tables, *fits))
 
 
-def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere(monkeypatch):
-    monkeypatch.syspath_prepend(SPEED)
+def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere():
     import peers
 
     pairs = json.loads((SPEED / "peers.json").read_text())["images"]["sides"]

@@ -5,9 +5,7 @@ import subprocess
 import pytest
 from helpers.errors import refused
 
-from fl_lightning import methods
-from fl_lightning.cli.arguments import COMMANDS
-from fl_lightning.cli.completion import CLASSES, parser_of_all, print_script
+from fl_lightning.cli.completion import print_script
 
 # each line of the input is a command line, whose last word is to be completed
 ASK = """
@@ -26,19 +24,7 @@ OFFERED = {
     "fit --method.bet": "--method.beta",
     "fit --config a.yaml --data Site": "SiteImageFolders",
     "fit --data.partitioner Dir": "Dirichlet",
-    "fit --data.partitioner.alp": "--data.partitioner.alpha",
-    "fit --model.encoder MOON": "MOONCNN",
-    "fit --trainer.callbacks+ Spec": "SpectrumMonitor",
-    "fit --trainer.server_optimizer FedY": "FedYogi",
-    "fit --trainer.client_schedulers r": "restart",
-    "test --ckpt": "--ckpt_path",
-    "completion z": "zsh",
 }
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return parser_of_all(None)
 
 
 def test_bash_completes_commands_options_and_classes(tmp_path, capsys):
@@ -54,12 +40,3 @@ def test_bash_completes_commands_options_and_classes(tmp_path, capsys):
 def test_a_shell_that_is_not_known_is_refused():
     with refused("bash", "zsh"):
         print_script(["completion", "fish"])
-
-
-def test_the_parser_has_all_commands_methods_and_their_arguments(parser):
-    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
-    assert list(commands) == list(COMMANDS)
-    actions = {flag: action for action in commands["fit"]._actions for flag in action.option_strings}
-    assert set(actions["--method"].choices) >= set(methods.__all__)
-    assert {"--method.mu", "--trainer.taps", "--data.num_clients", "--ckpt_path"} <= actions.keys()
-    assert {*actions["--data"].choices, *actions["--trainer.callbacks+"].choices} <= CLASSES.keys()
