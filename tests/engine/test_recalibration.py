@@ -147,6 +147,12 @@ def test_one_pass_after_another_ends_at_the_statistics_of_layer_by_layer(tmp_pat
         torch.testing.assert_close(repeats.repeated[name], value, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_workers_find_the_same_bits(tmp_path, policy):
+    one, two = (fit(tmp_path, buffers=policy, participation=0.6, devices=workers) for workers in (1, 2))
+    assert_same_bits(one.server.state, two.server.state)
+
+
 def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_from_the_result(tmp_path):
     class Notes(Callback):
         def __init__(self):
