@@ -10,7 +10,6 @@ from helpers.errors import refused
 from helpers.runs import history, small_data, small_trainer
 from helpers.workers import together
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, PearsonCorrCoef, SumMetric
@@ -21,7 +20,7 @@ from torchmetrics.wrappers import BootStrapper, MinMaxMetric
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import PlainLoader
 from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share, check_signatures
-from fl_lightning.engine.loaders import Loaders, flattened
+from fl_lightning.engine.loaders import Loaders
 from fl_lightning.method import MethodList
 
 
@@ -31,6 +30,10 @@ class Plain(LightningModule):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
+        self.build()
+
+    def build(self):
+        """Add metrics."""
 
     def forward(self, x):
         return x * self.scale
@@ -49,8 +52,7 @@ class Plain(LightningModule):
 class Measured(Plain):
     """Logs objects of torchmetrics with states of every reduction."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.accuracy, self.auroc = MulticlassAccuracy(3, average="micro"), BinaryAUROC()
         self.largest, self.least, self.mean, self.sum = MaxMetric(), MinMetric(), MeanMetric(), SumMetric()
         options = {"num_classes": 3, "average": "macro"}
@@ -134,8 +136,7 @@ def test_names_and_values_are_lightnings_and_the_same_bits_on_any_number_of_work
 class EqualAtFirst(Plain):
     """Metrics whose states are equal after some batches and not after others, which a collection may mix up."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.several = MetricCollection({f"top{k}": MulticlassAccuracy(3, top_k=k, average="micro") for k in (1, 2)})
 
     def validation_step(self, batch, batch_idx):
@@ -153,8 +154,7 @@ def test_the_groups_of_a_collection_do_not_depend_on_a_workers_first_batch():
 class Partly(Plain):
     """Logs in some batches only, which another worker may have."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.total = SumMetric()
 
     def validation_step(self, batch, batch_idx):
@@ -208,16 +208,15 @@ def test_metrics_are_dealt_out_by_the_reductions_of_their_states(metric, shared)
     assert can_share(Client(module, MethodList([]), {}), "validation") is shared
 
 
-def has(name):
-    return type("Hooked", (Plain,), {name: lambda self, *args: None})
+def test_a_module_that_overrides_a_hook_is_evaluated_whole():
+    def shares(phase, hook):
+        kind = type("Hooked", (Plain,), {f"on_validation_{hook}": lambda self, *args: None})
+        return can_share(Client(kind(), MethodList([]), {}), phase)
 
-
-@pytest.mark.parametrize("hook", ["start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"])
-def test_a_module_that_overrides_a_hook_is_evaluated_whole(hook):
-    client = Client(has(f"on_validation_{hook}")(), MethodList([]), {})
-    assert not can_share(client, "validation")
-    assert can_share(client, "test")
-    assert can_share(Client(has("on_validation_model_eval")(), MethodList([]), {}), "validation")
+    for hook in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"):
+        assert not shares("validation", hook)
+        assert shares("test", hook)
+    assert shares("validation", "model_eval")
 
 
 class Running(Measured):
@@ -239,8 +238,7 @@ class Averaging(nn.Module):
 
 
 class Inside(Plain):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.averaging = Averaging()
 
 
@@ -344,21 +342,6 @@ def test_a_step_takes_the_index_of_the_loader_where_there_are_several(kind, load
     check_signatures(kind(), "validation_step", 3 - loaders)
 
 
-A, B, C = range(1), range(2), range(3)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        *((None, []), ([], []), (A, [A]), ([A, B], [A, B])),
-        ({"first": A, "second": [B, C]}, [A, B, C]),
-        (CombinedLoader({"first": [1], "second": [2]}, "sequential"), [[1], [2]]),
-    ],
-)
-def test_collections_of_loaders_are_read_in_order(given, expected):
-    assert flattened(given, "") == expected
-
-
 class Stream(IterableDataset):
     """Data without a length."""
 
@@ -374,19 +357,12 @@ def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_work
         assert evaluate(Measured, [stream], workers) == evaluate(Measured, [loader()], workers)
 
 
-def test_another_mode_of_a_combined_loader_is_refused():
-    with refused("CombinedLoader.mode='max_size'"):
-        flattened(CombinedLoader([[1], [2]], "max_size"), "")
-
-
 # ---------------------------------------------------------------- in a run
-class Bootstrapped(LightningModule):
-    """Logs in training by every reduction, and evaluates with a wrapper, which draws, and an object it shares."""
+class Shared(Plain):
+    """Logs in training by every reduction, and evaluates with a metric of torchmetrics."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
-        self.spread = BootStrapper(MulticlassAccuracy(10, average="micro"), num_bootstraps=3)
         self.in_training = MulticlassAccuracy(10, average="micro")
 
     def training_step(self, batch, batch_idx):
@@ -398,66 +374,28 @@ class Bootstrapped(LightningModule):
         self.log("step", 1.0, on_epoch=True, reduce_fx="sum")
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def on_train_epoch_end(self):
-        self.log("examples", float(self.trainer.num_training_batches))
-
     def validation_step(self, batch, batch_idx):
         logits = self.net(batch[0])
         self.accuracy(logits, batch[1])
         self.log("accuracy", self.accuracy)
-        self.spread.update(logits, batch[1])
         self.log("watched", logits.max(), reduce_fx="max", logger=False)
 
-    def on_validation_epoch_end(self):
-        self.log_dict(self.spread.compute())
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Shared(Bootstrapped):
-    """The same without the wrapper, so that its batches are dealt out."""
-
-    def __init__(self):
-        super().__init__()
-        del self.spread
-
-    def validation_step(self, batch, batch_idx):
-        self.accuracy(self.net(batch[0]), batch[1])
-        self.log("accuracy", self.accuracy)
-
-    on_validation_epoch_end = LightningModule.on_validation_epoch_end
-
-
-@pytest.mark.parametrize("kind", [Bootstrapped, Shared])
-def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path, kind):
-    runs = []
+def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path):
+    runs, size = [], {"train_size": 120, "batch_size": 7}
     for devices in (1, 2):
         torch.manual_seed(0)
         trainer = small_trainer(tmp_path, devices=devices, local_epochs=2)
-        trainer.fit(kind(), small_data(train_size=120, eval_batch_size=37, batch_size=7))
+        trainer.fit(Shared(), small_data(eval_batch_size=37, **size))
         runs.append(history(trainer))
     assert runs[0] == runs[1]
+    data = small_data(**size)
+    data.prepare_data()
+    data.setup("fit")
     row = runs[0][-1]
-    labels = sum(y for _, y in batches_of(120))
-    assert row["train/y_sum"] == labels
+    assert row["train/y_sum"] == sum(float(y.sum()) for k in range(4) for _, y in data.train_dataloader(k))
     assert row["train/y_min"] <= row["train/y_mean"] <= row["train/y_max"] < row["train/y_sum"]
-    assert row["train/step_epoch"] == sum(-(-n // 7) for n in sizes(120))
+    assert row["train/step_epoch"] == sum(-(-data.info(k).num_examples // 7) for k in range(4))
     assert row["train/step_step"] == 4
     assert 0 < row["train_accuracy"] <= 1
     assert "test/watched" not in row and "test/accuracy" in row
-
-
-def batches_of(train_size):
-    """The examples of all clients."""
-    data = small_data(train_size=train_size, batch_size=7)
-    data.prepare_data()
-    data.setup("fit")
-    return [(x, int(label)) for k in range(4) for x, y in data.train_dataloader(k) for label in y]
-
-
-def sizes(train_size):
-    data = small_data(train_size=train_size, batch_size=7)
-    data.prepare_data()
-    data.setup("fit")
-    return [data.info(k).num_examples for k in range(4)]
