@@ -88,15 +88,6 @@ class StepsItself(Keeps):
         scheduler.step()
 
 
-class InAClosure(Anew):
-    def build(self):
-        optimizer = sgd(self.parameters())
-        self.give = lambda: optimizer
-
-    def configure_optimizers(self):
-        return self.give()
-
-
 def fit(folder, model, rounds=2, **kwargs):
     """Train two clients for some rounds; returns the trainer."""
     trainer = small_trainer(folder, max_rounds=rounds, enable_progress_bar=False, **kwargs)
@@ -113,8 +104,7 @@ def trained(folder, make, name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_kept_optimizer_has_the_bits_of_one_that_is_built_anew(tmp_path, name):
     anew, rates = trained(tmp_path, Anew, name)
-    more = {"SequentialLR": [StepsItself], "SGD": [InAClosure]}
-    for make in (Keeps, KeepsOptimizer, *more.get(name, [])):
+    for make in (Keeps, KeepsOptimizer, *[StepsItself] * (name == "SequentialLR")):
         kept, same = trained(tmp_path, make, name)
         assert_same_bits(kept, anew)
         assert rates == same
@@ -188,22 +178,10 @@ class Replaced(Keeps):
         self.body[0] = nn.Linear(8, 6)
 
 
-class OfAnother(Anew):
-    def configure_optimizers(self):
-        return [sgd(self.parameters())], [StepLR(sgd(self.parameters()), 1)]
-
-
-class Text(Anew):
-    def configure_optimizers(self):
-        return "sgd"
-
-
 REFUSED = {
     OfOwnClass: ("'OwnSGD'", "returns the same"),
     Hooked: ("'SGD'", "returns the same"),
     Replaced: ("2 tensors", "state_dict"),
-    OfAnother: ("lr_scheduler='StepLR'",),
-    Text: ("Optimizer",),
 }
 
 
@@ -257,7 +235,7 @@ def test_an_optimizer_of_ones_own_steps_by_its_own_functions(tmp_path):
     assert_same_bits(model.state_dict(), plain.state_dict())
 
 
-def test_hooks_of_a_step_and_a_profiler_see_it(tmp_path):
+def test_hooks_of_a_step_are_called(tmp_path):
     seen = []
 
     class Watched(TinyModule):
@@ -267,9 +245,6 @@ def test_hooks_of_a_step_and_a_profiler_see_it(tmp_path):
             return optimizer
 
     hook = register_optimizer_step_pre_hook(lambda *_: seen.append("all"))
-    with torch.profiler.profile() as profile:
-        fit(tmp_path, Watched(), rounds=1)
+    fit(tmp_path, Watched(), rounds=1)
     hook.remove()
     assert seen[:8] == ["all", "own"] * 4
-    spans = {event.name for event in profile.events()}
-    assert {"Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"} <= spans

@@ -131,15 +131,12 @@ def raises(k=0):
 
 TRAIN = {
     "generator": (lambda k=0: (batch for batch in batches()), ("='generator'", "length")),
-    "None": (lambda k=0: None, ("='NoneType'", "DataLoader")),
     "text": (lambda k=0: "abc", ("='str'", "DataLoader")),
-    "tensors by name": (lambda k=0: {"x": torch.ones(2)}, ("='dict'", "DataLoader")),
     "sequential": (
         lambda k=0: CombinedLoader([plain()], "sequential"),
         ("CombinedLoader.mode='sequential'", "max_size_cycle"),
     ),
     "error": (raises, ("KeyError", "test_own_loaders.py:", "(raises)", "'loader'")),
-    "below 0": (lambda k=0: Own(length=-1), ("='Own'", ">= 0", "DataLoader")),
 }
 
 

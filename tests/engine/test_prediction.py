@@ -6,7 +6,6 @@ from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
@@ -68,13 +67,6 @@ class Several(Data):
     loaders = 2
 
 
-class Combined(Several):
-    mode = "sequential"
-
-    def predict_dataloader(self):
-        return CombinedLoader(super().predict_dataloader(), self.mode)
-
-
 def predict(tmp_path, model, data=None, **kwargs):
     trainer = small_trainer(tmp_path, **kwargs)
     return trainer.predict(model, Partitioned(data or Data(), num_clients=3))
@@ -91,7 +83,7 @@ def by_lightning(model, data):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("data", [Data, Several, Combined])
+@pytest.mark.parametrize("data", [Data, Several])
 def test_the_outputs_are_lightnings(tmp_path, data):
     theirs, ours = by_lightning(made(Net), data()), predict(tmp_path, made(Net), data())
     assert len(ours) == len(theirs)
@@ -164,27 +156,12 @@ def test_outputs_are_written_whole_and_only_if_they_can_be_read_again(tmp_path):
     assert not (tmp_path / "odd.pt").exists()
 
 
-class Logging(Net):
-    def predict_step(self, batch, batch_idx):
-        self.log("seen", 1.0)
-
-
-def test_logging_in_predict_step_is_refused_as_by_lightning(tmp_path):
-    with refused("self.log('seen', ...)", "self.log()", "predict_step"):
-        predict(tmp_path, made(Logging), Data())
-
-
 def test_what_cannot_be_predicted_is_refused(tmp_path):
     class NoData(TheirData):
         test_dataloader = TheirData.__mro__[1].test_dataloader
 
-    class Crossed(Combined):
-        mode = "max_size"
-
     with refused("predict_dataloader()"):
         predict(tmp_path, made(Net), NoData())
-    with refused("CombinedLoader.mode='max_size'"):
-        predict(tmp_path, made(Net), Crossed())
     model = made(Net)
     data = Partitioned(Data(), num_clients=3)
     small_trainer(tmp_path, name="run", max_rounds=1).fit(model, data, [FedBN()])

@@ -1,4 +1,4 @@
-"""Failures outside of the methods: callbacks that raise, data that vanish, a launcher that is killed."""
+"""Failures outside of the methods: callbacks that raise, a launcher that is killed."""
 
 import multiprocessing
 import os
@@ -9,9 +9,7 @@ import tempfile
 import pytest
 import torch
 from helpers.errors import assert_names, refused
-from helpers.runs import Removes, plain_sgd_model, small_data, small_model, small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
-from torch.utils.data import TensorDataset
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
@@ -43,36 +41,6 @@ def test_a_callback_that_raises_keeps_its_exception_and_is_named(tmp_path, worke
 def test_a_callback_that_raises_on_another_worker_is_named(tmp_path):
     with refused("round 1", "worker 1", "TypeError", "my own mistake", "Fails.on_round_end", kind=ClientError):
         small_trainer(tmp_path, devices=2, callbacks=[Fails(1)]).fit(small_model(), small_data())
-
-
-class Files(TinyData):
-    """Examples of which each is a file."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-        folder.mkdir()
-
-    def rows(self, number, seed):
-        return FileRows(self.folder, *super().rows(number, seed).tensors)
-
-
-class FileRows(TensorDataset):
-    def __init__(self, folder, *tensors):
-        super().__init__(*tensors)
-        for index in range(len(self)):
-            torch.save(super().__getitem__(index), folder / f"{index}.pt")
-        self.folder = folder
-
-    def __getitem__(self, index):
-        return torch.load(self.folder / f"{index}.pt")
-
-
-def test_data_that_vanish_are_named_with_client_and_round(tmp_path):
-    folder = tmp_path / "images"
-    trainer = small_trainer(tmp_path / "runs", callbacks=[Removes(folder)])
-    with refused("client 0", "round 1", f"{folder}/", kind=ClientError):
-        trainer.fit(TinyModule(), clients(Files(folder), 8, 6))
 
 
 class Killed(Callback):
