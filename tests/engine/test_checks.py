@@ -1,6 +1,5 @@
 """Arguments out of their range are refused by name, before anything is written."""
 
-import warnings
 from collections import namedtuple
 from functools import partial
 
@@ -114,17 +113,6 @@ def test_half_precision_is_refused_on_a_cpu(unwritten):
         fit(unwritten, precision="16-mixed")
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_bfloat16_on_a_processor_that_emulates_it_is_named(tmp_path, has, monkeypatch):
-    monkeypatch.setattr(checks, "has_bfloat16", lambda: has)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for precision in ("bf16-mixed", "32-true"):
-            fit(tmp_path, precision=precision, max_rounds=0)
-    said = [str(one.message) for one in caught]
-    assert sum("bfloat16" in text and "give 32-true" in text for text in said) == (not has)
-
-
 # ---------------------------------------------------------------- data
 class WithoutLength(Digits):
     """Its loaders have no length."""
@@ -202,11 +190,6 @@ def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(unwritten,
     with refused("model.num_classes=12", "FedLC", "give 10"):
         fit(unwritten, model, methods=[FedLC()])
     fit(tmp_path_factory.mktemp("other"), model, methods=[FedProx()], max_rounds=0)
-
-
-def test_one_method_needs_no_list(tmp_path):
-    small_trainer(tmp_path, max_rounds=0).fit(small_model(), small_data(), FedProx())
-    small_trainer(tmp_path, max_rounds=0).fit(small_model(), small_data(), None)
 
 
 # ---------------------------------------------------------------- folders

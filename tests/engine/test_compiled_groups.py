@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.beside import assert_near, digits, mlp, normed, rows, trained
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.runs import assert_same_bits
 from helpers.tiny import TinyModule
 from torch.optim import SGD
@@ -200,11 +200,3 @@ def test_a_compiled_step_that_gives_other_values_is_not_used(tmp_path, compiler)
     with warned("one by one: a compiled step gives other values", "trainer.compile"):
         other, _ = trained(tmp_path / "compiled", 3, compile=True, **TINY)
     assert_near(alone["state"], other["state"], 1e-10)
-
-
-def test_a_run_resumes_in_the_groups_that_it_began_in(tmp_path, compiler, monkeypatch):
-    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 3)
-    how = {**TINY, "compile": True, "name": "run", "checkpoint_every_n_rounds": 1}
-    trained(tmp_path, "auto", **how, max_rounds=1)
-    with refused("ckpt_path=", "trainer.clients_per_step"):
-        trained(tmp_path, 128, **how, max_rounds=2, ckpt_path="last")

@@ -4,7 +4,6 @@ import copy
 import json
 import tempfile
 import time
-import warnings
 
 import pytest
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
@@ -15,7 +14,7 @@ from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.data import IID
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDecorr, Local
+from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, Local
 from fl_lightning.state import num_bytes
 from fl_lightning.systems import SystemsHeterogeneity
 
@@ -135,24 +134,6 @@ def test_what_is_not_usual_is_named(tmp_path):
     plan = small_trainer(tmp_path, max_rounds=4).doctor(small_model(), small_data(), ckpt_path="last")
     assert plan["run"]["rounds_done"] == 1
     assert "4, 1 of them done" in as_text(plan)
-
-
-def test_the_warnings_are_those_of_a_fit(tmp_path):
-    class Net(type(small_model())):
-        def __init__(self):
-            super().__init__(small_model().encoder, small_model().projector)
-            self.save_hyperparameters({"made": object()})
-            self.encoder.eval()
-
-    given = {"drop_last": True, "train_size": 100, "partitioner": Sizes(8, 17, 3, 72)}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        small_trainer(tmp_path, max_rounds=1).fit(Net(), small_data(**given), [FedBN()])
-    expected = {str(one.message) for one in caught if issubclass(one.category, UserWarning)}
-    assert len(expected) == 4
-    with warnings.catch_warnings(record=True) as caught:
-        assert {*examined(tmp_path, [FedBN()], Net(), small_data(**given))["warnings"]} == expected
-    assert not caught
 
 
 def refusal(act):

@@ -18,7 +18,7 @@ from torchmetrics.wrappers import MinMaxMetric
 
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import PlainLoader
-from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share, check_signatures
+from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share
 from fl_lightning.method import MethodList
 
 
@@ -281,17 +281,6 @@ def test_hooks_see_all_batches_and_what_was_logged():
     assert one["seen"] == 23
     assert evaluate(AtTheEnd, [loader()], 2) == [one] * 2
     assert one == pytest.approx(lightnings(AtTheEnd, [loader()]), rel=1e-5)
-
-
-class NeedsIndex(Plain):
-    def validation_step(self, batch, batch_idx, dataloader_idx):
-        pass
-
-
-def test_a_step_that_needs_the_index_of_a_loader_is_refused_where_there_is_one_loader():
-    with refused("NeedsIndex.validation_step='1 data", "dataloader_idx=0"):
-        check_signatures(NeedsIndex(), "validation_step", 1)
-    check_signatures(NeedsIndex(), "validation_step", 2)
 
 
 class Stream(IterableDataset):

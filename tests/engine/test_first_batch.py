@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from fl_lightning.callbacks import Callback
 from fl_lightning.engine.processes import apart
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedProto
@@ -179,28 +178,6 @@ def test_an_error_of_the_users_own_is_one_line_with_its_place(unwritten, case, m
             fit(unwritten, Fails())
         assert "\n" not in str(caught.value)
     assert type(caught.value.__cause__).__name__ == kind
-
-
-class Prepares(Callback):
-    """A callback of the user's own, on whose work a step may rely."""
-
-    def on_round_start(self, trainer):
-        prepared["scale"] = 1.0
-
-
-prepared = {}
-
-
-class NeedsACallback(Net):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch) * prepared["scale"]
-
-
-def test_a_step_that_relies_on_a_callback_is_left_to_the_run(tmp_path, forks):
-    prepared.clear()
-    with refused("KeyError", "'scale'"):
-        fit(tmp_path, NeedsACallback())
-    fit(tmp_path, NeedsACallback(), callbacks=[Prepares()])
 
 
 class Detached(Net):

@@ -9,7 +9,7 @@ from helpers.runs import assert_same_bits, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
-from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_lightning.errors import UsageError
@@ -108,19 +108,6 @@ def test_a_kept_optimizer_has_the_bits_of_one_that_is_built_anew(tmp_path, name)
         kept, same = trained(tmp_path, make, name)
         assert_same_bits(kept, anew)
         assert rates == same
-
-
-def test_the_schedule_is_that_of_each_clients_own_number_of_batches(tmp_path):
-    class OneCycle(KeepsOptimizer):
-        def configure_optimizers(self):
-            optimizer = self.kept if self.keeps else sgd(self.parameters())
-            schedule = OneCycleLR(optimizer, 0.2, total_steps=int(self.trainer.estimated_stepping_batches))
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    states = []
-    for OneCycle.keeps in (True, False):
-        states.append(trained(tmp_path, OneCycle, "SGD")[0])
-    assert_same_bits(*states)
 
 
 class Warm(Keeps):

@@ -129,24 +129,6 @@ def test_one_pass_is_exact_for_the_first_layer_and_an_approximation_for_the_othe
     assert far[name] < float((before[name] - expected[name]).norm() / expected[name].norm())
 
 
-def test_one_pass_after_another_ends_at_the_statistics_of_layer_by_layer(tmp_path):
-    """With fixed weights each pass makes the layers after those that are exact already exact, too."""
-
-    class Repeats(Callback):
-        def on_round_end(self, trainer):
-            self.exact = trainer.recalibrated()
-            state = {}
-            for _ in trainer.client.batch_norms:
-                state = trainer.recalibrated(state, once=True)
-            self.repeated = state
-
-    repeats = Repeats()
-    fit(tmp_path, buffers="average", max_rounds=1, precision="64-true", callbacks=[repeats])
-    assert repeats.exact.keys() == repeats.repeated.keys()
-    for name, value in repeats.exact.items():
-        torch.testing.assert_close(repeats.repeated[name], value, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_workers_find_the_same_bits(tmp_path, policy):
     one, two = (fit(tmp_path, buffers=policy, participation=0.6, devices=workers) for workers in (1, 2))

@@ -421,9 +421,7 @@ OPTIONS = DEFAULT_OPTIONS | {
     "a schedule by step that restarts": {"model": Scheduled, **PAIRS, "client_schedulers": "restart"},
     "a schedule by epoch": {"model": ByEpoch, **PAIRS, "accumulate_grad_batches": 2},
     "a schedule of rounds": {**of(SGD), "client_lr_scheduler": partial(StepLR, step_size=1, gamma=0.1)},
-    "buffers kept by the server": {"model": partial(normed, 8), "buffers": "keep", "visits": False},
     "buffers computed anew": {"model": partial(normed, 8), "buffers": "recalibrate"},
-    "an empty client": {**of(SGD), "data": partial(rows, (10, 20, 0, 16))},
     "stragglers by step": {
         **of(SGD),
         "systems": SystemsHeterogeneity(stragglers=0.5, late="keep"),
@@ -460,18 +458,9 @@ class Rated(Scheduled):
         return super().training_step(batch, batch_idx) * (1 + 10 * rate)
 
 
-class ByIndex(TinyModule):
-    """Its step is another one for the first batch of a pass."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss if batch_idx == 0 else 1.5 * loss
-
-
 CHANGES = {
     "a penalty by the round": {"methods": lambda: [Warm()]},
     "a loss by the rate": {"model": Rated},
-    "a branch on the batch's index": {"model": ByIndex},
 }
 
 
