@@ -8,6 +8,7 @@ import torch
 from helpers.beside import assert_near, digits, mlp, normed, rows, trained
 from helpers.errors import warned
 from helpers.runs import assert_same_bits
+from helpers.tiers import sample
 from helpers.tiny import TinyModule
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -73,7 +74,7 @@ def compiler(monkeypatch):
 METHODS = {
     "FedProx, SCAFFOLD, FedLC": (lambda: [FedProx(0.1), SCAFFOLD(), FedLC()], TINY),
     "FedDyn, StructuredDeCov": (lambda: [FedDyn(0.1), StructuredDeCov(groups=3, gamma=0.1)], TINY),
-    "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], TINY | {"model": partial(normed, 8), "taps": None}),
+    "FedBN": (lambda: [FedBN()], TINY | {"model": partial(normed, 8), "taps": None}),
     "MOON, FedUV of some": (
         lambda: [MOON(pool_size=2), FedUV()],
         {"cohort_size": 4, "max_rounds": 3, "local_epochs": 1, "gradient_clip_val": 0.5},
@@ -82,7 +83,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sample([*METHODS], *[name for name in METHODS if name != "MOON, FedUV of some"]))
 def test_a_compiled_step_gives_what_it_gives_as_it_is(tmp_path, compiler, name):
     methods, how = METHODS[name]
     plain, _ = trained(tmp_path, 3, methods=methods, **how)

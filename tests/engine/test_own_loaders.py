@@ -68,7 +68,7 @@ class Pairs(Net):
 
 
 def fit(folder, data, make=Net, **kwargs):
-    model, trainer = make(), small_trainer(folder, enable_progress_bar=False, **kwargs)
+    model, trainer = make(), small_trainer(folder, enable_progress_bar=False, **{"max_rounds": 1, **kwargs})
     trainer.fit(model, data)
     return model.state_dict(), history(trainer)
 
@@ -121,7 +121,7 @@ def test_the_length_of_combined_loaders_is_known_before_a_pass(tmp_path, mode, s
         def on_train_end(self):
             taken.append((self.trainer.num_training_batches, self.trainer.global_step))
 
-    fit(tmp_path, data, Counts, max_rounds=1)
+    fit(tmp_path, data, Counts)
     assert taken == [(steps, steps)] * 2
 
 

@@ -196,7 +196,7 @@ def test_min_clients_above_the_cohort_is_refused(tmp_path):
 
 
 # ---------------------------------------------------------------- what a round does
-class Tested(Curved):
+class Evaluates(Curved):
     def test_step(self, batch, batch_idx):
         self.log("y", self.y[0])
 
@@ -206,7 +206,7 @@ def test_the_values_of_a_round_are_those_of_the_formulas(run, tmp_path):
     data = curved_data([1.0, 4.0], [1.0, -1.0], sizes=[1, 3])
     data.datamodule.test_dataloader = data.datamodule.train_dataloader
     how = {"max_rounds": 5, "local_steps": 1, "eval_every_n_rounds": 2}
-    _, trainer = run(model=Tested(lr=0.05), data=data, **how)
+    _, trainer = run(model=Evaluates(lr=0.05), data=data, **how)
     row = trainer.history[0]
     assert row["drift/global"] == pytest.approx(0.1375)  # (0.05 - 3 * 0.2) / 4
     assert row["drift/client"] == pytest.approx(0.1625)  # (0.05 + 3 * 0.2) / 4
@@ -415,13 +415,13 @@ def test_a_weight_that_the_sums_would_round_is_refused_with_its_client_and_value
         weighted(tmp_path, 1.0, weight, 1.0)
 
 
-@pytest.mark.parametrize("scale", [2.0**-38, 2.0**60, 2.0**90])
-def test_a_common_scale_of_the_weights_changes_no_bit(tmp_path, scale):
+def test_a_common_scale_of_the_weights_changes_no_bit(tmp_path):
     states = []
-    for factor in (1.0, scale):
+    for scale in (1.0, 2.0**-38, 2.0**90):
         torch.manual_seed(0)
-        states.append(weighted(tmp_path, 8 * factor, 0.0, 3 * factor).server.state)
-    assert_same_bits(*states)
+        states.append(weighted(tmp_path, 8 * scale, 0.0, 3 * scale).server.state)
+    assert_same_bits(states[0], states[1])
+    assert_same_bits(states[0], states[2])
 
 
 def test_weights_of_0_alone_leave_the_global_model_with_a_warning(tmp_path):
