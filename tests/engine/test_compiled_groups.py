@@ -5,18 +5,24 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.beside import arrays, assert_near, digits, mlp, sgd, trained
-from helpers.errors import refused, warned
+from helpers.beside import assert_near, digits, mlp, normed, rows, trained
+from helpers.errors import warned
 from helpers.runs import assert_same_bits
-from lightning.pytorch import LightningModule
-from torch import nn
+from helpers.tiers import sample
+from helpers.tiny import TinyModule
+from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning.engine import recording, run
-from fl_lightning.engine.compiled import CompiledPrograms
-from fl_lightning.engine.groups import choosing, forming
+from fl_lightning.engine import run
+from fl_lightning.engine.groups import choosing
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedLC, FedProto, FedProx, FedUV, StructuredDeCov
-from fl_lightning.models import Encoder, FedCKACNN
+from fl_lightning.models import FedCKACNN
+
+TAPS = {"representation": "body", "logits": "head"}
+ROWS = partial(rows, (16, 32, 16, 24, 40, 24))
+# neither short batches nor momentum, which would be programs of their own
+PLAIN = partial(SGD, lr=0.1)
+TINY = {"model": partial(TinyModule, PLAIN), "data": ROWS, "taps": TAPS, "local_epochs": 1, "visits": False}
 
 
 @pytest.fixture(autouse=True)
@@ -29,124 +35,109 @@ def _quick(undrawn, monkeypatch):
         yield
 
 
+class Compiler:
+    """Takes the place of ``torch.compile``: runs each trace as ``compile_`` makes it, and counts.
+
+    Attributes:
+        traces: number of functions to compile.
+        steps: number of calls but for the first of each, which is a trial.
+    """
+
+    def __init__(self, compile_):
+        self.compile, self.traces, self.calls = compile_, 0, 0
+
+    def __call__(self, function, **how):
+        if not isinstance(function, torch.fx.GraphModule):
+            return function  # a module's forward
+        self.traces += 1
+        compiled = self.compile(function, **how)
+
+        def counted(*inputs):
+            self.calls += 1
+            return compiled(*inputs)
+
+        return counted
+
+    @property
+    def steps(self):
+        return self.calls - self.traces
+
+
 @pytest.fixture
-def plainly(monkeypatch):
-    """A trace is run as it is, which takes less time and no compiler for C++; gives the traces."""
-
-    def compile_(function, **how):
-        if isinstance(function, torch.fx.GraphModule):  # and no module's forward
-            graphs.append(function)
-        return function
-
-    graphs = []
-    monkeypatch.setattr(torch, "compile", compile_)
-    return graphs
+def compiler(monkeypatch):
+    """A trace is run as it is, which takes less time and no compiler for C++."""
+    compiler = Compiler(lambda function, **how: function)
+    monkeypatch.setattr(torch, "compile", compiler)
+    return compiler
 
 
-@pytest.fixture
-def repeated(monkeypatch):
-    """A number for each program that has been repeated: 1 if it was compiled."""
-    found, repeat = [], recording.Recording.repeat
-    monkeypatch.setattr(
-        recording.Recording, "repeat", lambda self, *given: found.append(self.compiled) or repeat(self, *given)
-    )
-    return found
-
-
-class Normed(Encoder):
-    out_features = 12
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 12, bias=False), nn.BatchNorm1d(12), nn.Tanh())
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-LISTS = {
-    "FedAvg": (list, {}),
-    "momentum": (list, {"model": partial(mlp, sgd(momentum=0.9, weight_decay=1e-3))}),
-    "FedProx, SCAFFOLD, FedLC": (lambda: [FedProx(0.1), SCAFFOLD(), FedLC()], {}),
-    "FedDyn, StructuredDeCov": (lambda: [FedDyn(0.1), StructuredDeCov(groups=3, gamma=0.1)], {}),
-    "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], {"model": lambda: mlp(encoder=Normed())}),
+METHODS = {
+    "FedProx, SCAFFOLD, FedLC": (lambda: [FedProx(0.1), SCAFFOLD(), FedLC()], TINY),
+    "FedDyn, StructuredDeCov": (lambda: [FedDyn(0.1), StructuredDeCov(groups=3, gamma=0.1)], TINY),
+    "FedBN": (lambda: [FedBN()], TINY | {"model": partial(normed, 8), "taps": None}),
     "MOON, FedUV of some": (
         lambda: [MOON(pool_size=2), FedUV()],
-        {"cohort_size": 4, "max_rounds": 4, "local_epochs": 1, "gradient_clip_val": 0.5},
+        {"cohort_size": 4, "max_rounds": 3, "local_epochs": 1, "gradient_clip_val": 0.5},
     ),
+    "images": (list, {"local_epochs": 1}),
 }
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_a_compiled_step_gives_what_it_gives_as_it_is(tmp_path, plainly, repeated, name):
-    methods, how = LISTS[name]
+@pytest.mark.parametrize("name", sample([*METHODS], *[name for name in METHODS if name != "MOON, FedUV of some"]))
+def test_a_compiled_step_gives_what_it_gives_as_it_is(tmp_path, compiler, name):
+    methods, how = METHODS[name]
     plain, _ = trained(tmp_path, 3, methods=methods, **how)
-    repeated.clear()
+    assert not compiler.traces
     compiled, _ = trained(tmp_path / "compiled", 3, methods=methods, compile=True, **how)
-    assert any(repeated)
+    assert compiler.steps > 0
     assert_near(plain, compiled, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "MOON, FedUV of some"])
-def test_any_number_of_workers_gives_the_same_bits(tmp_path, plainly, name):
-    methods, how = LISTS[name]
-    found = [trained(tmp_path, 2, methods=methods, visits=False, devices=n, compile=True, **how)[0] for n in (1, 2, 3)]
-    for other in found[1:]:
-        assert_same_bits(found[0]["state"], other["state"])
-        assert found[0]["metrics"] == other["metrics"]
-
-
-def test_the_only_group_is_cut_in_two_for_any_number_of_workers(tmp_path, plainly, monkeypatch):
-    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 3)
-    monkeypatch.setattr(forming, "LONGER", 9.0)  # with so few clients it would not pay
-    monkeypatch.setattr(forming, "BOTH", 9.0)
-    sizes, halves = [], forming.halves
-
-    def noted(*given):
-        parts = halves(*given)
-        sizes.append([*map(len, parts)])
-        return parts
-
-    monkeypatch.setattr(forming, "halves", noted)
-    how = {"data": partial(digits, num_clients=7), "visits": False, "compile": True}
-    found = [trained(tmp_path, "auto", devices=n, **how)[0] for n in (1, 2)]
-    assert sizes
-    assert all(len(parts) == 2 and sum(parts) == 7 for parts in sizes)
-    assert_same_bits(found[0]["state"], found[1]["state"])
-    assert found[0]["metrics"] == found[1]["metrics"]
-
-
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles for a CPU with g++")
-def test_code_in_cpp_does_the_same_but_for_rounding(tmp_path, repeated):
-    plain, _ = trained(tmp_path, 3)
-    repeated.clear()
-    compiled, _ = trained(tmp_path / "compiled", 3, compile=True)
-    assert any(repeated)
+def test_code_in_cpp_does_the_same_but_for_rounding(tmp_path, monkeypatch):
+    compiler = Compiler(torch.compile)
+    monkeypatch.setattr(torch, "compile", compiler)
+    plain, _ = trained(tmp_path, 3, **TINY)
+    compiled, _ = trained(tmp_path / "compiled", 3, compile=True, **TINY)
+    assert compiler.steps > 0
     assert_near(plain["state"], compiled["state"], 1e-10)
 
 
-class Scheduled(LightningModule):
+class Scheduled(TinyModule):
     """Its rate falls from visit to visit, or from step to step."""
 
-    def __init__(self, interval):
-        super().__init__()
-        self.layer, self.interval = nn.Linear(8, 3), interval
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+    interval = "epoch"
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": StepLR(optimizer, 1, 0.9), "interval": self.interval},
-        }
+        optimizer = SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.9), "interval": self.interval}]
 
 
-def test_a_program_is_compiled_once_for_all_numbers_of_clients_and_all_rates(tmp_path, plainly):
-    how = {"model": lambda: Scheduled("epoch"), "data": arrays, "local_epochs": 1, "max_rounds": 3}
+class ByStep(Scheduled):
+    interval = "step"
+
+
+class Short(TinyModule):
+    """Logs a number of short batches, which cannot be repeated."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) < 8:
+            self.log("short", 1.0)
+        return self.loss(batch)
+
+
+class Noisy(TinyModule):
+    """Adds noise to its batches."""
+
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
+def test_a_program_is_compiled_once_for_all_numbers_of_clients_and_all_rates(tmp_path, compiler):
+    how = {**TINY, "model": Scheduled, "max_rounds": 3}
     compiled, _ = trained(tmp_path, 6, compile=True, **how)
-    assert len(plainly) == 1
+    assert compiler.traces == 1
     plain, _ = trained(tmp_path / "plain", 6, **how)
     assert_near(plain["state"], compiled["state"], 1e-10)
 
@@ -156,105 +147,57 @@ def fails(*args, **how):
 
 
 UNCOMPILED = {
-    "a step that reads the epoch": ({"methods": lambda: [FedProto()]}, "epoch", None),
-    "a rate that changes": ({"model": lambda: Scheduled("step"), "data": arrays}, "from step to step", None),
+    "a step that reads the epoch": ({"methods": lambda: [FedProto()]}, "epoch"),
+    "a rate that changes": ({"model": ByStep}, "from step to step"),
+    "random numbers": ({"model": Noisy}, "draws random numbers"),
     "a convolution": (
-        {"model": lambda: mlp(encoder=FedCKACNN(1, 16)), "data": partial(digits, image_size=16, train_size=120)},
+        {
+            "model": lambda: mlp(encoder=FedCKACNN(1, 16)),
+            "data": partial(digits, image_size=16, train_size=120),
+            "taps": None,
+        },
         "a convolution",
-        None,
     ),
-    "no compiler": ({}, "no compiler here", fails),
+    "no compiler": ({}, "no compiler here"),
 }
 
 
 @pytest.mark.parametrize("name", UNCOMPILED)
-def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(tmp_path, monkeypatch, plainly, repeated, name):
-    how, words, compile_ = UNCOMPILED[name]
+def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(tmp_path, compiler, name):
+    given, words = UNCOMPILED[name]
+    how = {**TINY, **given}
     plain, _ = trained(tmp_path, 3, **how)
-    repeated.clear()
-    if compile_ is not None:
-        monkeypatch.setattr(CompiledPrograms, "_compile", compile_)
+    if name == "no compiler":
+        compiler.compile = fails
     with warned("trainer.compile: ", words) as caught:
         other, _ = trained(tmp_path / "compiled", 3, compile=True, **how)
     assert sum("trainer.compile" in str(one.message) for one in caught) == 1
-    assert not any(repeated)
+    assert compiler.steps <= 0
     assert_same_bits(plain["state"], other["state"])
 
 
-class Short(LightningModule):
-    """Logs a number of short batches, which cannot be repeated."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-
-    def training_step(self, batch, batch_idx):
-        if len(batch[0]) < 8:
-            self.log("short", 1.0)
-        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Noisy(Short):
-    """Adds noise to its batches."""
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.layer(batch[0] + torch.randn_like(batch[0])), batch[1])
-
-
-def test_a_program_that_cannot_be_repeated_leaves_the_others_compiled(tmp_path, plainly, repeated):
+def test_a_program_that_cannot_be_repeated_leaves_the_others_compiled(tmp_path, compiler):
     """Else the bits of a group would depend on which groups its worker has trained before."""
-    how = {"model": Short, "data": arrays, "local_epochs": 1, "visits": False, "compile": True}
-    found = []
+    steps = []
+    how = {**TINY, "model": partial(Short, PLAIN), "data": rows, "compile": True}
     for rounds in (2, 4):
-        repeated.clear()
+        before = compiler.steps
         with warned("trainer.compile: ", "a number to be logged"):
             trained(tmp_path / str(rounds), 6, **how, max_rounds=rounds)
-        found.append(sum(repeated))
-    assert found[1] > found[0]
+        steps.append(compiler.steps - before)
+    assert steps[1] > steps[0]
 
 
-def test_a_program_that_fails_to_compile_leaves_the_others_compiled(tmp_path, monkeypatch, plainly, repeated):
-    calls, compile_ = [], CompiledPrograms._compile
-
-    def second(*given):
-        calls.append(1)
-        return fails() if len(calls) == 1 else compile_(*given)
-
-    monkeypatch.setattr(CompiledPrograms, "_compile", second)
+def test_a_program_that_fails_to_compile_leaves_the_others_compiled(tmp_path, compiler):
+    compiler.compile = lambda function, **how: fails if compiler.traces == 1 else function
     with warned("trainer.compile: ", "no compiler here"):
-        trained(tmp_path, 3, methods=lambda: [SCAFFOLD()], visits=False, compile=True)
-    assert any(repeated)
+        trained(tmp_path, 3, methods=lambda: [SCAFFOLD()], compile=True, **TINY)
+    assert compiler.steps > 0
 
 
-def test_a_step_that_draws_random_numbers_is_not_compiled(tmp_path, plainly, repeated):
-    how = {"model": Noisy, "data": arrays, "visits": False}
-    with warned("trainer.compile: ", "draws random numbers") as caught:
-        compiled, _ = trained(tmp_path, 6, compile=True, **how)
-    assert len([one for one in caught if "trainer.compile" in str(one.message)]) == 1
-    plain, _ = trained(tmp_path / "plain", 6, **how)
-    assert_same_bits(plain["state"], compiled["state"])
-
-
-def test_a_run_resumes_in_the_groups_that_it_began_in(tmp_path, plainly, monkeypatch):
-    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 3)
-    how = {"visits": False, "compile": True, "name": "run", "checkpoint_every_n_rounds": 1}
-    trained(tmp_path, "auto", **how, max_rounds=1)
-    with refused("ckpt_path=", "trainer.clients_per_step"):
-        trained(tmp_path, 128, **how, max_rounds=2, ckpt_path="last")
-
-
-def test_a_compiled_step_that_gives_other_values_is_not_used(tmp_path, monkeypatch, plainly):
-    compiled = CompiledPrograms.compiled
-
-    def wrong(*given):
-        program = compiled(*given)
-        return lambda *inputs: [2 * output for output in program(*inputs)]
-
-    alone, _ = trained(tmp_path, 1)
-    monkeypatch.setattr(CompiledPrograms, "compiled", wrong)
+def test_a_compiled_step_that_gives_other_values_is_not_used(tmp_path, compiler):
+    alone, _ = trained(tmp_path, 1, **TINY)
+    compiler.compile = lambda function, **how: lambda *inputs: [2 * output for output in function(*inputs)]
     with warned("one by one: a compiled step gives other values", "trainer.compile"):
-        other, _ = trained(tmp_path / "compiled", 3, compile=True)
+        other, _ = trained(tmp_path / "compiled", 3, compile=True, **TINY)
     assert_near(alone["state"], other["state"], 1e-10)

@@ -4,18 +4,17 @@ import copy
 import json
 import tempfile
 import time
-import warnings
 
 import pytest
-import torch
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.tiny import Sizes
 
 from fl_lightning import Method
 from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.data import IID
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.methods import MOON, SCAFFOLD, FedBABU, FedBN, FedDecorr, Local
+from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, Local
 from fl_lightning.state import num_bytes
 from fl_lightning.systems import SystemsHeterogeneity
 
@@ -62,26 +61,13 @@ def test_taps_name_the_module_and_who_reads_them(tmp_path):
 
 
 def test_frozen_and_kept_entries_are_counted(tmp_path):
-    assert examined(tmp_path, [FedBN()])["model"]["kept_by_clients"] > 0
     model = small_model()
     model.classifier.requires_grad_(False)
     assert examined(tmp_path, [], model)["model"]["frozen"] == sum(p.numel() for p in model.classifier.parameters())
-    assert examined(tmp_path, [FedBABU()])["model"]["kept_by_clients"] == 0
     plan = examined(tmp_path, [Local()])
+    assert plan["model"]["kept_by_clients"] > 0
     assert plan["bytes"]["up"] == 0
     assert any("stay with each client" in text for text in plan["warnings"])
-
-
-class Sizes:
-    """Gives the first samples to the first client, and so on."""
-
-    needs_labels, moved = False, 0
-
-    def __init__(self, *sizes):
-        self.sizes = sizes
-
-    def __call__(self, labels, num_clients, rng):
-        return [part.numpy() for part in torch.arange(sum(self.sizes)).split(list(self.sizes))]
 
 
 def test_examples_batches_and_short_batches_are_counted(tmp_path):
@@ -101,13 +87,12 @@ def test_examples_batches_and_short_batches_are_counted(tmp_path):
     assert "1 train nothing" in as_text(plan)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_it_leaves_nothing_behind_and_a_fit_after_it_has_the_same_bits(tmp_path, monkeypatch, workers):
+def test_it_leaves_nothing_behind_and_a_fit_after_it_has_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where clients lie that exceed client_memory
 
     def trained(first):
         model, data, methods = plain_sgd_model(), small_data(), [SCAFFOLD(), FedDecorr()]
-        trainer = small_trainer(tmp_path / "runs", devices=workers, client_memory=0.0)
+        trainer = small_trainer(tmp_path / "runs", client_memory=0.0)
         if first:
             before, attributes = copy.deepcopy(model.state_dict()), set(vars(methods[0]))
             trainer.doctor(model, data, methods)
@@ -133,51 +118,22 @@ class Waits(Method):
 
 def test_time_is_extrapolated_from_a_few_steps_to_all_clients(tmp_path):
     data = small_data(batch_size=4, partitioner=IID())
-    plan = examined(tmp_path, [Waits(0.01)], data=data)
+    plan = examined(tmp_path, [Waits(0.02)], data=data)
     assert plan["measured"]["batches"] == 4
-    assert plan["seconds"]["training"] >= 100 * 0.01  # 400 examples, 4 in a batch
+    assert plan["seconds"]["training"] >= 100 * 0.02  # 400 examples, 4 in a batch
     assert plan["seconds"]["run"] >= 3 * plan["seconds"]["training"]
-    slow = examined(tmp_path, [Waits(0.03)], data=data)
-    assert slow["seconds"]["training"] >= 100 * 0.03
     assert "from 4 batches of client" in as_text(plan)
 
 
-def test_simulated_systems_are_named(tmp_path):
+def test_what_is_not_usual_is_named(tmp_path):
     plan = examined(tmp_path, systems=SystemsHeterogeneity(stragglers=0.5), local_epochs=3)
     assert plan["run"]["systems"]["stragglers"] == 0.5
-    assert "simulated: stragglers=0.5, least=1, late=keep; the costs" in as_text(plan)
-
-
-def test_a_run_without_rounds_is_described_and_not_measured(tmp_path):
-    plan = examined(tmp_path, max_rounds=0)
-    assert "seconds" not in plan
-    assert "no round trains anything" in as_text(plan)
-
-
-def test_a_run_that_would_resume_is_described_from_its_checkpoint(tmp_path):
+    assert "stragglers=0.5, least=1, late=keep" in as_text(plan)
+    assert "seconds" not in examined(tmp_path, max_rounds=0)
     small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data())
-    trainer = small_trainer(tmp_path, max_rounds=4)
-    plan = trainer.doctor(small_model(), small_data(), ckpt_path="last")
+    plan = small_trainer(tmp_path, max_rounds=4).doctor(small_model(), small_data(), ckpt_path="last")
     assert plan["run"]["rounds_done"] == 1
     assert "4, 1 of them done" in as_text(plan)
-
-
-def test_the_warnings_are_those_of_a_fit(tmp_path):
-    class Net(type(small_model())):
-        def __init__(self):
-            super().__init__(small_model().encoder, small_model().projector)
-            self.save_hyperparameters({"made": object()})
-            self.encoder.eval()
-
-    given = {"drop_last": True, "train_size": 100, "partitioner": Sizes(8, 17, 3, 72)}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        small_trainer(tmp_path, max_rounds=1).fit(Net(), small_data(**given), [FedBN()])
-    expected = {str(one.message) for one in caught if issubclass(one.category, UserWarning)}
-    assert len(expected) == 4
-    with warnings.catch_warnings(record=True) as caught:
-        assert {*examined(tmp_path, [FedBN()], Net(), small_data(**given))["warnings"]} == expected
-    assert not caught
 
 
 def refusal(act):

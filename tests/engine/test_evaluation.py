@@ -1,6 +1,5 @@
 """Evaluation has the hooks, names and values of Lightning's own loop, and the same bits on any number of workers."""
 
-import math
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -10,18 +9,16 @@ from helpers.errors import refused
 from helpers.runs import history, small_data, small_trainer
 from helpers.workers import together
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, PearsonCorrCoef, SumMetric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 from torchmetrics.utilities import dim_zero_mean
-from torchmetrics.wrappers import BootStrapper, MinMaxMetric
+from torchmetrics.wrappers import MinMaxMetric
 
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import PlainLoader
-from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share, check_signatures
-from fl_lightning.engine.loaders import Loaders, flattened
+from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share
 from fl_lightning.method import MethodList
 
 
@@ -31,6 +28,10 @@ class Plain(LightningModule):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
+        self.build()
+
+    def build(self):
+        """Add metrics."""
 
     def forward(self, x):
         return x * self.scale
@@ -49,8 +50,7 @@ class Plain(LightningModule):
 class Measured(Plain):
     """Logs objects of torchmetrics with states of every reduction."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.accuracy, self.auroc = MulticlassAccuracy(3, average="micro"), BinaryAUROC()
         self.largest, self.least, self.mean, self.sum = MaxMetric(), MinMetric(), MeanMetric(), SumMetric()
         options = {"num_classes": 3, "average": "macro"}
@@ -134,8 +134,7 @@ def test_names_and_values_are_lightnings_and_the_same_bits_on_any_number_of_work
 class EqualAtFirst(Plain):
     """Metrics whose states are equal after some batches and not after others, which a collection may mix up."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.several = MetricCollection({f"top{k}": MulticlassAccuracy(3, top_k=k, average="micro") for k in (1, 2)})
 
     def validation_step(self, batch, batch_idx):
@@ -148,26 +147,6 @@ def test_the_groups_of_a_collection_do_not_depend_on_a_workers_first_batch():
     batches = [(sure, torch.arange(3)), (unsure, torch.zeros(3, dtype=torch.int64))]
     for workers in (1, 2):
         assert evaluate(EqualAtFirst, [batches], workers) == [{"top1": 0.5, "top2": 1.0}] * workers
-
-
-class Partly(Plain):
-    """Logs in some batches only, which another worker may have."""
-
-    def __init__(self):
-        super().__init__()
-        self.total = SumMetric()
-
-    def validation_step(self, batch, batch_idx):
-        if batch_idx == 1:
-            self.total.update(batch[0].sum())
-            self.log("total", self.total)
-            self.log("value", batch[0].sum())
-
-
-def test_what_one_worker_alone_logs_is_known_to_all():
-    (one,) = evaluate(Partly, [loader()])
-    assert set(one) == {"total", "value"}
-    assert evaluate(Partly, [loader()], 3) == [one] * 3
 
 
 # ---------------------------------------------------------------- what is dealt out
@@ -188,65 +167,44 @@ class ResetsItself(Custom):
         super().reset()
 
 
-@pytest.mark.parametrize(
-    ("metric", "shared"),
-    [
-        *((make, True) for make in (SumMetric, BinaryAUROC, MaxMetric, lambda: MulticlassAccuracy(3))),
-        *((lambda f=f: Custom(f), False) for f in (dim_zero_mean, None, lambda x: x.prod(0))),
-        (lambda: Custom("sum"), True),
-        (lambda: Custom("sum", 1.0), False),
-        (lambda: ResetsItself("sum"), False),
-        (PearsonCorrCoef, False),
-        (lambda: BootStrapper(SumMetric()), False),
-        (lambda: MinMaxMetric(SumMetric()), False),
-        (lambda: SumMetric() + MeanMetric(), False),
-    ],
-)
-def test_metrics_are_dealt_out_by_the_reductions_of_their_states(metric, shared):
-    module = Plain()
-    module.metric = metric()
-    assert can_share(Client(module, MethodList([]), {}), "validation") is shared
+DEALT_OUT = {
+    SumMetric: True,
+    BinaryAUROC: True,
+    MaxMetric: True,
+    PearsonCorrCoef: False,
+    (lambda: Custom("sum")): True,
+    (lambda: Custom("sum", 1.0)): False,
+    (lambda: Custom(dim_zero_mean)): False,
+    (lambda: Custom(None)): False,
+    (lambda: Custom(lambda x: x.prod(0))): False,
+    (lambda: ResetsItself("sum")): False,
+    (lambda: MinMaxMetric(SumMetric())): False,
+    (lambda: SumMetric() + MeanMetric()): False,
+}
 
 
-def has(name):
-    return type("Hooked", (Plain,), {name: lambda self, *args: None})
+def test_metrics_are_dealt_out_by_the_reductions_of_their_states():
+    for make, shared in DEALT_OUT.items():
+        module = Plain()
+        module.metric = make()
+        assert can_share(Client(module, MethodList([]), {}), "validation") is shared, module.metric
 
 
-@pytest.mark.parametrize("hook", ["start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"])
-def test_a_module_that_overrides_a_hook_is_evaluated_whole(hook):
-    client = Client(has(f"on_validation_{hook}")(), MethodList([]), {})
-    assert not can_share(client, "validation")
-    assert can_share(client, "test")
-    assert can_share(Client(has("on_validation_model_eval")(), MethodList([]), {}), "validation")
+def test_a_module_that_overrides_a_hook_is_evaluated_whole():
+    def shares(phase, hook):
+        kind = type("Hooked", (Plain,), {f"on_validation_{hook}": lambda self, *args: None})
+        return can_share(Client(kind(), MethodList([]), {}), phase)
+
+    for hook in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"):
+        assert not shares("validation", hook)
+        assert shares("test", hook)
+    assert shares("validation", "model_eval")
 
 
 class Running(Measured):
     def validation_step(self, batch, batch_idx):
         self.sum.update(batch[0])
         self.log("running", self.sum.compute(), reduce_fx="max")
-
-
-class Averaging(nn.Module):
-    """A layer that reads its own metric."""
-
-    def __init__(self):
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def forward(self, x):
-        self.mean.update(x)
-        return self.mean.compute()
-
-
-class Inside(Plain):
-    def __init__(self):
-        super().__init__()
-        self.averaging = Averaging()
-
-
-class Trains(Measured):
-    def training_step(self, batch, batch_idx):
-        self.log("running", self.sum.compute())
 
 
 class Hidden(Measured):
@@ -260,8 +218,6 @@ def value_of(metric):
 
 def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_is_refused():
     assert not can_share(Client(Running(), MethodList([]), {}), "validation")
-    assert not can_share(Client(Inside(), MethodList([]), {}), "validation")
-    assert can_share(Client(Trains(), MethodList([]), {}), "validation")
     (one,) = evaluate(Running, [loader()])
     assert evaluate(Running, [loader()], 2) == [one] * 2
     with refused("sum.compute='SumMetric'"):
@@ -327,38 +283,6 @@ def test_hooks_see_all_batches_and_what_was_logged():
     assert one == pytest.approx(lightnings(AtTheEnd, [loader()]), rel=1e-5)
 
 
-class WithoutIndex(Plain):
-    def validation_step(self, batch, batch_idx):
-        pass
-
-
-class NeedsIndex(Plain):
-    def validation_step(self, batch, batch_idx, dataloader_idx):
-        pass
-
-
-@pytest.mark.parametrize(("kind", "loaders"), [(WithoutIndex, 2), (NeedsIndex, 1)])
-def test_a_step_takes_the_index_of_the_loader_where_there_are_several(kind, loaders):
-    with refused(f"{kind.__name__}.validation_step='{loaders} data", "dataloader_idx=0"):
-        check_signatures(kind(), "validation_step", loaders)
-    check_signatures(kind(), "validation_step", 3 - loaders)
-
-
-A, B, C = range(1), range(2), range(3)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        *((None, []), ([], []), (A, [A]), ([A, B], [A, B])),
-        ({"first": A, "second": [B, C]}, [A, B, C]),
-        (CombinedLoader({"first": [1], "second": [2]}, "sequential"), [[1], [2]]),
-    ],
-)
-def test_collections_of_loaders_are_read_in_order(given, expected):
-    assert flattened(given, "") == expected
-
-
 class Stream(IterableDataset):
     """Data without a length."""
 
@@ -368,25 +292,16 @@ class Stream(IterableDataset):
 
 def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_workers():
     stream = DataLoader(Stream(), batch_size=4)
-    for limit, expected in ((None, math.inf), (2, 2)):
-        assert Loaders.length(SimpleNamespace(limit=limit), PlainLoader(stream)) == expected
     for workers in (1, 2):
         assert evaluate(Measured, [stream], workers) == evaluate(Measured, [loader()], workers)
 
 
-def test_another_mode_of_a_combined_loader_is_refused():
-    with refused("CombinedLoader.mode='max_size'"):
-        flattened(CombinedLoader([[1], [2]], "max_size"), "")
-
-
 # ---------------------------------------------------------------- in a run
-class Bootstrapped(LightningModule):
-    """Logs in training by every reduction, and evaluates with a wrapper, which draws, and an object it shares."""
+class Shared(Plain):
+    """Logs in training by every reduction, and evaluates with a metric of torchmetrics."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
-        self.spread = BootStrapper(MulticlassAccuracy(10, average="micro"), num_bootstraps=3)
         self.in_training = MulticlassAccuracy(10, average="micro")
 
     def training_step(self, batch, batch_idx):
@@ -398,66 +313,28 @@ class Bootstrapped(LightningModule):
         self.log("step", 1.0, on_epoch=True, reduce_fx="sum")
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def on_train_epoch_end(self):
-        self.log("examples", float(self.trainer.num_training_batches))
-
     def validation_step(self, batch, batch_idx):
         logits = self.net(batch[0])
         self.accuracy(logits, batch[1])
         self.log("accuracy", self.accuracy)
-        self.spread.update(logits, batch[1])
         self.log("watched", logits.max(), reduce_fx="max", logger=False)
 
-    def on_validation_epoch_end(self):
-        self.log_dict(self.spread.compute())
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Shared(Bootstrapped):
-    """The same without the wrapper, so that its batches are dealt out."""
-
-    def __init__(self):
-        super().__init__()
-        del self.spread
-
-    def validation_step(self, batch, batch_idx):
-        self.accuracy(self.net(batch[0]), batch[1])
-        self.log("accuracy", self.accuracy)
-
-    on_validation_epoch_end = LightningModule.on_validation_epoch_end
-
-
-@pytest.mark.parametrize("kind", [Bootstrapped, Shared])
-def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path, kind):
-    runs = []
+def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path):
+    runs, size = [], {"train_size": 120, "batch_size": 7}
     for devices in (1, 2):
         torch.manual_seed(0)
         trainer = small_trainer(tmp_path, devices=devices, local_epochs=2)
-        trainer.fit(kind(), small_data(train_size=120, eval_batch_size=37, batch_size=7))
+        trainer.fit(Shared(), small_data(eval_batch_size=37, **size))
         runs.append(history(trainer))
     assert runs[0] == runs[1]
+    data = small_data(**size)
+    data.prepare_data()
+    data.setup("fit")
     row = runs[0][-1]
-    labels = sum(y for _, y in batches_of(120))
-    assert row["train/y_sum"] == labels
+    assert row["train/y_sum"] == sum(float(y.sum()) for k in range(4) for _, y in data.train_dataloader(k))
     assert row["train/y_min"] <= row["train/y_mean"] <= row["train/y_max"] < row["train/y_sum"]
-    assert row["train/step_epoch"] == sum(-(-n // 7) for n in sizes(120))
+    assert row["train/step_epoch"] == sum(-(-data.info(k).num_examples // 7) for k in range(4))
     assert row["train/step_step"] == 4
     assert 0 < row["train_accuracy"] <= 1
     assert "test/watched" not in row and "test/accuracy" in row
-
-
-def batches_of(train_size):
-    """The examples of all clients."""
-    data = small_data(train_size=train_size, batch_size=7)
-    data.prepare_data()
-    data.setup("fit")
-    return [(x, int(label)) for k in range(4) for x, y in data.train_dataloader(k) for label in y]
-
-
-def sizes(train_size):
-    data = small_data(train_size=train_size, batch_size=7)
-    data.prepare_data()
-    data.setup("fit")
-    return [data.info(k).num_examples for k in range(4)]

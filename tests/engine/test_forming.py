@@ -1,58 +1,46 @@
-"""Which clients share a group."""
+"""Which clients share a group under ``clients_per_step=auto``."""
 
-from fl_lightning.engine.groups.forming import BOTH, COMPILED, LONGER, cost, form_groups, longest_alone
+import pytest
+import torch
+from helpers.beside import rows
+from helpers.runs import assert_same_bits, small_trainer
+from helpers.tiny import TinyModule
 
-
-def groups(steps, least=2, size=4, kind=lambda k: None, lean=False, compiled=False):
-    return form_groups(dict(enumerate(steps)), least, size, kind, lean, compiled)
-
-
-def test_each_client_is_in_one_group_beside_those_of_as_many_steps():
-    steps = [3, 9, 3, 7, 1, 9, 2, 5, 8]
-    formed = groups(steps)
-    assert sorted(k for group in formed for k in group) == list(range(9))
-    assert formed == [[1, 5, 8], [3, 7, 0], [2, 6, 4]]
-    assert max(map(len, groups(steps, size=8))) == 5
+from fl_lightning.engine.groups import choosing
 
 
-def test_kinds_are_kept_apart_and_too_few_train_by_themselves():
-    formed = groups([4, 4, 4, 4, 4], least=3, kind=lambda k: k < 3)
-    assert formed == [[0, 1, 2], [3], [4]]
+@pytest.fixture(autouse=True)
+def _quick(undrawn, monkeypatch):
+    monkeypatch.setattr(choosing, "can_try_apart", lambda device: False)
 
 
-def test_clients_of_far_more_steps_train_by_themselves_where_that_takes_less_time():
-    steps = [900, 100, *[5] * 30]
-    assert groups(steps, least=8, size=64, lean=True)[:2] == [[0], [1]]
-    assert len(groups(steps, least=8, size=64)) == 1
-    assert groups([10] * 20, least=8, size=64, lean=True) == [list(range(20))]
-    # what is chosen takes the least of all choices
-    named = dict(enumerate(steps))
-    order = sorted(named, key=lambda k: (-named[k], k))
-    taken = [sum(named[k] for k in order[:n]) + cost(order[n:], named) for n in range(len(order) - 1)]
-    assert taken.index(min(taken)) == longest_alone(order, named)
+def fit(tmp_path, sizes, workers=2, **kwargs):
+    """A run of a round; returns its state, and the clients and the steps on each worker."""
+    torch.manual_seed(0)
+    how = {"threads_per_worker": 1, "max_rounds": 1, "devices": workers, "clients_per_step": "auto", **kwargs}
+    trainer = small_trainer(tmp_path, **how)
+    trainer.fit(TinyModule(), rows(sizes))
+    row = trainer.history[0]
+    placed = sorted((row[f"placed/{n}/clients"], row[f"placed/{n}/steps"]) for n in range(workers) if workers > 1)
+    return trainer.server.state, placed
 
 
-def test_the_only_group_is_cut_in_two_where_two_workers_gain_much_and_one_loses_little():
-    uneven = [*[90] * 10, *range(70, 6, -1)]
-    named = dict(enumerate(uneven))
-    given = {"least": 8, "size": 128, "lean": True}
+def test_a_client_of_far_more_steps_trains_by_itself(tmp_path):
+    _, placed = fit(tmp_path, [480, *[8] * 20])
+    assert placed == [(1, 60), (20, 20)]
 
-    def costs(parts):
-        return [cost(part, named, COMPILED) for part in parts]
 
-    first, second = cut = groups(uneven, **given, compiled=True)
-    assert first + second == list(named)
-    whole = cost(list(named), named, COMPILED)
-    assert max(costs(cut)) <= LONGER * whole
-    assert sum(costs(cut)) <= BOTH * whole
-    # no other cut has a shorter longest part
-    others = (list(named)[:place] for place in range(8, len(uneven) - 7))
-    assert max(costs(cut)) == min(max(costs([part, list(named)[len(part) :]])) for part in others)
-    # the most even cut may cost too much in all where another does not
-    assert list(map(len, groups([10] * 20 + [6] * 25, **given, compiled=True))) == [20, 25]
-    # programs that are not compiled take longer; so do more of them for few clients
-    assert groups(uneven, **given) == [list(named)]
-    assert groups([10] * 20, **given, compiled=True) == [list(range(20))]
-    # several groups keep several workers busy as they are
-    assert list(map(len, groups([10] * 200, **given, compiled=True))) == [100, 100]
-    assert len(groups(uneven, least=8, size=128, compiled=True)) == 1
+def test_clients_of_about_as_many_steps_share_a_group(tmp_path):
+    _, placed = fit(tmp_path, [16, *[8] * 20])
+    assert placed == [(0, 0), (21, 22)]
+
+
+def test_the_only_group_of_a_compiled_run_is_cut_in_two_for_any_number_of_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+    sizes = [80] * 20 + [48] * 25
+    several, placed = fit(tmp_path, sizes, compile=True)
+    assert placed == [(20, 200), (25, 150)]
+    one, _ = fit(tmp_path, sizes, workers=1, compile=True)
+    assert_same_bits(several, one)
+    # programs that are not compiled take longer, so that one worker would lose more
+    assert fit(tmp_path, sizes)[1] == [(0, 0), (45, 350)]

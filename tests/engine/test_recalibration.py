@@ -1,12 +1,12 @@
-"""Recomputed running statistics are those of the pooled data, for any number of workers, and after a resume."""
+"""Recomputed running statistics are those of the pooled data."""
 
 import copy
 from functools import partial
 
 import pytest
 import torch
-from helpers.errors import assert_names, refused, warned
-from helpers.runs import Stops, assert_same_bits, differs, history, small_data, small_trainer
+from helpers.errors import assert_names, refused
+from helpers.runs import assert_same_bits, differs, small_data, small_trainer
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,12 +16,16 @@ from fl_lightning.callbacks import BatchNormGap, Callback
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.data import IID, Dirichlet
 from fl_lightning.data.augmentation import RandomCrop
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedBN, FedDyn, Local
-from fl_lightning.models import MLP, ImageClassifier, Projector
+from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.systems import SystemsHeterogeneity
 
 POLICIES = ["recalibrate", "recalibrate_once"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(undrawn):
+    pass
 
 
 class Deep(LightningModule):
@@ -53,7 +57,7 @@ def deep(lr=0.1):
 
 
 def data(**kwargs):
-    return small_data(**{"partitioner": Dirichlet(0.1), "num_clients": 5, **kwargs})
+    return small_data(**{"partitioner": Dirichlet(0.1), "num_clients": 5, "train_size": 250, "test_size": 50, **kwargs})
 
 
 def fit(tmp_path, model=None, methods=(), given=None, ckpt_path=None, **kwargs):
@@ -88,16 +92,22 @@ def pooled(model, given, state, clients):
         return found, images.double(), logits
 
 
-def test_layer_by_layer_they_are_those_of_one_batch_of_the_pooled_data(tmp_path):
-    """So the global model gives in eval mode what it gives in training mode on these data."""
-    given = data()
-    trainer = fit(tmp_path, given=given, precision="64-true", max_rounds=1, local_epochs=2)
-    state = {name: value.double() for name, value in trainer.server.state.items()}
-    expected, images, logits = pooled(deep(), given, state, range(5))
+def assert_pooled(trainer, given, clients=range(5), state=None):
+    """The statistics are those of one batch of the pooled data; returns the images and their logits."""
+    state = {name: value.double() for name, value in (state or trainer.server.state).items()}
+    expected, images, logits = pooled(deep(), given, state, clients)
     found = statistics(trainer)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10)
+    return state, images, logits
+
+
+def test_layer_by_layer_they_are_those_of_one_batch_of_the_pooled_data(tmp_path):
+    """So the global model gives in eval mode what it gives in training mode on these data."""
+    given = data()
+    trainer = fit(tmp_path, given=given, precision="64-true", max_rounds=1, local_epochs=2)
+    state, images, logits = assert_pooled(trainer, given)
     model = deep().double().eval()
     model.load_state_dict(state)
     torch.testing.assert_close(model(images), logits, rtol=1e-8, atol=1e-8)
@@ -119,34 +129,10 @@ def test_one_pass_is_exact_for_the_first_layer_and_an_approximation_for_the_othe
     assert far[name] < float((before[name] - expected[name]).norm() / expected[name].norm())
 
 
-def test_one_pass_after_another_ends_at_the_statistics_of_layer_by_layer(tmp_path):
-    """With fixed weights each pass makes the layers after those that are exact already exact, too."""
-
-    class Repeats(Callback):
-        def on_round_end(self, trainer):
-            self.exact = trainer.recalibrated()
-            state = {}
-            for _ in trainer.client.batch_norms:
-                state = trainer.recalibrated(state, once=True)
-            self.repeated = state
-
-    repeats = Repeats()
-    fit(tmp_path, buffers="average", max_rounds=1, precision="64-true", callbacks=[repeats])
-    assert repeats.exact.keys() == repeats.repeated.keys()
-    for name, value in repeats.exact.items():
-        torch.testing.assert_close(repeats.repeated[name], value, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-def test_any_number_of_workers_gives_the_same_bits_and_so_does_a_resume(tmp_path, policy):
-    whole = fit(tmp_path / "one", buffers=policy, max_rounds=3, participation=0.6)
-    several = fit(tmp_path / "two", buffers=policy, max_rounds=3, participation=0.6, devices=2)
-    assert_same_bits(several.server.state, whole.server.state)
-    assert history(several) == history(whole)
-    with pytest.raises(ClientError):
-        fit(tmp_path / "cut", buffers=policy, max_rounds=3, participation=0.6, callbacks=[Stops(2)])
-    resumed = fit(tmp_path / "cut", buffers=policy, max_rounds=3, participation=0.6, ckpt_path="last")
-    assert_same_bits(resumed.server.state, whole.server.state)
+def test_two_workers_find_the_same_bits(tmp_path, policy):
+    one, two = (fit(tmp_path, buffers=policy, participation=0.6, devices=workers) for workers in (1, 2))
+    assert_same_bits(one.server.state, two.server.state)
 
 
 def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_from_the_result(tmp_path):
@@ -166,10 +152,7 @@ def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_f
     fates = systems.fates(trainer.seed, 0, trainer.server.cohort, 1)
     arrived = [k for k, fate in fates.items() if fate.lost is None]
     assert 0 < len(arrived) < 5 and notes.dropped == 5 - len(arrived)
-    state = {name: value.double() for name, value in trainer.server.state.items()}
-    expected, *_ = pooled(deep(), given, state, arrived)
-    for name, value in statistics(trainer).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10)
+    assert_pooled(trainer, given, arrived)
     notes, first = Notes(), Notes()
     fit(tmp_path, max_rounds=1, callbacks=[first])
     fit(tmp_path, max_rounds=2, callbacks=[notes])
@@ -188,27 +171,18 @@ def test_the_bytes_of_a_round_are_those_of_the_statistics_that_travel(tmp_path):
     assert rows["recalibrate"]["bytes/down"] == rows["recalibrate_once"]["bytes/down"] == 2 * clients * state
 
 
-def test_augmentation_is_left_out_and_a_last_batch_of_any_size_counts(tmp_path):
+def test_augmentation_is_left_out_and_each_last_batch_counts(tmp_path):
     plain = fit(tmp_path, max_rounds=1, model=deep(lr=0.0))
     other = data(augment=[RandomCrop(2)], drop_last=True)
     assert_same_bits(statistics(fit(tmp_path, max_rounds=1, model=deep(lr=0.0), given=other)), statistics(plain))
-    model = ImageClassifier(MLP(64, [16]), Projector(8), optimizer=partial(SGD, lr=0.0))
-    found = []
-    for batch_size in (32, 97):  # with 32 the last batch has one example, which training skips
-        given = data(num_clients=1, train_size=97, partitioner=IID(), batch_size=batch_size)
-        found.append(statistics(fit(tmp_path, copy.deepcopy(model), max_rounds=1, given=given)))
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name])
 
 
 def test_it_is_of_the_model_that_is_evaluated(tmp_path):
     given = data()
     trainer = fit(tmp_path, given=given, methods=[FedDyn(0.1)], precision="64-true", max_rounds=2)
-    shown = {name: value.double() for name, value in trainer.methods.evaluated_state(trainer.server).items()}
-    assert differs(shown, {name: value.double() for name, value in trainer.server.state.items()})
-    expected, *_ = pooled(deep(), given, shown, range(5))
-    for name, value in statistics(trainer).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10)
+    shown = trainer.methods.evaluated_state(trainer.server)
+    assert differs(shown, trainer.server.state)
+    assert_pooled(trainer, given, state=shown)
 
 
 def test_layers_in_evaluation_mode_keep_their_statistics(tmp_path):
@@ -233,26 +207,27 @@ def test_what_cannot_be_recomputed_is_refused(tmp_path, policy):
 
 
 def test_averaged_statistics_are_warned_of_under_strong_skew_alone(tmp_path, recwarn):
-    plan = small_trainer(tmp_path).doctor(deep(), data(partitioner=Dirichlet(0.01)))
-    (line,) = [line for line in plan["warnings"] if "trainer.buffers" in line]
-    assert_names(line, "trainer.buffers=average", "recalibrate")
-    with warned("trainer.buffers=average", "recalibrate"):
-        fit(tmp_path, buffers="average", given=data(partitioner=Dirichlet(0.01)), max_rounds=0)
-    recwarn.clear()
-    fit(tmp_path, buffers="average", given=data(partitioner=IID()), max_rounds=0)
-    fit(tmp_path, buffers="recalibrate", given=data(partitioner=Dirichlet(0.01)), max_rounds=0)
-    assert not [warning for warning in recwarn if "trainer.buffers" in str(warning.message)]
+    for buffers, partitioner, warns in (
+        ("average", Dirichlet(0.01), True),
+        ("average", IID(), False),
+        ("recalibrate", Dirichlet(0.01), False),
+    ):
+        recwarn.clear()
+        fit(tmp_path, buffers=buffers, given=data(partitioner=partitioner), max_rounds=0)
+        lines = [str(one.message) for one in recwarn if "trainer.buffers" in str(one.message)]
+        assert len(lines) == warns
+        for line in lines:
+            assert_names(line, "trainer.buffers=average", "recalibrate")
 
 
-def test_the_gap_is_that_of_averaged_statistics_and_0_for_recomputed_ones(tmp_path):
-    averaged = fit(tmp_path, buffers="average", callbacks=[BatchNormGap(1)])
-    assert averaged.metrics["bn_gap/mean"] > 0.01 and averaged.metrics["bn_gap/variance"] > 0.01
+def test_the_gap_is_0_for_recomputed_statistics_and_less_after_one_pass(tmp_path):
     exact = fit(tmp_path, callbacks=[BatchNormGap(2)], max_rounds=3)
     assert [("bn_gap/mean" in row) for row in exact.history] == [True, False, True]
     assert exact.metrics["bn_gap/mean"] == exact.metrics["bn_gap/variance"] == 0
-    once = fit(tmp_path, buffers="recalibrate_once", callbacks=[BatchNormGap(1)], max_rounds=1)
-    before = fit(tmp_path, buffers="average", callbacks=[BatchNormGap(1)], max_rounds=1)
-    assert 0 < once.metrics["bn_gap/mean"] < before.metrics["bn_gap/mean"]
+    once = fit(tmp_path, buffers="recalibrate_once", callbacks=[BatchNormGap(1)], max_rounds=1).metrics
+    averaged = fit(tmp_path, buffers="average", callbacks=[BatchNormGap(1)], max_rounds=1).metrics
+    assert averaged["bn_gap/variance"] > 0.01
+    assert 0 < once["bn_gap/mean"] < averaged["bn_gap/mean"] > 0.01
 
 
 def test_the_gap_of_a_model_without_statistics_is_refused(tmp_path):

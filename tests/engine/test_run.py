@@ -1,4 +1,4 @@
-"""Failures outside of the methods: callbacks that raise, data that vanish, a launcher that is killed."""
+"""Failures outside of the methods: callbacks that raise, a launcher that is killed."""
 
 import multiprocessing
 import os
@@ -9,11 +9,8 @@ import tempfile
 import pytest
 import torch
 from helpers.errors import assert_names, refused
-from helpers.runs import Removes, plain_sgd_model, small_data, small_model, small_trainer
-from helpers.theirs import Labelled, TheirData, Theirs
-from torch.utils.data import DataLoader
+from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
-from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
 from fl_lightning.errors import ClientError
@@ -32,7 +29,7 @@ class Fails(Callback):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes")
-@pytest.mark.parametrize(("workers", "ranks"), [(1, [0]), (2, [0]), (2, [0, 1])])
+@pytest.mark.parametrize(("workers", "ranks"), [(1, [0]), (2, [0, 1])])
 def test_a_callback_that_raises_keeps_its_exception_and_is_named(tmp_path, workers, ranks):
     with pytest.raises(TypeError, match=r"^my own mistake") as ended:
         small_trainer(tmp_path, devices=workers, callbacks=[Fails(*ranks)]).fit(small_model(), small_data())
@@ -44,36 +41,6 @@ def test_a_callback_that_raises_keeps_its_exception_and_is_named(tmp_path, worke
 def test_a_callback_that_raises_on_another_worker_is_named(tmp_path):
     with refused("round 1", "worker 1", "TypeError", "my own mistake", "Fails.on_round_end", kind=ClientError):
         small_trainer(tmp_path, devices=2, callbacks=[Fails(1)]).fit(small_model(), small_data())
-
-
-class Files(Labelled):
-    """Examples of which each is a file."""
-
-    def __init__(self, folder, items):
-        super().__init__(items)
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-        for index, item in enumerate(items):
-            torch.save(item, folder / f"{index}.pt")
-
-    def __getitem__(self, index):
-        return torch.load(self.folder / f"{index}.pt")
-
-
-class DataOfFiles(TheirData):
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def train_dataloader(self):
-        return DataLoader(Files(self.folder, self.items[:40]), batch_size=16, shuffle=True)
-
-
-def test_data_that_vanish_are_named_with_client_and_round(tmp_path):
-    folder = tmp_path / "images"
-    trainer = small_trainer(tmp_path / "runs", callbacks=[Removes(folder)])
-    with refused("client 0", "round 1", f"{folder}/", kind=ClientError):
-        trainer.fit(Theirs(), Partitioned(DataOfFiles(folder), num_clients=2))
 
 
 class Killed(Callback):

@@ -3,17 +3,16 @@
 import math
 
 import torch
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
-from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.engine import rounds
-from fl_lightning.models import MLP, ImageClassifier
+from fl_lightning.models import MLP, Encoder, ImageClassifier
 from helpers.runs import history, small_trainer
+from helpers.tiny import TinyData, clients
 
-# examples of the clients of ``arrays``: in batches of 8, clients end with a batch of 2, 4 or 8, after 2 to 6 batches
+# examples of the clients of ``rows``: in batches of 8, clients end with a batch of 2, 4 or 8, after 2 to 6 batches
 SIZES = (10, 20, 34, 16, 42, 12)
 
 
@@ -24,37 +23,26 @@ class Visits(Callback):
         self.found = {}
 
     def on_client_end(self, trainer, client):
-        counts = {name: getattr(client, name) for name in ("num_steps", "lr", "lr_total", "drift", "weight", "epoch")}
-        self.found[f"{trainer.server.round}-{client.info.id}"] = {
-            "state": client.state(),
-            "metrics": client.metrics,
-            "epochs": client.epochs,
-            **counts,
-        }
+        names = ("num_steps", "lr", "lr_total", "drift", "weight", "epoch", "metrics", "epochs")
+        visit = {name: getattr(client, name) for name in names}
+        self.found[f"{trainer.server.round}-{client.info.id}"] = {**visit, "state": client.state()}
 
 
-class Arrays(LightningDataModule):
-    """Examples of 8 features in 3 classes, each class around a place of its own."""
+class Normed(Encoder):
+    """BatchNorm after a layer without bias, which would have no gradient but rounding."""
 
-    def __init__(self, number, batch_size, shuffle):
+    def __init__(self, inputs=64):
         super().__init__()
-        self.batch_size, self.shuffle = batch_size, shuffle
-        draw = torch.Generator().manual_seed(1)
-        self.y = torch.arange(number) % 3
-        self.x = torch.randn(3, 8, generator=draw)[self.y] + torch.randn(number, 8, generator=draw)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 12, bias=False), nn.BatchNorm1d(12), nn.Tanh())
+        self.out_features, self.early = 12, ("layers.1", "layers.3")
 
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(self.x, self.y), self.batch_size, shuffle=self.shuffle)
+    def forward(self, x):
+        return self.layers(x)
 
 
-def arrays(sizes=SIZES, batch_size=8, shuffle=True, doubles=True, kind=Arrays):
+def rows(sizes=SIZES, kind=TinyData, shuffle=True):
     """A client for each of the sizes, whose batches a DataLoader gives."""
-    inner = kind(sum(sizes), batch_size, shuffle)
-    inner.x = inner.x.double() if doubles else inner.x
-    data, parts = Partitioned(inner, num_clients=len(sizes)), torch.arange(sum(sizes)).split(list(sizes))
-    data.partitioner = lambda labels, k, rng: [part.numpy() for part in parts]
-    data.partitioner.moved = 0
-    return data
+    return clients(kind(sum(sizes), batch_size=8, shuffle=shuffle), *sizes)
 
 
 def digits(**kwargs):
@@ -68,22 +56,26 @@ def sgd(**kwargs):
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.05, **kwargs})
 
 
-def mlp(optimizer=None, projector=None, encoder=None):
-    return ImageClassifier(encoder or MLP(64, [16, 12]), projector, optimizer=optimizer or sgd())
+def mlp(optimizer=None, encoder=None):
+    return ImageClassifier(encoder or MLP(64, [16, 12]), optimizer=optimizer or sgd())
+
+
+def normed(inputs=64):
+    return mlp(encoder=Normed(inputs))
 
 
 def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, ckpt_path=None, callbacks=(), **kwargs):
-    """What a run in groups of at most ``size`` clients, or of ``auto``, came to, by name; and its trainer."""
+    """The results, by name, of a run in groups of at most ``size`` clients, or of ``auto``; and its trainer."""
     torch.manual_seed(0)
     seen, given = Visits(), {"precision": "64-true", "local_epochs": 2, "threads_per_worker": 1}
     given |= {"enable_progress_bar": False, "eval_every_n_rounds": 99, "checkpoint_every_n_rounds": 99}
     callbacks = [*callbacks, *([seen] if visits else [])]
     trainer = small_trainer(tmp_path, **{**given, "clients_per_step": size, "callbacks": callbacks, **kwargs})
     dealt = data()
-    with Sizes() as sizes:
+    with Groups() as groups:
         trainer.fit(model(), dealt, methods(), ckpt_path)
     # a comparison of one by one with one by one would say nothing
-    assert (max(sizes.found) > 1) == (size != 1)
+    assert (max(groups.sizes) > 1) == (size != 1)
     memories = {} if "client_memory" in kwargs else trainer.client.memories()  # the run removes those on disk
     remembered = {str(k): memories.get(k, {}) for k in range(dealt.num_clients)}
     state = {name: value.clone() for name, value in trainer.server.state.items()}
@@ -91,11 +83,11 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
     return {"state": state, "visits": seen.found, "remembered": remembered, "metrics": metrics}, trainer
 
 
-class Sizes:
+class Groups:
     """In this block it keeps the sizes of the groups that are trained."""
 
     def __enter__(self):
-        self.found, self._kept = [], (rounds.train_client, rounds.train_group)
+        self.sizes, self._kept = [], (rounds.train_client, rounds.train_group)
         rounds.train_client, rounds.train_group = map(self._noting, self._kept)
         return self
 
@@ -104,7 +96,7 @@ class Sizes:
 
     def _noting(self, train):
         def noting(run, group, *args):
-            self.found.append(len(group))
+            self.sizes.append(len(group))
             return train(run, group, *args)
 
         return noting
