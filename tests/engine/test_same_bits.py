@@ -23,13 +23,13 @@ METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecor
 KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
-    "BestCheckpoint": {"monitor": "test/loss"},
+    "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
     "CCVR": {"samples_per_class": 20, "epochs": 1},
     "CostLedger": {"every_n_rounds": 2},
     "DeviationBound": {"every_n_rounds": 2, "max_clients": 2},
     "DomainMetrics": {"every_n_rounds": 1},
     "Drift": {"every_n_rounds": 2, "max_clients": 2},
-    "EarlyStopping": {"monitor": "test/loss", "patience": 9},
+    "EarlyStopping": {"monitor": "test/loss", "mode": "max", "patience": 9},
     "Embedding": {"every_n_rounds": 2, "examples": 16, "clients": [0, 2]},
     "LayerAlignment": {"every_n_rounds": 2},
     "LayerSimilarity": {"every_n_rounds": 1, "examples": 60, "max_clients": 3},
@@ -50,13 +50,14 @@ UNCOMPARED = ("lock", "environment.json", ".ckpt.json", "projector_config.pbtxt"
 def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
     left_out = OF_A_GLOBAL_MODEL if name in KEEP_ENTRIES else ()
     watching = [getattr(callbacks, kind)(**given) for kind, given in ARGUMENTS.items() if kind not in left_out]
-    watching += [Stops(stop)] if stop is not None else []
     how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "precision": precision}
-    trainer = small_trainer(folder, callbacks=watching, devices=workers, logger=True, name="run", **how)
+    trainer = small_trainer(folder, callbacks=[*watching, Stops(stop)], devices=workers, logger=True, name="run", **how)
     data = TwoDomains(
         num_clients=4, batch_size=32, train_size=160, test_size=120, eval_batch_size=50, partitioner=Dirichlet(0.5)
     )
-    trainer.fit(plain_sgd_model(), data, METHODS[name](), ckpt_path)
+    model = plain_sgd_model()
+    model.encoder.layers.append(torch.nn.Dropout(0.2))
+    trainer.fit(model, data, METHODS[name](), ckpt_path)
     return outputs(trainer)
 
 
@@ -114,7 +115,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("workers", sample([(2,), (1, 2), (2, 1)], (2,), (1, 2)))
+@pytest.mark.parametrize("workers", [(2,), (1, 2)])
 @pytest.mark.parametrize("precision", sample(["32-true", "bf16-mixed"], "32-true"))
 @pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN"))
 def test_workers_and_a_resume_change_no_output(tmp_path, alone, name, precision, workers):
