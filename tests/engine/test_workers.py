@@ -3,12 +3,10 @@
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import pytest
 import torch
 from helpers import launched
 from helpers.errors import assert_names, refused
-from helpers.methods import METHODS
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
 from lightning.pytorch import LightningModule
@@ -26,14 +23,12 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
-from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
-from fl_lightning.engine.processes.launch import ClientStrategy, build_fabric
-from fl_lightning.engine.processes.presence import SILENCE
-from fl_lightning.engine.processes.workers import MESSAGES, ROOM, Workers, place, within_bounds
-from fl_lightning.errors import ClientError, LostWorkerError
-from fl_lightning.methods import FedBN
+from fl_lightning.callbacks import Callback
+from fl_lightning.engine.processes.launch import ClientStrategy
+from fl_lightning.engine.processes.workers import place
+from fl_lightning.errors import ClientError
+from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.models import MLP
-from fl_lightning.records.plain import packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,8 +42,7 @@ def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1
     """Train by each number of workers, and hold the global models and all metrics against each other."""
     found = []
     for number in workers:
-        callbacks = [SpectrumMonitor()] if model is plain_sgd_model else []
-        given = {"callbacks": callbacks, "devices": number, "threads_per_worker": 1, "max_rounds": 3, **kwargs}
+        given = {"devices": number, "threads_per_worker": 1, **kwargs}
         trainer = small_trainer(tmp_path, **given)
         torch.manual_seed(0)
         trainer.fit(model(), data() if data else small_data(num_clients=7), methods())
@@ -59,28 +53,16 @@ def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1
     return trainer
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("name", METHODS)
-def test_two_workers_give_the_bits_of_one(tmp_path, name, precision):
-    compare(tmp_path, METHODS[name], participation=0.6, precision=precision)
-
-
 def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
-    trainer = compare(tmp_path, METHODS["SCAFFOLD"], workers=(1, 3, 4), cohort_size=2)
-    assert trainer.metrics["placed/3/clients"] == 0
+    trainer = compare(tmp_path, SCAFFOLD, workers=(1, 3), cohort_size=2)
+    assert trainer.metrics["placed/2/clients"] == 0
 
 
-def test_only_clients_that_remember_something_have_an_owner(tmp_path):
-    assert compare(tmp_path, participation=0.6).client.memories().owners == {}
-    assert set(compare(tmp_path, METHODS["SCAFFOLD"]).client.memories().owners) == set(range(7))
-
-
-def test_memories_on_disk_follow_their_client(tmp_path):
-    compare(tmp_path, METHODS["MOON"], cohort_size=3, max_rounds=4, client_memory=0.0)
-
-
-def test_a_users_module_and_data_give_the_same_bits(tmp_path):
-    compare(tmp_path, model=Theirs, data=lambda: Partitioned(TheirData(), num_clients=5))
+@pytest.mark.parametrize(("methods", "owned"), [(list, set()), (SCAFFOLD, set(range(4)))])
+def test_only_clients_that_remember_something_have_an_owner(tmp_path, methods, owned):
+    trainer = small_trainer(tmp_path, devices=2)
+    trainer.fit(plain_sgd_model(), small_data(), methods())
+    assert set(trainer.client.memories().owners) == owned
 
 
 class WithLoaders(TheirData):
@@ -113,10 +95,6 @@ class WithMetric(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_metrics_that_a_module_adds_up_itself_are_right_on_every_worker(tmp_path):
-    compare(tmp_path, model=WithMetric, data=lambda: small_data(eval_batch_size=37))
-
-
 class Leaks(WithMetric):
     """Counts its steps in a buffer that no state holds, and lets the count into the loss."""
 
@@ -129,19 +107,21 @@ class Leaks(WithMetric):
         return super().training_step(batch, batch_idx) * (1 + 0.01 * self.count)
 
 
-def test_nothing_leaks_from_client_to_client_through_buffers_in_no_state(tmp_path):
-    compare(tmp_path, model=Leaks)
+def synchronises():
+    return Synchronises(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.02))
 
 
-def test_what_a_module_synchronises_is_of_one_client(tmp_path):
-    def model():
-        return Synchronises(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.02))
+MODULES = {
+    "a user's module and data": (Theirs, lambda: Partitioned(TheirData(), num_clients=5)),
+    "a metric that the module adds up": (WithMetric, lambda: small_data(eval_batch_size=37)),
+    "a buffer in no state": (Leaks, lambda: small_data(num_clients=3)),
+    "numbers that the module synchronises": (synchronises, lambda: small_data(num_clients=3)),
+}
 
-    compare(tmp_path, model=model, data=lambda: small_data(num_clients=3))
 
-
-def test_local_spectra_and_calibration_are_those_of_one_worker(tmp_path):
-    compare(tmp_path, callbacks=[SpectrumMonitor(local_models=True), CCVR(samples_per_class=20, epochs=2)])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_the_users_trains_to_the_bits_of_one_worker(tmp_path, name):
+    compare(tmp_path, model=MODULES[name][0], data=MODULES[name][1], max_rounds=2)
 
 
 def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_path):
@@ -150,7 +130,6 @@ def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_
     try:
         torch.randn(2000, 2000) @ torch.randn(2000, 2000)
         torch.randn(4_000_000).exp().sum()
-        small_trainer(tmp_path, max_rounds=1).fit(small_model("cnn"), small_data("cnn"))
         small_trainer(tmp_path, max_rounds=1, devices=2).fit(small_model("cnn"), small_data("cnn"))
         assert torch.get_num_threads() == 2
     finally:
@@ -190,7 +169,7 @@ def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
-def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
+def test_one_worker_writes_in_each_fit_and_the_placement_is_logged(tmp_path):
     class Folders(Callback):
         def on_round_end(self, trainer):
             assert (trainer.run_dir is None) == (trainer.global_rank > 0)
@@ -198,14 +177,8 @@ def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
     trainer = small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Folders()])
     for _ in range(2):
         trainer.fit(small_model(), small_data())
-    assert trainer.run_dir.name == "version_1"
-
-
-def test_one_worker_writes_and_the_placement_is_logged(tmp_path):
-    trainer = small_trainer(tmp_path, devices=2, max_rounds=2)
-    trainer.fit(small_model(), small_data())
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg"]
-    assert [path.name for path in (tmp_path / "fedavg").iterdir()] == ["version_0"]
+    assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
     assert trainer.metrics["placed/0/clients"] + trainer.metrics["placed/1/clients"] == 4
     assert "placed/1/steps" in (trainer.run_dir / "metrics.csv").read_text()
 
@@ -221,7 +194,8 @@ def test_validation_and_test_are_those_of_one_worker(tmp_path):
 
 
 def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
-    trainer = compare(tmp_path, METHODS["SCAFFOLD"], data=lambda: small_data(train_size=1400), workers=(1,))
+    trainer = small_trainer(tmp_path)
+    trainer.fit(plain_sgd_model(), small_data(train_size=1400), SCAFFOLD())
     visits = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
     for metrics in trainer.history:
         times = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
@@ -234,46 +208,39 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 # ---------------------------------------------------------------------- collectives
 
 
-def by_two(tmp_path, work):
-    """What two forked workers return from ``work(workers)``, by rank."""
-
-    def _work(fabric):
-        workers = Workers(fabric)
-        return workers.gather(work(workers))
-
-    return build_fabric(small_trainer(tmp_path), 2).launch(_work)
-
-
-@pytest.mark.parametrize("size", [0, 1, ROOM - 100, ROOM, 3 * ROOM])
-def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, size):
-    values = [{"text": "a"}, {"text": "b" * size, "tensor": torch.arange(3)}]
-    for seen in by_two(tmp_path, lambda workers: workers.gather(values[workers.rank])):
-        assert seen[0] == values[0]
-        assert seen[1]["text"] == values[1]["text"]
-        assert torch.equal(seen[1]["tensor"], values[1]["tensor"])
-
-
 @pytest.fixture
 def network(monkeypatch):
     """Workers that cannot trust what they receive, as those of several machines."""
     monkeypatch.setattr(ClientStrategy, "private", False)
 
 
+class Gathers(Callback):
+    """Gathers a value that is longer on the second worker, and one of plain values, arrays and tensors."""
+
+    plain = {1: (np.arange(3.0), np.float32(2.5), {None}), "path": Path("b")}  # noqa: RUF012
+
+    def on_last_round_end(self, trainer):
+        self.sizes = {size: trainer.gather("a" * size * trainer.global_rank) for size in (0, 1000, 10**6)}
+        self.seen = trainer.gather({**self.plain, "tensor": torch.arange(3)})
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, request, machines):
+    if machines == 2:
+        request.getfixturevalue("network")
+    gathers = Gathers()
+    small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[gathers]).fit(small_model(), small_data())
+    assert gathers.sizes == {size: ["", "a" * size] for size in gathers.sizes}
+    for one in gathers.seen:
+        array, number, rest = one[1]
+        assert (one["path"], rest, array.dtype, array.tolist()) == (Path("b"), {None}, np.float64, [0.0, 1.0, 2.0])
+        assert type(number) is np.float32 and number == 2.5
+        assert torch.equal(one["tensor"], torch.arange(3))
+
+
 @pytest.mark.usefixtures("network")
 def test_workers_of_several_machines_give_the_bits_of_one(tmp_path):
-    compare(tmp_path, METHODS["SCAFFOLD"], model=WithMetric, participation=0.6)
-
-
-@pytest.mark.usefixtures("network")
-@pytest.mark.parametrize("size", [0, ROOM - 100, 3 * ROOM])
-def test_workers_of_several_machines_gather_tensors_arrays_and_plain_values(tmp_path, size):
-    value = {"text": "a" * size, 1: (torch.arange(3), np.arange(3.0), np.float32(2.5), {None}), "path": Path("b")}
-    for seen in by_two(tmp_path, lambda workers: workers.gather(value)):
-        for one in seen:
-            assert (one["text"], one["path"], one[1][3]) == (value["text"], value["path"], {None})
-            assert torch.equal(one[1][0], value[1][0])
-            assert one[1][1].dtype == np.float64 and one[1][1].tolist() == [0.0, 1.0, 2.0]
-            assert type(one[1][2]) is np.float32 and one[1][2] == 2.5
+    compare(tmp_path, SCAFFOLD, model=WithMetric, participation=0.6)
 
 
 class Own:
@@ -287,44 +254,8 @@ class GathersOwn(Callback):
 
 @pytest.mark.usefixtures("network")
 def test_workers_of_several_machines_refuse_other_values_by_place_and_type(tmp_path):
-    with refused("on_round_end", "test_workers.Own", "worker 0") as caught:
+    with refused("on_round_end", "test_workers.Own", "worker 0"):
         small_trainer(tmp_path, devices=2, callbacks=[GathersOwn()]).fit(small_model(), small_data())
-    if hasattr(caught.value, "__notes__"):
-        assert "GathersOwn.on_round_end" in caught.value.__notes__[0]
-
-
-class Runs:
-    """A pickle of it runs a command where it is read."""
-
-    def __reduce__(self):
-        return os._exit, (3,)
-
-
-def test_a_message_that_would_run_something_is_not_run():
-    for contents in (pickle.dumps(Runs()), packed(("place", Runs())).numpy().tobytes(), b"", b"zeros" * 100):
-        with pytest.raises((pickle.UnpicklingError, RuntimeError, EOFError)):
-            unpacked(contents, MESSAGES)
-
-
-@pytest.mark.parametrize("size", [-1, 2**62])
-def test_a_message_of_a_size_that_no_worker_sends_is_refused(size):
-    with refused("bytes", kind=LostWorkerError):
-        within_bounds(size)
-
-
-def test_tensors_are_added_up_and_sent(tmp_path):
-    def work(workers):
-        total = torch.arange(5, dtype=torch.float64) + workers.rank
-        workers.all_reduce(total)
-        for contents in (torch.arange(7, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
-            if workers.rank == 0:
-                workers.send(contents, 1)
-            else:
-                assert torch.equal(workers.receive(0), contents)
-        workers.barrier()
-        return total.tolist()
-
-    assert by_two(tmp_path, work) == [[1.0, 3.0, 5.0, 7.0, 9.0]] * 2
 
 
 class AsksAlone(Callback):
@@ -347,32 +278,28 @@ def test_collectives_end_with_the_run(tmp_path):
         trainer.gather(1)
 
 
-@pytest.fixture
-def default_group():
-    """Makes a default process group of this process alone; it ends with the test."""
+class Joins(Callback):
+    """Makes a default process group of this process alone."""
 
-    def make():
+    def on_fit_start(self, trainer):
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 
-    yield make
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+
+@pytest.fixture
+def leaves_no_group():
+    yield
+    torch.distributed.destroy_process_group()
 
 
-def test_a_default_group_beside_several_workers_is_refused(tmp_path, default_group):
-    default_group()
-    small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data())
+@pytest.mark.usefixtures("leaves_no_group")
+@pytest.mark.parametrize("within", [False, True])
+def test_a_default_group_beside_several_workers_is_refused(tmp_path, within):
+    callbacks = [Joins()]
+    if not within:
+        small_trainer(tmp_path, max_rounds=1, callbacks=callbacks).fit(small_model(), small_data())
+        callbacks = []
     with refused("torch.distributed=", "torch.distributed.destroy_process_group()"):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
-
-
-def test_a_default_group_that_the_users_code_makes_in_the_run_is_refused(tmp_path, default_group):
-    class Joins(Callback):
-        def on_fit_start(self, trainer):
-            default_group()
-
-    with refused("torch.distributed="):
-        small_trainer(tmp_path, devices=2, callbacks=[Joins()]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=2, callbacks=callbacks).fit(small_model(), small_data())
 
 
 # ---------------------------------------------------------------------- placing
@@ -403,30 +330,28 @@ def test_no_worker_has_more_than_the_mean_and_the_longest(size):
 
 
 class Fails(Method):
-    """Fails in one client's visit of the second round."""
+    """Fails in some clients' visits of the second round."""
 
-    def __init__(self, k):
-        self.k, self.rounds = k, 0
+    def __init__(self, *clients):
+        self.clients, self.rounds = clients, 0
 
     def on_round_start(self, server):
         self.rounds = server.round
 
     def on_client_start(self, client):
-        if client.info.id == self.k and self.rounds == 1:
+        if client.info.id in self.clients and self.rounds == 1:
             raise ValueError("no such thing")
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_a_client_that_fails_on_any_worker_is_named(tmp_path, k):
     with refused(f"client {k}", "round 1", "ValueError", kind=ClientError):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data(), Fails(k))
+        small_trainer(tmp_path, devices=2).fit(small_model(), small_data(train_size=100), Fails(k))
 
 
-def test_a_client_that_fails_on_any_worker_is_skipped_alike(tmp_path):
-    for k in (0, 3):
-        trainer = compare(tmp_path, lambda k=k: [Fails(k)], on_client_error="skip")
-        assert trainer.history[1]["clients/failed"] == 1
-        assert trainer.history[1]["clients"] == 6
+def test_clients_that_fail_on_any_worker_are_skipped_alike(tmp_path):
+    trainer = compare(tmp_path, lambda: Fails(0, 3), on_client_error="skip")
+    assert [trainer.history[1][name] for name in ("clients/failed", "clients")] == [2, 5]
 
 
 class Killed(Callback):
@@ -452,11 +377,9 @@ class Breaks(Callback):
         (Breaks(), ("round 0", "worker 1", "TypeError")),
     ],
 )
-def test_a_lost_worker_ends_the_run_by_name_and_soon(tmp_path, callback, message):
-    began = time.monotonic()
+def test_a_lost_worker_ends_the_run_by_name(tmp_path, callback, message):
     with refused(*message, kind=ClientError):
         small_trainer(tmp_path, devices=2, callbacks=[callback]).fit(small_model(), small_data())
-    assert time.monotonic() - began < SILENCE
     assert not torch.distributed.is_initialized()
 
 
@@ -575,6 +498,7 @@ def torchrun():
     return tasks
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_workers_that_give_the_bits_of_one(tmp_path, alone):
     how = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     end(*how, LAUNCHED, str(tmp_path), "torchrun", "1")
@@ -610,6 +534,7 @@ def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
     assert_same_bits(state, alone)
 
 
+@pytest.mark.thorough
 def test_workers_of_several_threads_run_the_program_anew_and_can_fit_twice(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
