@@ -22,6 +22,7 @@ RUNS = {
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
+pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
 DEFAULT = ("scaffold, feddecorr and fedprox, with a schedule", "fedbn", "cohorts")
 
 
@@ -32,7 +33,6 @@ def config_of(name):
     return config
 
 
-@pytest.mark.usefixtures("one_parser")
 @pytest.mark.parametrize("name", sample([*RUNS], *DEFAULT))
 def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     config = config_of(name)
@@ -50,7 +50,6 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
 
 
-@pytest.mark.usefixtures("one_parser")
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):
     config = copy.deepcopy(SMALL)
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}

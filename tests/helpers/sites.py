@@ -36,6 +36,8 @@ SMALL = {
         "init_args": {
             "num_clients": SITES,
             "batch_size": 64,
+            "train_size": 400,
+            "test_size": 100,
             "partitioner": {"class_path": "Dirichlet", "init_args": {"alpha": 0.5}},
         },
     },
@@ -65,9 +67,11 @@ class Here:
         updates: the answers to visits, before they are changed or lost.
     """
 
+    altered = {}  # noqa: RUF012
+
     def __init__(self, sites):
         self.sites, self.answers, self.number = dict(enumerate(sites)), {}, 0
-        self.gone, self.altered, self.lost, self.sent, self.updates = set(), {}, set(), [], []
+        self.gone, self.lost, self.sent, self.updates = set(), set(), [], []
 
     def nodes(self):
         return [node for node in self.sites if node not in self.gone]
