@@ -13,6 +13,8 @@ from fl_lightning.functional import singular_alignment
 from fl_lightning.methods import FedBN, Local
 from fl_lightning.models import ImageClassifier, Logistic
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 class Remembers(Callback):
     """Keeps the local states of the last round."""
@@ -47,16 +49,6 @@ def test_layers_that_are_aligned_have_the_identity():
     assert singular_alignment(first, second, 4).diagonal().mean() < 0.9
 
 
-def test_unrelated_layers_have_the_value_that_is_stated():
-    values = [singular_alignment(torch.randn(256, 256), torch.randn(10, 256), 10) for _ in range(4)]
-    assert torch.stack(values).mean().item() == pytest.approx((2 / (np.pi * 256)) ** 0.5, rel=0.1)
-
-
-def test_layers_that_do_not_fit_are_refused():
-    with refused("(3, 4)", "(3, 4)"):
-        singular_alignment(torch.zeros(3, 4), torch.zeros(3, 4), 2)
-
-
 def test_it_is_that_of_the_global_model_and_the_mean_over_local_ones(tmp_path):
     trainer, seen, model, file = fit(tmp_path, LayerAlignment(number=12), max_rounds=1)
     paths = ["encoder.layers.1.0", "encoder.layers.2.0", "projector.layers.0", "projector.layers.3", "classifier"]
@@ -75,9 +67,8 @@ def test_it_is_that_of_the_global_model_and_the_mean_over_local_ones(tmp_path):
 
 
 def test_layers_that_stay_with_the_clients_have_no_global_model(tmp_path):
-    trainer, *_, file = fit(tmp_path, LayerAlignment(number=3), methods=[Local()], max_rounds=1)
+    *_, file = fit(tmp_path, LayerAlignment(number=3), methods=[Local()], max_rounds=1)
     assert np.isnan(file["global"]).all() and np.isfinite(file["local"][0, 0]).all()
-    assert [path.name for path in (trainer.run_dir / "figures").iterdir()] == ["alignment_local.png"]
     # statistics that stay do not matter to weights that travel
     *_, file = fit(tmp_path, LayerAlignment(number=3), methods=[FedBN()], max_rounds=1)
     assert np.isfinite(file["global"][0, 0]).all()
