@@ -6,12 +6,10 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
-from helpers.theirs import TheirData, Theirs
-from lightning.pytorch import LightningDataModule
+from helpers.tiny import TinyData, TinyModule, clients
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
 from fl_lightning.sums import Sums, Weighted
@@ -87,10 +85,10 @@ def test_representations_and_fine_tuning_are_dealt_out_and_have_the_bits_of_one_
         "tuned": tuned,
     }
     one, two = answers(tmp_path, **questions)
-    for name, clients, number in (("test", {None}, 360), ("train", {0, 1, 2, 3}, 200), ("probe", {None}, 100)):
+    for name, owners, number in (("test", {None}, 360), ("train", {0, 1, 2, 3}, 200), ("probe", {None}, 100)):
         alone, dealt = getattr(one, name), getattr(two, name)
         assert [index for index, *_ in alone] == [index for index, *_ in dealt]
-        assert {index.client for index, *_ in alone} == clients
+        assert {index.client for index, *_ in alone} == owners
         assert sum(len(targets) for _, targets, _ in alone) == number
         for first, second in zip(alone, dealt, strict=True):
             assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
@@ -141,31 +139,15 @@ def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
         torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
 
 
-def test_a_probe_of_any_dataloader_is_picked_and_of_a_stream_its_first_batches(tmp_path):
-    class Ordered(LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(TensorDataset(torch.rand(40, 6), torch.arange(40) % 3), batch_size=8)
-
-        def test_dataloader(self):
-            picked = TensorDataset(torch.rand(1000, 6), torch.arange(1000) // 334)
-            return [DataLoader(picked, batch_size=100), DataLoader(Stream(), batch_size=10)]
-
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return ((torch.rand(6), torch.tensor(0)) for _ in range(500))
-
-    class Plain(Theirs):
-        def training_step(self, batch, batch_idx):
-            return cross_entropy(self.net(batch[0]), batch[1])
-
-        def test_step(self, batch, batch_idx, dataloader_idx=0):
-            self.log("hits", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "net"})
-    trainer.fit(Plain(), Partitioned(Ordered(), num_clients=2))
-    seen = [targets for *_, targets, _ in trainer.representations(None, ("logits",), examples=192)]
-    assert [len(targets) for targets in seen] == [64, 64, 64, 10, 10, 10]
-    assert set(torch.cat(seen[:3]).tolist()) == {0, 1, 2}
+def test_a_probe_of_any_dataloader_is_picked_from_all_classes(tmp_path):
+    data = TinyData(test=[300])
+    data.test_dataloader = lambda: DataLoader(TensorDataset(torch.rand(300, 8), torch.arange(300) // 100), 100)
+    model = TinyModule()
+    model.test_step = lambda batch, batch_idx: model.log("loss", model.loss(batch))
+    trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "head"})
+    trainer.fit(model, clients(data, 7, 7))
+    (targets,) = [targets for *_, targets, _ in trainer.representations(None, ("logits",), examples=48)]
+    assert len(targets) == 48 and set(targets.tolist()) == {0, 1, 2}
 
 
 ZERO = torch.zeros(1)
@@ -186,26 +168,12 @@ def test_what_there_is_not_is_refused_by_name(tmp_path):
         ("steps=-1", "0"): lambda: trainer.fine_tune(0, None, -1),
         ("state='nothing'", "classifier.bias"): lambda: trainer.evaluate("test", {"nothing": ZERO}),
         ("classifier.bias=(1,)", "(10,)"): lambda: trainer.evaluate("test", {"classifier.bias": ZERO}),
+        ("domain='grey'",): lambda: trainer.representations(None, ("logits",), domain="grey"),
         ("trainer.log", "mine=", "number"): lambda: trainer.log("mine", "x"),
     }
     for words, ask in cases.items():
         with refused(*words):
             ask()
-
-
-def test_data_without_test_data_of_a_client_are_refused_by_name(tmp_path):
-    class InParts(TheirData):
-        def test_dataloader(self):
-            return [super().test_dataloader()] * 2
-
-    class OfParts(Theirs):
-        def test_step(self, batch, batch_idx, dataloader_idx=0):
-            return super().test_step(batch)
-
-    trainer = small_trainer(tmp_path, max_rounds=1)
-    trainer.fit(OfParts(), Partitioned(InParts(), num_clients=2))
-    with refused("data='Partitioned'", "test_dataloader"):
-        trainer.evaluate("test", client=1)
 
 
 def test_evaluation_is_of_the_global_model_of_a_state_or_on_one_clients_data(tmp_path):
@@ -344,16 +312,3 @@ def test_before_a_run_a_trainer_says_that_it_has_none(tmp_path):
     assert (trainer.metrics, trainer.history, trainer.run_dir) == ({}, [], None)
     with refused("fit", "validate", "test", kind=RuntimeError):
         _ = trainer.server
-
-
-def test_a_figure_is_saved_and_shown(tmp_path):
-    from matplotlib.figure import Figure
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Draws(Callback):
-        def on_fit_end(self, trainer):
-            trainer.log_figure("what/it/is", Figure())
-
-    trainer = fit(tmp_path, [Draws()], rounds=1, logger=True)
-    assert (trainer.run_dir / "figures" / "what_it_is.png").stat().st_size > 0
-    assert "what/it/is" in EventAccumulator(str(trainer.run_dir)).Reload().Tags()["images"]

@@ -5,10 +5,8 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
-from helpers.theirs import TheirData, Theirs
 
-from fl_lightning import Partitioned
-from fl_lightning.callbacks import Callback, EarlyStopping, Embedding
+from fl_lightning.callbacks import Embedding
 from fl_lightning.callbacks.embedding import embed
 from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -76,36 +74,9 @@ def test_without_a_global_model_clients_alone_are_embedded(tmp_path):
     assert np.isfinite(file["local"]).all()
 
 
-def test_a_run_that_is_stopped_early_has_its_global_model(tmp_path):
-    class Same(Callback):
-        def on_round_end(self, trainer):
-            trainer.log("same", 1.0)
-
-    stopping = EarlyStopping("same", mode="max", patience=1)
-    trainer, file = fit(tmp_path, Embedding(examples=16), Same(), stopping, max_rounds=9)
-    assert len(trainer.history) < 9
-    assert file["rounds"].tolist() == [len(trainer.history) - 1]
-    assert np.isfinite(file["global"]).all() and np.isnan(file["local"]).all()
-
-
-def test_data_without_labels_and_classes_that_are_not_there_are_refused(tmp_path):
+def test_classes_that_are_not_there_are_refused(tmp_path):
     with refused("Embedding.classes=[10]", "0", "9"):
         fit(tmp_path, Embedding(classes=[3, 10]), max_rounds=1)
     assert not [*tmp_path.iterdir()]
     with refused("Embedding.classes="):
         fit(tmp_path, Embedding(classes=[*range(10)], examples=8), max_rounds=1)
-
-    class NoLabels(Theirs):
-        def training_step(self, batch, batch_idx):
-            return self.net(batch).square().mean()
-
-        validation_step = test_step = training_step
-
-    class Inputs(TheirData):
-        def train_dataloader(self):
-            return torch.utils.data.DataLoader(torch.rand(24, 6), batch_size=8)
-
-        test_dataloader = train_dataloader
-
-    with refused("Embedding", "data='Partitioned'"):
-        small_trainer(tmp_path, callbacks=[Embedding(tap="net")]).fit(NoLabels(), Partitioned(Inputs(), num_clients=2))

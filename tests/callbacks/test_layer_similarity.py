@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
-from lightning.pytorch import LightningModule
+from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
 from fl_lightning.callbacks import Callback, LayerSimilarity
@@ -95,47 +95,20 @@ def test_without_a_global_model_only_clients_are_compared(tmp_path):
     assert tags == {"clients"}
 
 
-class Unused(LightningModule):
+class Unused(TinyModule):
     """A module without taps, one of whose layers no forward calls."""
 
-    def __init__(self):
-        super().__init__()
-        self.net, self.unused = nn.Linear(64, 10), nn.Linear(3, 3)
+    def build(self):
+        self.unused = nn.Linear(3, 3)
 
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0].flatten(1)), batch[1])
-
-    validation_step = test_step = training_step
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def test_step(self, batch, batch_idx):
+        self.log("loss", self.loss(batch))
 
 
-def test_a_module_without_taps_and_a_layer_without_calls_are_refused_by_name(tmp_path):
-    cases = {
-        None: ("LayerSimilarity.layers=None", "taps"),
-        "unused": ("unused='unused'",),
-    }
-    for layer, words in cases.items():
-        callback = LayerSimilarity(layers=layer and [layer])
-        with refused(*words):
-            small_trainer(tmp_path, callbacks=[callback]).fit(Unused(), small_data())
-    trainer = small_trainer(tmp_path, callbacks=[LayerSimilarity(layers=["net"])], max_rounds=1)
-    trainer.fit(Unused(), small_data())
-    assert 0 < trainer.metrics["similarity/net/clients"] <= 1
-
-
-def test_several_test_loaders_are_kept_apart(tmp_path):
-    class Two(type(small_data())):
-        def test_dataloader(self, client=None):
-            return [super().test_dataloader(), super().test_dataloader()]
-
-    class Module(Unused):
-        def test_step(self, batch, batch_idx, dataloader_idx=0):
-            return self.training_step(batch, batch_idx)
-
-        validation_step = test_step
-
-    trainer = small_trainer(tmp_path, callbacks=[LayerSimilarity(layers=["net"], examples=200)], max_rounds=1)
-    trainer.fit(Module(), Two(num_clients=2, train_size=200, batch_size=32))
-    assert np.isfinite(np.load(trainer.run_dir / "layer_similarity.npz")["to_global"]).all()
+@pytest.mark.parametrize(
+    ("layers", "words"), [(None, ("LayerSimilarity.layers=None", "taps")), (["unused"], ("unused='unused'",))]
+)
+def test_a_module_without_taps_and_a_layer_without_calls_are_refused_by_name(tmp_path, layers, words):
+    trainer = small_trainer(tmp_path, callbacks=[LayerSimilarity(layers=layers)])
+    with refused(*words):
+        trainer.fit(Unused(), clients(TinyData(test=[20]), 7, 7))

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning.callbacks import (
+    CostLedger,
     DeviationBound,
     Drift,
     Embedding,
@@ -17,8 +18,10 @@ from fl_lightning.callbacks import (
     Measurement,
     PerClassAccuracy,
     PersonalAccuracy,
+    Scores,
     SpectrumMonitor,
 )
+from fl_lightning.callbacks.by_client import drawn_clients, groups_of
 from fl_lightning.pictures.shipped import SHIPPED
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
@@ -105,7 +108,7 @@ def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callb
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", [LayerSimilarity, Embedding])
+@pytest.mark.parametrize("kind", [LayerSimilarity, Embedding, PerClassAccuracy, Scores])
 def test_without_test_data_they_are_refused(tmp_path, kind):
     data = small_data()
     data.test_dataloader = list
@@ -113,29 +116,27 @@ def test_without_test_data_they_are_refused(tmp_path, kind):
         small_trainer(tmp_path, callbacks=[kind()]).fit(small_model(), data)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (LayerSimilarity, {"layers": []}),
-        (LayerSimilarity, {"examples": 7}),
-        (LayerSimilarity, {"max_clients": 1}),
-        (LayerAlignment, {"number": 0}),
-        (LayerAlignment, {"layers": ["classifier"]}),
-        (Embedding, {"every_n_rounds": 0}),
-        (Embedding, {"examples": 7}),
-        (Embedding, {"classes": []}),
-        (Embedding, {"perplexity": 0}),
-        (SpectrumMonitor, {"every_n_rounds": 0}),
-        (SpectrumMonitor, {"max_scalars": 1}),
-        (SpectrumMonitor, {"threshold": -0.1}),
-        (SpectrumMonitor, {"local_every_n_rounds": 0}),
-        (SpectrumMonitor, {"examples": 1}),
-        (LocalLosses, {"every_n_rounds": 0}),
-    ],
-)
-def test_options_out_of_range_are_refused(kind, options):
-    with refused(f"{kind.__name__}.{next(iter(options))}="):
-        kind(**options)
+OUT_OF_RANGE = {
+    LayerSimilarity: {"layers": [], "examples": 7, "max_clients": 1},
+    LayerAlignment: {"number": 0, "layers": ["classifier"]},
+    Embedding: {"every_n_rounds": 0, "examples": 7, "classes": [], "perplexity": 0},
+    SpectrumMonitor: {
+        **{"every_n_rounds": 0, "max_scalars": 1, "threshold": -0.1, "local_every_n_rounds": 0, "examples": 1}
+    },
+    LocalLosses: {"every_n_rounds": 0},
+    PerClassAccuracy: {"every_n_rounds": 0, "max_clients": 0, "examples": 0, "majority": 0},
+    PersonalAccuracy: {"max_clients": 0, "examples": 0, "fine_tune_steps": -1, "fine_tune": "first"},
+    DeviationBound: {"examples": 0, "tau": -1, "majority": -1},
+    CostLedger: {"every_n_rounds": 0},
+    Scores: {"every_n_rounds": 0, "local_steps": -1, "last_k": 0},
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_RANGE)
+def test_arguments_out_of_range_are_refused(kind):
+    for name, value in OUT_OF_RANGE[kind].items():
+        with refused(f"{kind.__name__}.{name}={value!r}"):
+            kind(**{name: value})
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -156,3 +157,22 @@ def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path)
         fit(tmp_path, [Drift(1), Drift(2)])
     with refused("trainer.callbacks='Measurement'"):
         fit(tmp_path, [Measurement()])
+
+
+def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round():
+    assert drawn_clients([3, 1, 2], 3, 0, "x") == [1, 2, 3]
+    draws = [drawn_clients(range(100), 5, 0, "x", r) for r in range(50)]
+    assert all(len(set(one)) == 5 and one == sorted(one) for one in draws)
+    assert len({k for one in draws for k in one}) > 70
+    assert draws[0] == drawn_clients(range(100), 5, 0, "x", 0) != draws[1]
+
+
+def test_each_class_is_a_majority_minority_or_missing_one():
+    groups = groups_of(np.array([0, 448, 2608, 448]), 1.0)
+    assert {name: members.tolist() for name, members in groups.items()} == {
+        "majority": [False, False, True, False],
+        "minority": [False, True, False, True],
+        "missing": [True, False, False, False],
+    }
+    assert groups_of(np.array([5, 5, 5]))["majority"].all()
+    assert groups_of(np.array([1, 5, 5]), 0.1)["majority"].all()

@@ -102,10 +102,3 @@ def test_test_data_without_labels_and_logits_of_other_classes_are_refused():
         confusion([batch], 3)
     with refused("test data='no labels'", "(B,)"):
         confusion([(None, None, None, {"logits": torch.eye(2)})], 2)
-
-
-def test_data_without_a_test_set_are_refused(tmp_path):
-    data = small_data()
-    data.test_dataloader = lambda k=None: []
-    with refused("PerClassAccuracy", "data='Digits'", "test_dataloader"):
-        fit(tmp_path, data=data)

@@ -100,7 +100,7 @@ def test_the_worst_tenth_is_of_one_client_at_least():
     assert spread_over_clients(np.arange(20) / 100, "x")["x/worst_tenth"] == pytest.approx(0.005)
 
 
-def test_a_client_without_test_examples_and_data_without_clients_of_their_own_are_refused(tmp_path):
+def test_a_client_without_test_examples_is_refused(tmp_path):
     data = small_data()
     whole = data.test_dataloader
 
@@ -113,16 +113,3 @@ def test_a_client_without_test_examples_and_data_without_clients_of_their_own_ar
     data.test_dataloader = partly
     with refused("PersonalAccuracy", "client=2", "data.test_size"):
         fit(tmp_path, PersonalAccuracy(), data=data)
-    data.test_dataloader = lambda: whole()
-    with refused("PersonalAccuracy", "test_dataloader"):
-        fit(tmp_path, PersonalAccuracy(), data=data)
-    assert not (tmp_path / "fedavg").exists()
-
-
-def test_an_unknown_domain_is_refused(tmp_path):
-    class Asks(Callback):
-        def on_round_end(self, trainer):
-            trainer.representations(None, ("logits",), domain="grey")
-
-    with refused("domain='grey'"):
-        small_trainer(tmp_path, callbacks=[Asks()]).fit(small_model(), small_data())

@@ -7,7 +7,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.callbacks.record import layout
 from fl_lightning.methods import FedProx
 
 
@@ -61,10 +60,3 @@ def test_a_chart_without_any_tag_is_left_out(tmp_path):
     assert all(shown.values())
     assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Drift", "Time", "Bytes"}
     assert len(shown["Accuracy", "test accuracy"]) == 1
-
-
-def test_panels_name_no_tag_twice_and_none_of_a_longer_name():
-    shown = layout(["test/accuracy", "test/accuracy_top5", "train/loss", "train/loss_of_mine"], [])
-    assert shown["Accuracy"] == {"test accuracy": ["Multiline", ["test/accuracy$"]]}
-    assert not re.match(shown["Loss"]["training loss"][1][0], "train/loss_of_mine")
-    assert re.match(shown["Loss"]["penalties"][1][0], "train/loss_of_mine")

@@ -8,7 +8,6 @@ from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.callbacks.spectrum import Covariance, compare
-from fl_lightning.data import Digits
 from fl_lightning.functional import covariance_spectrum, effective_rank
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -128,20 +127,6 @@ def test_a_collapsed_representation_is_said(tmp_path):
     with warned("round 0", "representation"):
         trainer.fit(model, small_data())
     assert trainer.metrics["rank/representation/effective"] == 0
-
-
-def test_without_test_data_there_is_the_classifier_alone_and_validation_data_does_not_count(tmp_path):
-    class NoTest(Digits):
-        def test_dataloader(self):
-            return []
-
-        def val_dataloader(self):
-            return super().test_dataloader()
-
-    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], max_rounds=1)
-    trainer.fit(small_model(), NoTest(num_clients=2, train_size=200))
-    assert set(np.load(trainer.run_dir / "spectra.npz")) == {"rounds", "classifier"}
-    assert "val/accuracy" in trainer.metrics
 
 
 def test_a_logits_tap_without_a_weight_is_refused(tmp_path):

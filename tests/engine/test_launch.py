@@ -10,17 +10,14 @@ import pytest
 import torch
 from helpers.errors import assert_names, refused
 from helpers.runs import small_data, small_model, small_trainer
-from helpers.theirs import Mistaken
 from helpers.workers import listening
 from lightning.fabric import connector
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from torch.utils.data import DataLoader
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.engine.processes import launch, meeting, presence
 from fl_lightning.errors import ClientError, LostWorkerError
-from fl_lightning.models import MLP
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,13 +40,6 @@ def test_auto_is_one_worker_in_this_process_where_none_can_be_forked(tmp_path, m
     trainer.fit(small_model(), small_data())
     assert trainer.world_size == 1
     assert_names(said(), "trainer.devices=auto", "1 worker", "Darwin")
-
-
-def test_auto_of_several_threads_is_one_worker_in_a_notebook(tmp_path, notebook, said):
-    trainer = small_trainer(tmp_path, devices="auto", threads_per_worker=2, max_rounds=1)
-    trainer.fit(small_model(), small_data())
-    assert trainer.world_size == 1
-    assert_names(said(), "1 worker", "trainer.threads_per_worker=2")
 
 
 def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said, monkeypatch):
@@ -113,14 +103,6 @@ def test_a_worker_that_fails_with_a_long_error_ends(tmp_path):
     trainer = small_trainer(tmp_path, devices=2, callbacks=[Fails()])
     with refused("worker 1", "ClientError", kind=LostWorkerError):
         trainer.fit(small_model(), small_data())
-
-
-def test_a_run_that_fails_leaves_the_classes_of_loaders_as_they_are(tmp_path):
-    """Lightning's Fabric leaves a wrapper around their constructors, and one more with every failure."""
-    before = dict(vars(DataLoader))
-    with pytest.raises(ClientError):
-        small_trainer(tmp_path).fit(Mistaken(MLP(64, [16])), small_data())
-    assert dict(vars(DataLoader)) == before
 
 
 def test_devices_that_an_accelerator_does_not_take_are_refused_with_a_remedy(tmp_path):

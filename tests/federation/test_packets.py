@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_lightning.errors import ClientError
-from fl_lightning.federation.agreement import check_numbers, check_state, scrubbed
+from fl_lightning.federation.agreement import check_state, scrubbed
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
 
@@ -41,11 +41,6 @@ def test_plain_values_and_containers_come_back_as_they_were():
         "c": {"d": torch.zeros(1)},
     }
     assert str(decoded(encoded(value))) == str(value)
-
-
-def test_bfloat16_travels_as_integers():
-    packet = encoded({"x": torch.ones(2, dtype=torch.bfloat16)})
-    assert packet.arrays["x"].dtype == "uint16" and packet.num_bytes == 4 + len(packet.text)
 
 
 def test_nothing_but_tensors_and_plain_values_is_sent():
@@ -99,13 +94,6 @@ def test_a_message_goes_through_a_socket_within_its_limit():
 def test_a_bad_state_is_refused_by_name(state, why):
     with pytest.raises(BadMessageError, match=why):
         check_state("the state", state, STATE, 1e9, [*STATE])
-
-
-def test_a_buffer_that_is_infinite_from_the_start_is_taken():
-    mask = {"mask": torch.tensor([0.0, -math.inf])}
-    check_state("the state", mask, mask, 1e9, ["mask"])
-    with pytest.raises(BadMessageError, match="mask holds inf"):
-        check_numbers("the state", mask, 1e9)
 
 
 def test_of_an_exception_only_its_place_is_told():
