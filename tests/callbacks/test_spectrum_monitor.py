@@ -22,34 +22,6 @@ def fit(tmp_path, **kwargs):
     return trainer, model, data, np.load(trainer.run_dir / "spectra.npz")
 
 
-def representations(model, data):
-    model.eval()
-    with torch.no_grad():
-        return torch.cat([model.projector(model.encoder(x)) for x, _ in data.test_dataloader()])
-
-
-def test_spectra_are_those_of_the_final_global_model(tmp_path):
-    trainer, model, data, spectra = fit(tmp_path, max_rounds=3)
-    assert spectra["rounds"].tolist() == [0, 1, 2]
-    weight = np.linalg.svd(model.classifier.weight.detach().double().numpy(), compute_uv=False)
-    np.testing.assert_allclose(spectra["classifier"][-1], weight, rtol=1e-9)
-    z = representations(model, data).double().numpy()
-    covariance = np.linalg.svd(np.cov(z.T, bias=True), compute_uv=False)
-    np.testing.assert_allclose(spectra["representation"][-1], covariance, rtol=1e-4, atol=1e-6)
-    tags = {tag: trainer.metrics[f"rank/representation/{tag}"] for tag in ("above_threshold", "numerical", "condition")}
-    counted = covariance[covariance > 16 * 2**-23 * covariance[0]]
-    assert tags["above_threshold"] == (covariance > 0.01).sum()
-    assert tags["numerical"] == len(counted)
-    assert tags["condition"] == pytest.approx(counted[0] / counted[-1], rel=1e-2)
-    p = covariance / covariance.sum()
-    rank = np.exp(-np.sum(p[p > 0] * np.log(p[p > 0])))
-    assert trainer.metrics["rank/representation/effective"] == pytest.approx(rank, rel=1e-4)
-    assert trainer.metrics["spectrum/classifier/00"] == pytest.approx(weight[0])
-    assert trainer.metrics["spectrum/classifier/09"] == pytest.approx(weight[9])
-    logged = [trainer.metrics[f"spectrum/log10/classifier/{which}"] for which in ("largest", "median", "smallest")]
-    assert logged == pytest.approx(np.log10(weight[[0, 5, 9]]), rel=1e-4)
-
-
 def test_covariance_by_batches_is_that_of_all_rows():
     z = torch.randn(50, 7) * 3 + 100
     covariance = Covariance()
