@@ -62,16 +62,6 @@ def test_of_several_workers_one_speaks_unless_the_run_is_quiet(tmp_path, capfd, 
     assert capfd.readouterr().err.count("round 2/2: ") == shown
 
 
-def test_a_run_that_resumes_counts_the_rounds_before_and_times_its_own(tmp_path, capsys):
-    fit(tmp_path)
-    capsys.readouterr()
-    trainer = small_trainer(tmp_path, local_steps=1, name="run", max_rounds=3)
-    trainer.fit(small_model(), small_data(train_size=100), [], ckpt_path="last")
-    said = capsys.readouterr().err
-    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("round ")] == ["round 3/3"]
-    assert "\n1 round in" in said
-
-
 def test_a_terminal_has_bars_too_and_they_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "LONG", 0.01)
     monkeypatch.setattr(progress, "LOOK", 0.01)

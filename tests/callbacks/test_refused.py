@@ -6,7 +6,7 @@ from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 from lightning.pytorch import callbacks
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning.callbacks import Callback, EarlyStopping
+from fl_lightning.callbacks import EarlyStopping
 
 GIVEN = {
     "EarlyStopping": (callbacks.EarlyStopping("val_loss"), "fl_lightning.callbacks.EarlyStopping"),
@@ -42,12 +42,6 @@ def test_callbacks_that_a_module_brings_are_refused_before_anything_is_written(t
     with refused("Brings.configure_callbacks()=", *words):
         small_trainer(tmp_path).fit(model, small_data())
     assert not list(tmp_path.iterdir())
-
-
-def test_a_module_that_brings_none_is_trained(tmp_path):
-    model = small_model()
-    model.configure_callbacks = lambda: []
-    small_trainer(tmp_path, callbacks=Callback(), fast_dev_run=True).fit(model, small_data())
 
 
 def test_the_clients_learning_rate_is_logged_as_lr(tmp_path):

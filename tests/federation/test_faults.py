@@ -220,24 +220,3 @@ def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_j
     ]
     assert trained == [[0, 1], [0], [0, 2], [0, 1, 2]]
     assert [row["clients"] for row in trainer.history] == [1, 1, 2, 3]
-
-
-def test_sites_refuse_a_bad_state_by_name(tmp_path):
-    app = app_of(tmp_path, SKIPPING)
-    bad = [lambda value: value[:1], lambda value: value * torch.nan, lambda value: value + 1e30]
-
-    class BadState(Here):
-        def send(self, node, packet):
-            message = decoded(packet)
-            if "shared" in message:
-                state = message["shared"]["state"]
-                name = next(iter(state))
-                state[name] = bad[node](state[name])
-            return super().send(node, encoded(message))
-
-    few = pytest.raises(ClientError, match="only 0 clients")
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="site") as warned, few:
-        serve(app, BadState(sites))
-    texts = " ".join(str(warning.message) for warning in warned)
-    for k, why in enumerate(("is (1, 64) torch.float32", "holds nan", "holds 1e+30")):
-        assert f"(site site-{k}), round 0: it refuses: the state: encoder.layers.1.0.weight {why}" in texts
