@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from fl_lightning.bench.suite import SCORES
 from fl_lightning.callbacks import Callback, Scores
-from fl_lightning.callbacks.scores import like, masked, with_prior
+from fl_lightning.callbacks.scores import with_prior
 from fl_lightning.data import Dirichlet
 from fl_lightning.methods import MOON, FedBN, FedDyn, FedLC, FedProx, FedRS
 from fl_lightning.models import MLP, ImageClassifier
@@ -60,16 +60,6 @@ def test_the_logits_of_training_are_those_of_the_method_with_the_clients_counts(
     trainer = fit(tmp_path, Scores(), [method], plainly, local_epochs=3)
     assert of(trainer)["training_logits"] == pytest.approx(np.mean(plainly.means), abs=1e-12)
     assert of(trainer)["training_logits"] != of(trainer)["clients"]
-
-
-def test_a_mask_never_lowers_the_accuracy_on_labels_that_are_all_in_it():
-    torch.manual_seed(0)
-    for _ in range(50):
-        logits, counts = torch.randn(40, 6), torch.randint(0, 3, (6,))
-        counts[0] = 1
-        targets = counts.nonzero()[:, 0][torch.randint(0, int((counts > 0).sum()), (40,))]
-        plain, hidden = logits.argmax(1) == targets, masked(logits, counts).argmax(1) == targets
-        assert not bool((plain & ~hidden).any())
 
 
 def test_a_prior_like_that_of_all_changes_nothing_and_one_of_a_single_class_is_a_mask():
@@ -121,12 +111,6 @@ def test_scores_are_those_of_every_n_rounds_and_the_last(tmp_path):
     history = fit(tmp_path, Scores(every_n_rounds=2), max_rounds=3).history
     assert [("scores/pooled" in row) for row in history] == [True, False, True]
     assert [("scores/best" in row) for row in history] == [False, False, True]
-
-
-def test_examples_of_all_are_weighted_like_the_labels_of_a_client():
-    targets = torch.tensor([0, 0, 0, 1, 2, 2])
-    weights = like(torch.tensor([2, 6, 0]), targets)
-    assert weights.tolist() == pytest.approx([0.25 / 3, 0.25 / 3, 0.25 / 3, 0.75, 0.0, 0.0])
 
 
 def test_without_test_data_of_clients_those_of_all_are_weighted(tmp_path):

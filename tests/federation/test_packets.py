@@ -81,17 +81,11 @@ def test_a_message_goes_through_a_socket_within_its_limit():
 
 
 @pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        ({"weight": torch.zeros(3, 2), "steps": STATE["steps"]}, r"weight is \(3, 2\)"),
-        ({"weight": torch.full((2, 3), math.nan), "steps": STATE["steps"]}, "weight holds nan"),
-        ({"weight": torch.full((2, 3), 1e30), "steps": STATE["steps"]}, r"weight holds 1e\+30; at most"),
-        ({"steps": STATE["steps"]}, "lacks weight"),
-        ({**STATE, **{f"e{k}": torch.zeros(()) for k in range(1000)}}, "undeclared entry e0"),
-        ([], "no dictionary of tensors"),
-    ],
+    ("entry", "why"),
+    [(torch.zeros(3, 2), r"weight is \(3, 2\)"), (torch.zeros(2, 3).double(), "float64"), (None, "lacks weight")],
 )
-def test_a_bad_state_is_refused_by_name(state, why):
+def test_a_state_of_other_entries_is_refused_by_name(entry, why):
+    state = STATE | {"weight": entry} if entry is not None else {"steps": STATE["steps"]}
     with pytest.raises(BadMessageError, match=why):
         check_state("the state", state, STATE, 1e9, [*STATE])
 
