@@ -6,14 +6,12 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
-from helpers.theirs import TheirData, Theirs
-from lightning.pytorch import LightningDataModule
+from helpers.tiny import TinyData, TinyModule, clients
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedLC
+from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
 from fl_lightning.sums import Sums, Weighted
 
 
@@ -43,50 +41,86 @@ def fit(tmp_path, callbacks=(), methods=(), model=None, rounds=2, **kwargs):
     return trainer
 
 
-@pytest.mark.parametrize("methods", [list, lambda: [SCAFFOLD(), FedLC()], lambda: [MOON()], lambda: [FedBN()]])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_whatever_is_asked_the_run_has_the_same_bits(tmp_path, methods, workers):
+@pytest.mark.parametrize("methods", [lambda: [SCAFFOLD(), FedLC()], lambda: [FedBN()]])
+def test_whatever_is_asked_the_run_has_the_same_bits(tmp_path, methods):
     plain = fit(tmp_path, methods=methods(), threads_per_worker=1)
-    asked = fit(tmp_path, [Asks()], methods(), threads_per_worker=1, devices=workers)
+    asked = fit(tmp_path, [Asks()], methods(), threads_per_worker=1, devices=2)
     assert_same_bits(plain.server.state, asked.server.state)
     assert history(plain) == history(asked)
 
 
 class Keeps(Callback):
-    """Keeps what a question gives at the end of the run, of all workers."""
+    """Keeps what questions give at the end of the run, of all workers."""
 
     requires = ("representation",)
 
-    def __init__(self, ask):
-        self.ask = ask
+    def __init__(self, **questions):
+        self.questions = questions
 
     def on_last_round_end(self, trainer):
-        self.answer = [part for parts in trainer.gather(self.ask(trainer)) for part in parts]
+        for name, ask in self.questions.items():
+            answer = [part for parts in trainer.gather(ask(trainer)) for part in parts]
+            setattr(self, name, sorted(answer, key=lambda part: part[0]))
 
 
-def answers(tmp_path, ask, workers=(1, 2), **kwargs):
-    found = []
-    for number in workers:
-        keeps = Keeps(ask)
-        fit(tmp_path, [keeps], devices=number, threads_per_worker=1, **kwargs)
-        found.append(keeps.answer)
+def answers(tmp_path, methods=(), workers=(1, 2), **questions):
+    found = [Keeps(**questions) for _ in workers]
+    for number, keeps in zip(workers, found, strict=True):
+        fit(tmp_path, [keeps], methods, devices=number, threads_per_worker=1, rounds=1)
     return found
 
 
-@pytest.mark.parametrize("data", ["test", "train"])
-def test_representations_are_dealt_out_and_have_the_bits_of_one_worker(tmp_path, data):
-    def ask(trainer):
-        batches = trainer.representations(None, ("representation",), data)
-        return [(index, targets, taps["representation"]) for index, _, targets, taps in batches]
+def test_representations_and_fine_tuning_are_dealt_out_and_have_the_bits_of_one_worker(tmp_path):
+    def batches(trainer, *which, **how):
+        found = trainer.representations(None, ("representation",), *which, **how)
+        return [(index, targets, taps["representation"]) for index, _, targets, taps in found]
 
-    one, two = (sorted(answer, key=lambda part: part[0]) for answer in answers(tmp_path, ask))
-    assert [index for index, *_ in one] == [index for index, *_ in two]
-    assert len({index for index, *_ in one}) == len(one)
-    for (_, targets, z), (_, others, w) in zip(one, two, strict=True):
-        assert torch.equal(targets, others)
-        assert torch.equal(z, w)
-    assert sum(len(targets) for _, targets, _ in one) == (200 if data == "train" else 360)
-    assert {index.client for index, *_ in one} == ({0, 1, 2, 3} if data == "train" else {None})
+    def tuned(trainer):
+        return [(k, total(trainer.fine_tune(k, None, 2))) for k in range(trainer.global_rank, 4, trainer.world_size)]
+
+    questions = {
+        "test": lambda trainer: batches(trainer, "test"),
+        "train": lambda trainer: batches(trainer, "train"),
+        "probe": lambda trainer: batches(trainer, examples=100),
+        "tuned": tuned,
+    }
+    one, two = answers(tmp_path, **questions)
+    for name, owners, number in (("test", {None}, 360), ("train", {0, 1, 2, 3}, 200), ("probe", {None}, 100)):
+        alone, dealt = getattr(one, name), getattr(two, name)
+        assert [index for index, *_ in alone] == [index for index, *_ in dealt]
+        assert {index.client for index, *_ in alone} == owners
+        assert sum(len(targets) for _, targets, _ in alone) == number
+        for first, second in zip(alone, dealt, strict=True):
+            assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
+    assert [len(targets) for _, targets, _ in one.probe] == [64, 36]
+    assert len(torch.cat([targets for _, targets, _ in one.probe]).unique()) == 10
+    assert one.tuned == two.tuned
+    assert len({value for _, value in one.tuned}) == 4
+
+
+def total(state):
+    return sum(float(value.double().sum()) for value in state.values())
+
+
+def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
+    def refuses(trainer):
+        owners = trainer.client.memories().owners
+        theirs = [k for k, owner in owners.items() if owner != trainer.global_rank]
+        for k in theirs[:1]:
+            with refused(f"client={k}", "trainer.client.memories()"):
+                trainer.fine_tune(k, None, 1)
+        return [(len(theirs), 0)]
+
+    questions = {
+        "losses": lambda trainer: [(k, trainer.evaluate("test", client=k)["test/loss"]) for k in range(4)],
+        "tuned": lambda trainer: [(k, total(trainer.fine_tune(k, None, 2))) for k in trainer.client.memories()],
+        "refuses": refuses,
+    }
+    one, two = answers(tmp_path, [FedBN()], **questions)
+    assert sorted([*one.losses, *one.losses]) == two.losses
+    assert one.tuned == two.tuned
+    assert len({*dict(one.losses).values()}) == len(one.tuned) == 4
+    assert (one.refuses, two.refuses) == ([(0, 0)], [(2, 0), (2, 0)])
 
 
 def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
@@ -105,86 +139,44 @@ def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
         torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
 
 
-def test_a_probe_is_the_same_examples_in_every_round_for_any_number_of_workers(tmp_path):
-    def ask(trainer):
-        return [(index, targets) for index, _, targets, _ in trainer.representations(None, ("logits",), examples=100)]
-
-    one, two = (sorted(answer, key=lambda part: part[0]) for answer in answers(tmp_path, ask))
-    assert [index for index, _ in one] == [index for index, _ in two]
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True))
-    assert [len(targets) for _, targets in one] == [64, 36]
-    assert len(torch.cat([targets for _, targets in one]).unique()) == 10
+class Tested(TinyModule):
+    def test_step(self, batch, batch_idx):
+        self.log("loss", self.loss(batch))
 
 
-def test_a_probe_of_any_dataloader_is_picked_and_of_a_stream_its_first_batches(tmp_path):
-    class Ordered(LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(TensorDataset(torch.rand(40, 6), torch.arange(40) % 3), batch_size=8)
-
-        def test_dataloader(self):
-            picked = TensorDataset(torch.rand(1000, 6), torch.arange(1000) // 334)
-            return [DataLoader(picked, batch_size=100), DataLoader(Stream(), batch_size=10)]
-
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return ((torch.rand(6), torch.tensor(0)) for _ in range(500))
-
-    class Plain(Theirs):
-        def training_step(self, batch, batch_idx):
-            return cross_entropy(self.net(batch[0]), batch[1])
-
-        def test_step(self, batch, batch_idx, dataloader_idx=0):
-            self.log("hits", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "net"})
-    trainer.fit(Plain(), Partitioned(Ordered(), num_clients=2))
-    seen = [targets for *_, targets, _ in trainer.representations(None, ("logits",), examples=192)]
-    assert [len(targets) for targets in seen] == [64, 64, 64, 10, 10, 10]
-    assert set(torch.cat(seen[:3]).tolist()) == {0, 1, 2}
+def test_a_probe_of_any_dataloader_is_picked_from_all_classes(tmp_path):
+    data = TinyData()
+    data.test_dataloader = lambda: DataLoader(TensorDataset(torch.rand(300, 8), torch.arange(300) // 100), 100)
+    trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "head"})
+    trainer.fit(Tested(), clients(data, 7, 7))
+    ((*_, targets, _),) = trainer.representations(None, ("logits",), examples=48)
+    assert len(targets) == 48 and set(targets.tolist()) == {0, 1, 2}
 
 
-def test_an_unknown_tap_and_other_data_are_refused(tmp_path):
+ZERO = torch.zeros(1)
+
+
+def test_what_there_is_not_is_refused_by_name(tmp_path):
     trainer = fit(tmp_path, rounds=1)
-    with refused("'nothing'", "trainer.taps"):
-        list(trainer.representations(None, ("nothing",)))
-    with refused("data='val'", "test", "train"):
-        trainer.representations(None, ("logits",), "val")
-    with refused("examples=0", "1"):
-        trainer.representations(None, ("logits",), examples=0)
-    with refused("data='train'", "test"):
-        trainer.representations(None, ("logits",), "train", examples=5)
-
-
-@pytest.mark.parametrize(
-    ("ask", "words"),
-    [
-        (lambda trainer: trainer.evaluate("test", client=4), ("client=4", "0", "3")),
-        (lambda trainer: trainer.evaluate("val", client=1), ("phase='val'", "test")),
-        (lambda trainer: trainer.evaluate("train"), ("phase='train'", "val", "test")),
-        (lambda trainer: trainer.fine_tune(-1, None, 1), ("client=-1", "0", "3")),
-        (lambda trainer: trainer.fine_tune(0, None, -1), ("steps=-1", "0")),
-        (lambda trainer: trainer.representations(None, ("logits",), client=9), ("client=9", "0", "3")),
-    ],
-)
-def test_clients_phases_and_steps_that_there_are_not_are_refused(tmp_path, ask, words):
-    trainer = fit(tmp_path, rounds=1)
-    with refused(*words):
-        ask(trainer)
-
-
-def test_data_without_test_data_of_a_client_are_refused_by_name(tmp_path):
-    class InParts(TheirData):
-        def test_dataloader(self):
-            return [super().test_dataloader()] * 2
-
-    class OfParts(Theirs):
-        def test_step(self, batch, batch_idx, dataloader_idx=0):
-            return super().test_step(batch)
-
-    trainer = small_trainer(tmp_path, max_rounds=1)
-    trainer.fit(OfParts(), Partitioned(InParts(), num_clients=2))
-    with refused("data='Partitioned'", "test_dataloader"):
-        trainer.evaluate("test", client=1)
+    cases = {
+        ("'nothing'", "trainer.taps"): lambda: list(trainer.representations(None, ("nothing",))),
+        ("data='val'", "test", "train"): lambda: trainer.representations(None, ("logits",), "val"),
+        ("examples=0", "1"): lambda: trainer.representations(None, ("logits",), examples=0),
+        ("data='train'", "test"): lambda: trainer.representations(None, ("logits",), "train", examples=5),
+        ("client=9", "0", "3"): lambda: trainer.representations(None, ("logits",), client=9),
+        ("client=4", "0", "3"): lambda: trainer.evaluate("test", client=4),
+        ("phase='val'", "test"): lambda: trainer.evaluate("val", client=1),
+        ("phase='train'", "val", "test"): lambda: trainer.evaluate("train"),
+        ("client=-1", "0", "3"): lambda: trainer.fine_tune(-1, None, 1),
+        ("steps=-1", "0"): lambda: trainer.fine_tune(0, None, -1),
+        ("state='nothing'", "classifier.bias"): lambda: trainer.evaluate("test", {"nothing": ZERO}),
+        ("classifier.bias=(1,)", "(10,)"): lambda: trainer.evaluate("test", {"classifier.bias": ZERO}),
+        ("domain='grey'",): lambda: trainer.representations(None, ("logits",), domain="grey"),
+        ("trainer.log", "mine=", "number"): lambda: trainer.log("mine", "x"),
+    }
+    for words, ask in cases.items():
+        with refused(*words):
+            ask()
 
 
 def test_evaluation_is_of_the_global_model_of_a_state_or_on_one_clients_data(tmp_path):
@@ -207,15 +199,6 @@ def test_evaluation_is_of_the_global_model_of_a_state_or_on_one_clients_data(tmp
     with torch.no_grad():
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in loader)
     assert found["own"]["test/accuracy"] == pytest.approx(right / len(loader.rows))
-
-
-def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
-    def ask(trainer):
-        return [trainer.evaluate("test", client=k) for k in range(4)]
-
-    one, two = answers(tmp_path, ask, methods=[FedBN()])
-    assert one == two[:4] == two[4:]
-    assert len({found["test/loss"] for found in one}) == 4
 
 
 def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
@@ -243,8 +226,7 @@ def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
     assert differs(tuned, found["start"])
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_sums_of_all_workers_are_those_of_all_batches(tmp_path, workers):
+def test_sums_of_all_workers_are_those_of_all_batches(tmp_path):
     class Counts(Callback):
         requires = ("logits",)
 
@@ -261,23 +243,19 @@ def test_sums_of_all_workers_are_those_of_all_batches(tmp_path, workers):
             trainer.log("mine", float(self.sums.means()["hits"]))
 
     model = small_model()
-    trainer = small_trainer(tmp_path, callbacks=[Counts()], max_rounds=1, devices=workers)
+    trainer = small_trainer(tmp_path, callbacks=[Counts()], max_rounds=1, devices=2)
     trainer.fit(model, small_data(train_size=200, eval_batch_size=50))
     assert trainer.metrics["mine"] == pytest.approx(trainer.metrics["test/accuracy"])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path, workers):
+def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):
     class Stops(Callback):
         def on_client_end(self, trainer, client):
             if trainer.global_rank == trainer.world_size - 1 and trainer.server.round == 1:
                 trainer.should_stop = True
 
-    trainer = fit(tmp_path, [Stops()], rounds=5, devices=workers)
+    trainer = fit(tmp_path, [Stops()], rounds=5, devices=2)
     assert [row["round"] for row in trainer.history] == [0, 1]
-    trainer.callbacks.pop(0)
-    trainer.fit(plain_sgd_model(), small_data(train_size=200))
-    assert len(trainer.history) == 5
 
 
 def test_a_run_that_is_ended_evaluates_its_final_model_and_then_has_its_last_round(tmp_path):
@@ -294,64 +272,6 @@ def test_a_run_that_is_ended_evaluates_its_final_model_and_then_has_its_last_rou
     trainer = fit(tmp_path, [Stops()], rounds=9, eval_every_n_rounds=4)
     assert seen == [("end", False), ("end", False), ("last", True)]
     assert trainer.history[-1]["test/accuracy"] > 0
-
-
-def test_two_iterators_at_once_keep_their_states_apart(tmp_path):
-    gaps = []
-
-    class Watch(Callback):
-        def on_round_end(self, trainer):
-            zeros = {name: torch.zeros_like(value) for name, value in trainer.server.state.items()}
-            pairs = zip(
-                trainer.representations(None, ("logits",)), trainer.representations(zeros, ("logits",)), strict=True
-            )
-            gaps.extend((float(a["logits"].abs().max()), float(b["logits"].abs().max())) for (*_, a), (*_, b) in pairs)
-
-    trainer = small_trainer(tmp_path, callbacks=[Watch()], max_rounds=1)
-    trainer.fit(small_model(), small_data(eval_batch_size=50))
-    assert len(gaps) > 1
-    assert all(first > 0 and second == 0 for first, second in gaps)
-
-
-@pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
-def test_fine_tuning_can_be_dealt_out_over_the_workers(tmp_path, methods):
-    def ask(trainer):
-        mine = range(trainer.global_rank, 4, trainer.world_size)
-        clients = trainer.client.memories() if trainer.client.kept else mine
-        return [(k, sum(float(v.double().sum()) for v in trainer.fine_tune(k, None, 2).values())) for k in clients]
-
-    one, two = answers(tmp_path, ask, methods=methods())
-    assert sorted(one) == sorted(two)
-    assert len({value for _, value in one}) == 4
-
-
-def test_what_another_worker_owns_is_refused_by_name(tmp_path):
-    def ask(trainer):
-        theirs = [k for k, owner in trainer.client.memories().owners.items() if owner != trainer.global_rank]
-        with refused(f"client={theirs[0]}", "trainer.client.memories()"):
-            trainer.fine_tune(theirs[0], None, 1)
-        return []
-
-    answers(tmp_path, ask, (2,), methods=[FedBN()])
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"nothing": torch.ones(1)}, ("state='nothing'", "classifier.bias")),
-        ({"classifier.bias": torch.ones(1)}, ("classifier.bias=(1,)", "(10,)")),
-    ],
-)
-def test_a_state_that_is_not_one_of_the_model_is_refused(tmp_path, state, words):
-    trainer = fit(tmp_path, rounds=1)
-    with refused(*words):
-        trainer.evaluate("test", state)
-
-
-@pytest.mark.parametrize("value", ["x", None, torch.ones(3)])
-def test_only_numbers_are_logged(tmp_path, value):
-    with refused("trainer.log", "mine=", "number"):
-        fit(tmp_path, rounds=1).log("mine", value)
 
 
 def test_hooks_that_would_not_be_called_are_refused(tmp_path):
@@ -378,16 +298,3 @@ def test_before_a_run_a_trainer_says_that_it_has_none(tmp_path):
     assert (trainer.metrics, trainer.history, trainer.run_dir) == ({}, [], None)
     with refused("fit", "validate", "test", kind=RuntimeError):
         _ = trainer.server
-
-
-def test_a_figure_is_saved_and_shown(tmp_path):
-    from matplotlib.figure import Figure
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Draws(Callback):
-        def on_fit_end(self, trainer):
-            trainer.log_figure("what/it/is", Figure())
-
-    trainer = fit(tmp_path, [Draws()], rounds=1, logger=True)
-    assert (trainer.run_dir / "figures" / "what_it_is.png").stat().st_size > 0
-    assert "what/it/is" in EventAccumulator(str(trainer.run_dir)).Reload().Tags()["images"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import refused
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning.callbacks import BestCheckpoint, Callback
@@ -57,11 +57,3 @@ def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_pat
         fit(tmp_path, BestCheckpoint("val/loss"))
     with refused("BestCheckpoint.mode='most'", "min", "max"):
         BestCheckpoint("test/loss", "most")
-
-
-@pytest.mark.parametrize("damage", ["deleted", "cut"])
-def test_a_best_checkpoint_that_is_damaged_is_named_where_the_run_resumes(tmp_path, damage):
-    fit(tmp_path, BestCheckpoint("score", "max"), Rises(), max_rounds=3)
-    best(tmp_path).unlink() if damage == "deleted" else best(tmp_path).write_bytes(b"PK")
-    with warned("best.ckpt"):
-        fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path="last", max_rounds=4)

@@ -3,12 +3,10 @@
 import csv
 import itertools
 
-import pytest
 import torch
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, CostLedger
-from fl_lightning.callbacks.cost import write_table
 from fl_lightning.data import IID
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedProx
 from fl_lightning.models import MLP, ImageClassifier
@@ -70,28 +68,17 @@ def test_what_clients_keep_is_counted_by_method(tmp_path):
     assert float(rows[0]["memory_peak"]) > 2**20
 
 
-@pytest.mark.parametrize("methods", [list, lambda: [MOON(), FedDecorr()]])
-def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, methods):
+def test_a_rehearsed_step_leaves_nothing_behind(tmp_path):
     class Compares(Callback):
         def on_round_end(self, trainer):
             client = trainer.client
-            resident, names = client.resident, ("visit", "info", "received", "num_steps", "lr", "lr_total", "methods")
+            names = ("info", "received", "num_steps", "lr", "lr_total", "methods")
             before, state = {name: getattr(client, name) for name in names}, client.state()
-            logged, clock = resident.logged, resident.stand_in.clock
             memories, rng = {k: set(client.memories()[k]) for k in client.memories()}, torch.get_rng_state()
             trainer.rehearse(1)
             assert all(getattr(client, name) is value for name, value in before.items())
-            assert resident.logged is logged and resident.stand_in.clock is clock
             assert all(torch.equal(value, state[name]) for name, value in client.state().items())
             assert {k: set(client.memories()[k]) for k in client.memories()} == memories
             assert torch.equal(torch.get_rng_state(), rng)
 
-    fit(tmp_path, methods(), callbacks=[Compares()])
-
-
-def test_rounds_of_another_run_without_the_ledger_have_empty_cells(tmp_path):
-    write_table(tmp_path / "cost.csv", [{"round": 0, "bytes/up": 5}, {"round": 1, "bytes/up": 7, "cost/steps": 3}], "x")
-    with (tmp_path / "cost.csv").open() as file:
-        first, second = csv.DictReader(file)
-    assert (first["steps"], first["bytes_up_total"]) == ("", "5")
-    assert (second["steps"], second["bytes_up_total"], second["steps_total"]) == ("3", "12", "3")
+    fit(tmp_path, [MOON(), FedDecorr()], callbacks=[Compares()])

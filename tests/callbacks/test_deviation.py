@@ -9,10 +9,12 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.callbacks import DeviationBound
 from fl_lightning.callbacks.by_client import groups_of
-from fl_lightning.callbacks.deviation import Means, add, deviations, logged_shares, ratios
+from fl_lightning.callbacks.deviation import Means, add, deviations, ratios
 from fl_lightning.data import Dirichlet
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.methods import FedBABU, FedLC, Freeze
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def skewed(counts, width=6, seed=0):
@@ -37,7 +39,7 @@ def step_of(z, labels, weight, logits=lambda x: x):
     return -weight.grad
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_with_one_majority_class_the_bound_is_where_the_step_of_a_minority_class_changes_its_sign(seed, calibrated):
     """Of two classes the condition of Theorem 1 is the sign of the step exactly, whatever the counts."""
@@ -91,35 +93,30 @@ def test_calibration_raises_the_bound_of_minority_classes_and_with_tau_0_leaves_
 
 
 def fit(tmp_path, deviation=None, methods=(), **kwargs):
-    deviation = deviation or DeviationBound()
-    if not kwargs.pop("figures", False):
-        deviation.on_fit_end = lambda trainer: None  # drawing takes longer than the run
-    trainer = small_trainer(tmp_path, callbacks=[deviation], **{"max_rounds": 1, **kwargs})
+    trainer = small_trainer(tmp_path, callbacks=[deviation or DeviationBound()], **{"max_rounds": 1, **kwargs})
     data = small_data(partitioner=Dirichlet(0.3), batch_size=1000)
     trainer.fit(small_model(), data, list(methods))
     return trainer, data
 
 
 def test_after_one_step_on_all_data_a_predicted_class_has_deviated(tmp_path):
-    trainer, data = fit(tmp_path, local_steps=1, figures=True)
+    trainer, data = fit(tmp_path, local_steps=1)
     file = np.load(trainer.run_dir / "deviation.npz")
     known = np.isfinite(file["ratio"][0])
     for row, k in enumerate(file["clients"][0]):
         assert (known[row] == groups_of(data.info(k).label_counts.numpy())["minority"]).all()
     assert trainer.metrics["deviation/predicted"] > 0
     assert trainer.metrics["deviation/confirmed"] > 0.9
-    every = {name: file[name][0] for name in file if name.startswith(("ratio", "bound", "own"))}
-    assert {f"deviation/{k}": v for k, v in logged_shares(every).items()} == {
-        k: v for k, v in trainer.metrics.items() if k.startswith("deviation/")
-    }
-    assert (trainer.run_dir / "figures" / "deviation_signs.png").is_file()
 
 
 def test_tau_is_that_of_fedlc_in_the_run_unless_it_is_given(tmp_path):
-    for given, methods, expected in ((None, [FedLC(tau=0.5)], 0.5), (None, [], 1.0), (2.0, [FedLC(tau=0.5)], 2.0)):
-        deviation = DeviationBound(tau=given)
-        fit(tmp_path, deviation, methods, max_rounds=0)
-        assert deviation._tau == expected
+    def bound(deviation):
+        trainer, _ = fit(tmp_path, deviation, [FedLC(tau=0.5)], local_steps=1)
+        return np.load(trainer.run_dir / "deviation.npz")["bound_calibrated"]
+
+    of_method = bound(None)
+    np.testing.assert_array_equal(of_method, bound(DeviationBound(tau=0.5)))
+    assert not np.array_equal(of_method, bound(DeviationBound(tau=2.0)), equal_nan=True)
 
 
 def test_a_head_that_does_not_move_has_no_sign_and_one_that_is_not_trained_is_refused(tmp_path):

@@ -7,25 +7,14 @@ from helpers.errors import refused
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, Drift
-from fl_lightning.callbacks.drift import ChangeSummary, against_counts, correlation, layers_of
+from fl_lightning.callbacks.drift import ChangeSummary, against_counts, correlation
 from fl_lightning.data import IID, Digits
 from fl_lightning.methods import FedBABU
 
-
-class Changes(Callback):
-    """Keeps what the clients' changes are."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def on_client_end(self, trainer, client):
-        layers = {name: value.flatten().numpy().copy() for name, value in client.change.items()}
-        self.seen[client.info.id] = (layers, client.weight, client.lr_total)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def fit(tmp_path, drift, *others, data=None, model=None, methods=(), **kwargs):
-    if not kwargs.pop("figures", False):
-        drift.on_fit_end = lambda trainer: None  # drawing takes longer than the run
     trainer = small_trainer(tmp_path, callbacks=[drift, *others], **{"max_rounds": 1, **kwargs})
     trainer.fit(model or small_model(), data or small_data(), list(methods))
     return trainer, np.load(trainer.run_dir / "drift.npz")
@@ -69,38 +58,14 @@ def test_opposite_changes_have_no_mean_and_a_change_of_0_no_direction():
     assert np.isnan(summary(np.stack([change, 0 * change])).pairwise[0, 1])
 
 
-def test_the_file_has_the_numbers_of_the_changes(tmp_path):
-    seen = Changes()
-    trainer, file = fit(tmp_path, Drift(), seen, figures=True)
-    ids = file["clients"][0].tolist()
-    assert ids == [0, 1, 2, 3]
-    vectors = np.stack([np.concatenate(list(seen.seen[k][0].values())) for k in ids])
-    p = np.array([seen.seen[k][1] for k in ids]) / 400
-    norms = np.linalg.norm(vectors, axis=1)
-    mean = p @ vectors
-    np.testing.assert_allclose(file["norms"][0], norms, rtol=1e-6)
-    cosines = vectors @ vectors.T / np.outer(norms, norms)
-    np.testing.assert_allclose(file["pairwise"][0], cosines, atol=1e-6)
-    np.testing.assert_allclose(file["to_mean"][0], vectors @ mean / norms / np.linalg.norm(mean), rtol=1e-5)
-    gradients = vectors / np.array([seen.seen[k][2] for k in ids])[:, None]
-    dissimilarity = p @ np.square(gradients).sum(1) / np.square(p @ gradients).sum()
-    assert file["dissimilarity"][0] == pytest.approx(dissimilarity, rel=1e-5)
-    assert trainer.metrics["drift/client"] == pytest.approx(p @ norms, rel=1e-6)
-    assert trainer.metrics["drift/global"] == pytest.approx(np.linalg.norm(mean), rel=1e-6)
-    assert trainer.metrics["drift/dissimilarity"] == file["dissimilarity"][0] > 1
-    assert trainer.metrics["drift/cosine/pairwise"] == pytest.approx(cosines[~np.eye(4, dtype=bool)].mean(), rel=1e-4)
-    last = file["layers"][0].tolist().index("classifier")
-    part = np.stack([np.concatenate([seen.seen[k][0][f"classifier.{n}"] for n in ("weight", "bias")]) for k in ids])
-    np.testing.assert_allclose(file["layer_norms"][0][last], np.linalg.norm(part, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(file["gram"][0][last], part @ part.T, rtol=1e-4, atol=1e-9)
-    assert (trainer.run_dir / "figures" / "drift_pairwise.png").stat().st_size > 10_000
-
-
 def test_the_sum_of_learning_rates_is_that_of_all_steps(tmp_path):
-    seen = Changes()
+    class Rates(Callback):
+        def on_client_end(self, trainer, client):
+            if trainer.server.round == 1:
+                assert client.lr_total == pytest.approx(3 * 0.05)
+
     schedule = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
-    fit(tmp_path, Drift(), seen, model=plain_sgd_model(), client_lr_scheduler=schedule, max_rounds=2, local_steps=3)
-    assert all(total == pytest.approx(3 * 0.05) for *_, total in seen.seen.values())
+    fit(tmp_path, Drift(), Rates(), model=plain_sgd_model(), client_lr_scheduler=schedule, local_steps=3, max_rounds=2)
 
 
 def test_label_skew_makes_clients_drift_apart(tmp_path):
@@ -131,14 +96,6 @@ def test_a_head_that_does_not_move_has_no_direction(tmp_path):
     assert (file["layer_norms"][0][last] == 0).all()
     assert np.isnan(file["layer_dissimilarity"][0][last])
     assert trainer.metrics["drift/dissimilarity"] > 1
-
-
-def test_layers_are_submodules():
-    assert layers_of(["a.0.weight", "a.0.bias", "scale", "b.weight"]) == {
-        "a.0": ["a.0.weight", "a.0.bias"],
-        ".": ["scale"],
-        "b": ["b.weight"],
-    }
 
 
 def test_data_without_labels_and_a_tap_without_weights_are_refused_unless_the_classifier_is_left_out(tmp_path):

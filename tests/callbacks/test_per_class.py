@@ -5,14 +5,14 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback, PerClassAccuracy
 from fl_lightning.callbacks.per_class import accuracy, by_group, confusion
 from fl_lightning.data import IID, ClassesPerClient
 from fl_lightning.methods import FedBN
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class States(Callback):
@@ -28,8 +28,6 @@ class States(Callback):
 def fit(tmp_path, watching=(), data=None, methods=(), **kwargs):
     data = data or small_data(partitioner=ClassesPerClient(4), num_clients=3)
     callbacks = [PerClassAccuracy(**{"examples": None, **kwargs.pop("measure", {})}), *watching]
-    if not kwargs.pop("figures", False):
-        callbacks[0].on_fit_end = lambda trainer: None  # drawing takes longer than the run
     trainer = small_trainer(tmp_path, callbacks=callbacks, **{"max_rounds": 1, "local_epochs": 15, **kwargs})
     model = small_model()
     trainer.fit(model, data, list(methods))
@@ -48,7 +46,7 @@ def plainly(model, state, data):
 
 def test_before_aggregation_missing_classes_have_accuracy_0_and_every_number_is_a_plain_count(tmp_path):
     states = States()
-    trainer, model, data = fit(tmp_path, [states], figures=True)
+    trainer, model, data = fit(tmp_path, [states])
     file = np.load(trainer.run_dir / "per_class.npz")
     final = {name: value.clone() for name, value in trainer.server.state.items()}
     for row, k in enumerate(file["clients"][0]):
@@ -66,8 +64,6 @@ def test_before_aggregation_missing_classes_have_accuracy_0_and_every_number_is_
     assert (file["confusion_before"][0].sum(), file["confusion_after"][0].sum()) == (3 * images, images)
     hits = np.trace(file["confusion_after"][0]) / images
     assert hits == pytest.approx(trainer.metrics["test/accuracy"])
-    figures = {path.name for path in (trainer.run_dir / "figures").iterdir()}
-    assert {"per_class_clients.png", "per_class_aggregation.png", "per_class_confusion.png"} <= figures
 
 
 def test_without_skew_there_is_no_missing_class_and_no_scalar_of_it(tmp_path):
@@ -106,24 +102,3 @@ def test_test_data_without_labels_and_logits_of_other_classes_are_refused():
         confusion([batch], 3)
     with refused("test data='no labels'", "(B,)"):
         confusion([(None, None, None, {"logits": torch.eye(2)})], 2)
-
-
-class Unlabelled(LightningDataModule):
-    """Inputs alone."""
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.randn(40, 64)), 8)
-
-
-def test_clients_without_labels_are_refused_before_anything_is_written(tmp_path):
-    data = Partitioned(Unlabelled(), num_clients=2, partitioner=IID())
-    with refused("PerClassAccuracy", "data='Partitioned'"):
-        fit(tmp_path, data=data)
-    assert not (tmp_path / "fedavg").exists()
-
-
-def test_data_without_a_test_set_are_refused(tmp_path):
-    data = small_data()
-    data.test_dataloader = lambda k=None: []
-    with refused("PerClassAccuracy", "data='Digits'", "test_dataloader"):
-        fit(tmp_path, data=data)

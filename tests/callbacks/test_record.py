@@ -2,13 +2,11 @@
 
 import re
 
-import pytest
 from helpers.runs import small_data, small_model, small_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.callbacks.record import layout
 from fl_lightning.methods import FedProx
 
 
@@ -31,14 +29,10 @@ def charts_of(folder):
     }
 
 
-def charts(tmp_path, methods=(), **kwargs):
-    trainer = small_trainer(tmp_path, logger=True, local_steps=1, name="run", **kwargs)
-    trainer.fit(small_model(), small_data(train_size=100, val_fraction=0.2), list(methods))
-    return charts_of(tmp_path / "run" / "version_0")
-
-
 def test_a_chart_answers_one_question(tmp_path):
-    shown = charts(tmp_path, [FedProx(0.1)], callbacks=[SpectrumMonitor(), Watches()])
+    trainer = small_trainer(tmp_path, logger=True, local_steps=1, callbacks=[SpectrumMonitor(), Watches()])
+    trainer.fit(small_model(), small_data(train_size=100, val_fraction=0.2), FedProx(0.1))
+    shown = charts_of(trainer.run_dir)
     assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Ranks", "Spectra", "Drift", "Time", "Bytes", "Mine"}
     several = {chart: tags for chart, tags in shown.items() if len(tags) != 1}
     assert several.keys() == {
@@ -55,18 +49,3 @@ def test_a_chart_answers_one_question(tmp_path):
         "spectrum/log10/representation/smallest"
     ]
     assert next(panel for panel, _ in shown) == "Accuracy"
-
-
-@pytest.mark.parametrize("eval_every_n_rounds", [1, 2])
-def test_a_chart_without_any_tag_is_left_out(tmp_path, eval_every_n_rounds):
-    shown = charts(tmp_path, eval_every_n_rounds=eval_every_n_rounds)
-    assert all(shown.values())
-    assert {panel for panel, _ in shown} == {"Accuracy", "Loss", "Drift", "Time", "Bytes"}
-    assert len(shown["Accuracy", "test accuracy"]) == 1
-
-
-def test_panels_name_no_tag_twice_and_none_of_a_longer_name():
-    shown = layout(["test/accuracy", "test/accuracy_top5", "train/loss", "train/loss_of_mine"], [])
-    assert shown["Accuracy"] == {"test accuracy": ["Multiline", ["test/accuracy$"]]}
-    assert not re.match(shown["Loss"]["training loss"][1][0], "train/loss_of_mine")
-    assert re.match(shown["Loss"]["penalties"][1][0], "train/loss_of_mine")

@@ -7,46 +7,19 @@ from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.spectrum import Covariance, compare, evenly_spread
-from fl_lightning.data import Digits
+from fl_lightning.callbacks.spectrum import Covariance, compare
 from fl_lightning.functional import covariance_spectrum, effective_rank
 from fl_lightning.models import MLP, ImageClassifier
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def fit(tmp_path, **kwargs):
     monitor = SpectrumMonitor(**kwargs.pop("monitor", {}))
-    trainer = small_trainer(tmp_path, callbacks=[monitor], logger=True, **kwargs)
+    trainer = small_trainer(tmp_path, callbacks=[monitor], **kwargs)
     model, data = small_model(), small_data()
     trainer.fit(model, data)
     return trainer, model, data, np.load(trainer.run_dir / "spectra.npz")
-
-
-def representations(model, data):
-    model.eval()
-    with torch.no_grad():
-        return torch.cat([model.projector(model.encoder(x)) for x, _ in data.test_dataloader()])
-
-
-def test_spectra_are_those_of_the_final_global_model(tmp_path):
-    trainer, model, data, spectra = fit(tmp_path, max_rounds=3)
-    assert spectra["rounds"].tolist() == [0, 1, 2]
-    weight = np.linalg.svd(model.classifier.weight.detach().double().numpy(), compute_uv=False)
-    np.testing.assert_allclose(spectra["classifier"][-1], weight, rtol=1e-9)
-    z = representations(model, data).double().numpy()
-    covariance = np.linalg.svd(np.cov(z.T, bias=True), compute_uv=False)
-    np.testing.assert_allclose(spectra["representation"][-1], covariance, rtol=1e-4, atol=1e-6)
-    tags = {tag: trainer.metrics[f"rank/representation/{tag}"] for tag in ("above_threshold", "numerical", "condition")}
-    counted = covariance[covariance > 16 * 2**-23 * covariance[0]]
-    assert tags["above_threshold"] == (covariance > 0.01).sum()
-    assert tags["numerical"] == len(counted)
-    assert tags["condition"] == pytest.approx(counted[0] / counted[-1], rel=1e-2)
-    p = covariance / covariance.sum()
-    rank = np.exp(-np.sum(p[p > 0] * np.log(p[p > 0])))
-    assert trainer.metrics["rank/representation/effective"] == pytest.approx(rank, rel=1e-4)
-    assert trainer.metrics["spectrum/classifier/00"] == pytest.approx(weight[0])
-    assert trainer.metrics["spectrum/classifier/09"] == pytest.approx(weight[9])
-    logged = [trainer.metrics[f"spectrum/log10/classifier/{which}"] for which in ("largest", "median", "smallest")]
-    assert logged == pytest.approx(np.log10(weight[[0, 5, 9]]), rel=1e-4)
 
 
 def test_covariance_by_batches_is_that_of_all_rows():
@@ -63,36 +36,13 @@ def test_every_k_rounds_and_the_last_also_where_nothing_else_is_evaluated(tmp_pa
     assert ["rank/classifier/stable" in row for row in trainer.history] == [True, False, False, True, False, True]
 
 
-def test_tags_figures_and_panels(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trainer, *_ = fit(tmp_path, monitor={"max_scalars": 5})
-    events = EventAccumulator(str(trainer.run_dir)).Reload()
-    tags = events.Tags()
-    assert [t for t in tags["scalars"] if t.startswith("spectrum/classifier/")] == [
-        f"spectrum/classifier/{i:02d}" for i in (0, 2, 4, 7, 9)
-    ]
-    assert {"rank/classifier/effective", "rank/representation/stable", "drift/client"} <= set(tags["scalars"])
-    assert set(tags["images"]) == {"spectrum/classifier", "spectrum/representation"}
-    from tensorboard.plugins.custom_scalar import layout_pb2
-
-    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert sorted(c.title for c in layout.category) == [
-        "Accuracy",
-        "Bytes",
-        "Drift",
-        "Loss",
-        "Ranks",
-        "Spectra",
-        "Time",
-    ]
-    assert sorted(path.name for path in (trainer.run_dir / "figures").iterdir()) == [
-        "spectrum_classifier.png",
-        "spectrum_representation.png",
-    ]
+def test_the_scalars_of_a_spectrum_are_spread_over_it(tmp_path):
+    trainer, *_ = fit(tmp_path, max_rounds=1, monitor={"max_scalars": 5})
+    tags = [tag for tag in trainer.metrics if tag.startswith("spectrum/classifier/")]
+    assert sorted(tags) == [f"spectrum/classifier/{place:02d}" for place in (0, 2, 4, 7, 9)]
 
 
-def test_local_models_are_measured_before_aggregation_and_change_nothing(tmp_path):
+def test_local_models_are_measured_before_aggregation(tmp_path):
     trainer, _, _, spectra = fit(
         tmp_path, participation=0.5, monitor={"local_models": True}, buffers="average", max_rounds=2
     )
@@ -107,12 +57,6 @@ def test_local_models_are_measured_before_aggregation_and_change_nothing(tmp_pat
     assert trainer.metrics["rank/classifier/local/mean"] == pytest.approx(np.mean(ranks))
     local = spectra["local_classifier"][1][present[1]]
     assert not np.allclose(local[0], local[1])
-    plain = small_trainer(tmp_path, participation=0.5)
-    plain.fit(small_model(), small_data())
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.server.state.values(), trainer.server.state.values(), strict=True)
-    )
-    assert "test/accuracy" in trainer.metrics
 
 
 def test_local_and_global_models_are_measured_on_the_same_images(tmp_path):
@@ -127,8 +71,6 @@ def test_local_and_global_models_are_measured_on_the_same_images(tmp_path):
         np.testing.assert_allclose(spectra["local_representation"], np.stack([probed] * 4, 1), rtol=1e-9, atol=1e-12)
         assert not np.allclose(probed[-1], spectra["representation"][-1])
     assert trainer.metrics["rank/representation/above_threshold"] == 0
-    figures = {path.name for path in (trainer.run_dir / "figures").iterdir()}
-    assert {"spectrum_local_representation.png", "spectrum_local_classifier.png"} <= figures
 
 
 def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
@@ -159,34 +101,7 @@ def test_a_collapsed_representation_is_said(tmp_path):
     assert trainer.metrics["rank/representation/effective"] == 0
 
 
-def test_without_test_data_there_is_the_classifier_alone_and_validation_data_does_not_count(tmp_path):
-    class NoTest(Digits):
-        def test_dataloader(self):
-            return []
-
-        def val_dataloader(self):
-            return super().test_dataloader()
-
-    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], max_rounds=1)
-    trainer.fit(small_model(), NoTest(num_clients=2, train_size=200))
-    assert set(np.load(trainer.run_dir / "spectra.npz")) == {"rounds", "classifier"}
-    assert "val/accuracy" in trainer.metrics
-
-
 def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
     trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], taps={"logits": "projector"})
     with refused("trainer.taps", "logits='projector'"):
         trainer.fit(small_model(), small_data())
-
-
-@pytest.mark.parametrize("options", [{"every_n_rounds": 0}, {"max_scalars": 1}])
-def test_options_out_of_range_are_refused(options):
-    with refused(f"SpectrumMonitor.{next(iter(options))}="):
-        SpectrumMonitor(**options)
-
-
-@pytest.mark.parametrize(
-    ("number", "places"), [(1, [0]), (3, [0, 1, 2]), (10, [0, 2, 4, 7, 9]), (32, [0, 8, 16, 23, 31])]
-)
-def test_scalars_are_spread_from_the_first_to_the_last(number, places):
-    assert evenly_spread(number, 5) == places

@@ -1,25 +1,21 @@
 """How the workers start: by forks, by running the program anew, or not at all, and what is said of it."""
 
-import multiprocessing
-import subprocess
-import sys
+import tempfile
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.errors import assert_names, refused
 from helpers.runs import small_data, small_model, small_trainer
-from helpers.theirs import Mistaken
+from helpers.workers import listening
 from lightning.fabric import connector
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from torch.utils.data import DataLoader
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes import launch
+from fl_lightning.engine.processes import launch, meeting, presence
 from fl_lightning.errors import ClientError, LostWorkerError
-from fl_lightning.models import MLP
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -35,40 +31,11 @@ def macos(monkeypatch):
     monkeypatch.setattr(launch.platform, "system", lambda: "Darwin")
 
 
-def test_where_processes_can_be_forked(monkeypatch):
-    assert launch.can_fork()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "darwin")
-        assert not launch.can_fork()
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    assert not launch.can_fork()
-
-
-def test_a_command_or_a_prompt_cannot_be_run_anew(monkeypatch):
-    main = type(sys)("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    for argument, fits in (("-c", False), ("", False), (__file__, True)):
-        monkeypatch.setattr(sys, "argv", [argument])
-        assert launch.can_run_anew() == fits
-    main.__spec__ = launch.__spec__
-    monkeypatch.setattr(sys, "argv", ["-m"])
-    assert launch.can_run_anew()
-    monkeypatch.setattr(launch, "_IS_INTERACTIVE", True)
-    assert not launch.can_run_anew()
-
-
 def test_auto_is_one_worker_in_this_process_where_none_can_be_forked(tmp_path, macos, said):
     trainer = small_trainer(tmp_path, devices="auto", max_rounds=1)
     trainer.fit(small_model(), small_data())
     assert trainer.world_size == 1
     assert_names(said(), "trainer.devices=auto", "1 worker", "Darwin")
-
-
-def test_auto_of_several_threads_is_one_worker_in_a_notebook(tmp_path, notebook, said):
-    trainer = small_trainer(tmp_path, devices="auto", threads_per_worker=2, max_rounds=1)
-    trainer.fit(small_model(), small_data())
-    assert trainer.world_size == 1
-    assert_names(said(), "1 worker", "trainer.threads_per_worker=2")
 
 
 def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said, monkeypatch):
@@ -80,51 +47,23 @@ def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_pa
     assert_names(said(), "trainer.devices=2", "Darwin")
 
 
-@pytest.mark.parametrize(
-    ("options", "fixture", "why"),
-    [
-        ({}, "macos", "Darwin"),
-        ({"threads_per_worker": 2}, None, "trainer.threads_per_worker=2"),
-    ],
-)
-def test_several_workers_are_refused_in_a_notebook_where_they_cannot_be_forked(
-    tmp_path, request, notebook, options, fixture, why
-):
-    if fixture:
-        request.getfixturevalue(fixture)
-    with refused("trainer.devices=2", why):
-        small_trainer(tmp_path, devices=2, **options).fit(small_model(), small_data())
+def test_several_workers_are_refused_in_a_notebook_where_they_cannot_be_forked(tmp_path, notebook, macos):
+    for options, why in (({}, "Darwin"), ({"threads_per_worker": 2}, "trainer.threads_per_worker=2")):
+        with refused("trainer.devices=2", why):
+            small_trainer(tmp_path, devices=2, **options).fit(small_model(), small_data())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_worker_that_was_started_by_another_says_nothing(tmp_path, macos, notebook, monkeypatch, said):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    launch.check_start(small_trainer(tmp_path, devices=2))
-    assert "anew" not in said()
-
-
-def test_a_gpu_that_was_used_cannot_be_used_by_forked_workers(tmp_path, monkeypatch):
+def test_a_gpu_that_was_used_cannot_be_used_by_forked_workers(tmp_path, notebook, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert (
-        launch.obstacle_to_forks(small_trainer(tmp_path)) == "a forked process cannot use a GPU that this one has used"
-    )
+    with refused("trainer.devices=2", "GPU"):
+        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
 
 
-AT_A_PROMPT = """
-import sys
-from helpers.runs import small_data, small_model, small_trainer
-from helpers.theirs import Mistaken
-
-trainer = small_trainer(sys.argv[1], devices=2)
-trainer.fit(small_model(), small_data())
-print("trained by", trainer.world_size)
-"""
-
-
-def test_workers_are_forked_from_a_prompt(tmp_path):
-    how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 1800}
-    command = [sys.executable, "-i", "-c", f"import sys; sys.path.insert(0, 'tests'){AT_A_PROMPT}", str(tmp_path)]
-    assert "trained by 2" in subprocess.run(command, check=True, **how).stdout
+def test_workers_are_forked_in_a_notebook(tmp_path, notebook):
+    trainer = small_trainer(tmp_path, devices=2, max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    assert trainer.world_size == 2
 
 
 class Fails(Callback):
@@ -141,14 +80,47 @@ def test_a_worker_that_fails_with_a_long_error_ends(tmp_path):
         trainer.fit(small_model(), small_data())
 
 
-def test_a_run_that_fails_leaves_the_classes_of_loaders_as_they_are(tmp_path):
-    """Lightning's Fabric leaves a wrapper around their constructors, and one more with every failure."""
-    before = dict(vars(DataLoader))
-    with pytest.raises(ClientError):
-        small_trainer(tmp_path).fit(Mistaken(MLP(64, [16])), small_data())
-    assert dict(vars(DataLoader)) == before
-
-
 def test_devices_that_an_accelerator_does_not_take_are_refused_with_a_remedy(tmp_path):
     with refused("trainer.devices=[1]"):
-        launch.build_fabric(small_trainer(tmp_path), [1])
+        small_trainer(tmp_path, devices=[1]).fit(small_model(), small_data())
+
+
+# ---------------------------------------------------------------------- where the workers meet
+
+
+class Listens(Callback):
+    """Keeps where each worker listens, and whether others may read the folder in which they have met."""
+
+    def on_last_round_end(self, trainer):
+        folders = [path.stat().st_mode & 0o077 for path in Path(tempfile.gettempdir()).glob("fl_lightning*")]
+        self.all = trainer.gather(({address for address, _ in listening()}, folders))
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="the system does not list its sockets")
+def test_workers_of_one_machine_listen_on_loopback_and_leave_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    listens = Listens()
+    small_trainer(tmp_path / "run", devices=2, callbacks=[listens]).fit(small_model(), small_data())
+    assert listens.all == [({"127.0.0.1"}, [0])] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with refused("TMPDIR"):
+        small_trainer(tmp_path / "run", devices=2).fit(small_model(), small_data())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("node", "missing"), [(0, "worker 1 (node 1) of 2"), (1, "MASTER_PORT=")])
+def test_a_node_that_never_comes_is_named_and_nothing_is_written(tmp_path, monkeypatch, node, missing):
+    for module, name in product((meeting, presence), ("JOIN", "PATIENCE", "LOOK")):
+        monkeypatch.setattr(module, name, 0.5, raising=False)
+    monkeypatch.setattr(LightningEnvironment, "creates_processes_externally", True)
+    # the run would leave a port behind that it finds itself
+    where = {"LOCAL_RANK": "0", "NODE_RANK": node, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_network_port()}
+    for name, value in where.items():
+        monkeypatch.setenv(name, str(value))
+    with refused(missing):
+        small_trainer(tmp_path, num_nodes=2).fit(small_model(), small_data())
+    assert not list(tmp_path.iterdir())

@@ -3,12 +3,10 @@
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,23 +15,20 @@ import pytest
 import torch
 from helpers import launched
 from helpers.errors import assert_names, refused
-from helpers.methods import METHODS
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
-from lightning.pytorch import LightningModule
-from torch import nn
+from helpers.tiny import TinyData, TinyModule, clients
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
-from fl_lightning.callbacks import CCVR, Callback, SpectrumMonitor
-from fl_lightning.engine.processes.launch import ClientStrategy, build_fabric
-from fl_lightning.engine.processes.presence import SILENCE
-from fl_lightning.engine.processes.workers import MESSAGES, ROOM, Workers, place, within_bounds
-from fl_lightning.errors import ClientError, LostWorkerError
-from fl_lightning.methods import FedBN
+from fl_lightning.callbacks import Callback
+from fl_lightning.engine.processes.launch import ClientStrategy
+from fl_lightning.engine.processes.workers import place
+from fl_lightning.errors import ClientError
+from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.models import MLP
-from fl_lightning.records.plain import packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,8 +42,7 @@ def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1
     """Train by each number of workers, and hold the global models and all metrics against each other."""
     found = []
     for number in workers:
-        callbacks = [SpectrumMonitor()] if model is plain_sgd_model else []
-        given = {"callbacks": callbacks, "devices": number, "threads_per_worker": 1, "max_rounds": 3, **kwargs}
+        given = {"devices": number, "threads_per_worker": 1, **kwargs}
         trainer = small_trainer(tmp_path, **given)
         torch.manual_seed(0)
         trainer.fit(model(), data() if data else small_data(num_clients=7), methods())
@@ -59,28 +53,9 @@ def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1
     return trainer
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("name", METHODS)
-def test_two_workers_give_the_bits_of_one(tmp_path, name, precision):
-    compare(tmp_path, METHODS[name], participation=0.6, precision=precision)
-
-
 def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
-    trainer = compare(tmp_path, METHODS["SCAFFOLD"], workers=(1, 3, 4), cohort_size=2)
-    assert trainer.metrics["placed/3/clients"] == 0
-
-
-def test_only_clients_that_remember_something_have_an_owner(tmp_path):
-    assert compare(tmp_path, participation=0.6).client.memories().owners == {}
-    assert set(compare(tmp_path, METHODS["SCAFFOLD"]).client.memories().owners) == set(range(7))
-
-
-def test_memories_on_disk_follow_their_client(tmp_path):
-    compare(tmp_path, METHODS["MOON"], cohort_size=3, max_rounds=4, client_memory=0.0)
-
-
-def test_a_users_module_and_data_give_the_same_bits(tmp_path):
-    compare(tmp_path, model=Theirs, data=lambda: Partitioned(TheirData(), num_clients=5))
+    trainer = compare(tmp_path, SCAFFOLD, workers=(1, 3), cohort_size=2)
+    assert trainer.metrics["placed/2/clients"] == 0
 
 
 class WithLoaders(TheirData):
@@ -94,54 +69,43 @@ def test_a_worker_can_have_loader_processes(tmp_path):
     compare(tmp_path, model=Theirs, data=lambda: Partitioned(WithLoaders(), num_clients=2), max_rounds=1)
 
 
-class WithMetric(LightningModule):
+class WithMetric(TinyModule):
     """Adds its accuracy up in an object of torchmetrics, over batches of different sizes."""
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def build(self):
+        self.accuracy = MulticlassAccuracy(3)
 
     def validation_step(self, batch, batch_idx):
-        self.accuracy(self.net(batch[0]), batch[1])
+        self.accuracy(self(batch[0]), batch[1])
         self.log("accuracy", self.accuracy)
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
-
-def test_metrics_that_a_module_adds_up_itself_are_right_on_every_worker(tmp_path):
-    compare(tmp_path, model=WithMetric, data=lambda: small_data(eval_batch_size=37))
-
-
-class Leaks(WithMetric):
+class Leaks(TinyModule):
     """Counts its steps in a buffer that no state holds, and lets the count into the loss."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.register_buffer("count", torch.zeros(()), persistent=False)
 
-    def training_step(self, batch, batch_idx):
+    def loss(self, batch):
         self.count += 1
-        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.count)
+        return super().loss(batch) * (1 + 0.01 * self.count)
 
 
-def test_nothing_leaks_from_client_to_client_through_buffers_in_no_state(tmp_path):
-    compare(tmp_path, model=Leaks)
+def synchronises():
+    return Synchronises(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.02))
 
 
-def test_what_a_module_synchronises_is_of_one_client(tmp_path):
-    def model():
-        return Synchronises(MLP(64, [8]), optimizer=partial(torch.optim.SGD, lr=0.02))
+MODULES = {
+    "a user's module and data": (Theirs, lambda: Partitioned(TheirData(), num_clients=5)),
+    "a metric that the module adds up": (WithMetric, lambda: clients(TinyData(40, val=[30], batch_size=7), 9, 20, 11)),
+    "a buffer in no state": (Leaks, lambda: clients(TinyData(40), 9, 20, 11)),
+    "numbers that the module synchronises": (synchronises, lambda: small_data(num_clients=3)),
+}
 
-    compare(tmp_path, model=model, data=lambda: small_data(num_clients=3))
 
-
-def test_local_spectra_and_calibration_are_those_of_one_worker(tmp_path):
-    compare(tmp_path, callbacks=[SpectrumMonitor(local_models=True), CCVR(samples_per_class=20, epochs=2)])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_the_users_trains_to_the_bits_of_one_worker(tmp_path, name):
+    compare(tmp_path, model=MODULES[name][0], data=MODULES[name][1], max_rounds=2)
 
 
 def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_path):
@@ -150,36 +114,10 @@ def test_workers_start_after_this_process_has_computed_with_several_threads(tmp_
     try:
         torch.randn(2000, 2000) @ torch.randn(2000, 2000)
         torch.randn(4_000_000).exp().sum()
-        small_trainer(tmp_path, max_rounds=1).fit(small_model("cnn"), small_data("cnn"))
         small_trainer(tmp_path, max_rounds=1, devices=2).fit(small_model("cnn"), small_data("cnn"))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_worker_never_destroys_the_garbage_of_the_process_that_it_was_forked_from(tmp_path):
-    """The destructor of an earlier run's process group would wait there for threads that do not exist."""
-    here, ended = os.getpid(), tmp_path / "ended"
-
-    class Group:
-        def __del__(self):
-            if os.getpid() != here:
-                ended.touch()
-
-    class Collects(Callback):
-        def on_round_start(self, trainer):
-            gc.collect()
-
-    garbage = Group()
-    garbage.itself = garbage
-    gc.disable()
-    try:
-        del garbage
-        trainer = small_trainer(tmp_path / "run", max_rounds=1, devices=2, callbacks=[Collects()])
-        trainer.fit(small_model(), small_data())
-    finally:
-        gc.enable()
-    assert not ended.exists()
 
 
 def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
@@ -190,7 +128,7 @@ def test_the_run_leaves_no_process_and_no_variable_behind(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
-def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
+def test_one_worker_writes_in_each_fit_and_the_placement_is_logged(tmp_path):
     class Folders(Callback):
         def on_round_end(self, trainer):
             assert (trainer.run_dir is None) == (trainer.global_rank > 0)
@@ -198,14 +136,8 @@ def test_a_trainer_that_fits_twice_lets_one_worker_write(tmp_path):
     trainer = small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Folders()])
     for _ in range(2):
         trainer.fit(small_model(), small_data())
-    assert trainer.run_dir.name == "version_1"
-
-
-def test_one_worker_writes_and_the_placement_is_logged(tmp_path):
-    trainer = small_trainer(tmp_path, devices=2, max_rounds=2)
-    trainer.fit(small_model(), small_data())
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg"]
-    assert [path.name for path in (tmp_path / "fedavg").iterdir()] == ["version_0"]
+    assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"version_0", "version_1"}
     assert trainer.metrics["placed/0/clients"] + trainer.metrics["placed/1/clients"] == 4
     assert "placed/1/steps" in (trainer.run_dir / "metrics.csv").read_text()
 
@@ -221,7 +153,8 @@ def test_validation_and_test_are_those_of_one_worker(tmp_path):
 
 
 def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
-    trainer = compare(tmp_path, METHODS["SCAFFOLD"], data=lambda: small_data(train_size=1400), workers=(1,))
+    trainer = small_trainer(tmp_path)
+    trainer.fit(plain_sgd_model(), small_data(train_size=1400), SCAFFOLD())
     visits = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
     for metrics in trainer.history:
         times = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
@@ -234,46 +167,39 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 # ---------------------------------------------------------------------- collectives
 
 
-def by_two(tmp_path, work):
-    """What two forked workers return from ``work(workers)``, by rank."""
-
-    def _work(fabric):
-        workers = Workers(fabric)
-        return workers.gather(work(workers))
-
-    return build_fabric(small_trainer(tmp_path), 2).launch(_work)
-
-
-@pytest.mark.parametrize("size", [0, 1, ROOM - 100, ROOM, 3 * ROOM])
-def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, size):
-    values = [{"text": "a"}, {"text": "b" * size, "tensor": torch.arange(3)}]
-    for seen in by_two(tmp_path, lambda workers: workers.gather(values[workers.rank])):
-        assert seen[0] == values[0]
-        assert seen[1]["text"] == values[1]["text"]
-        assert torch.equal(seen[1]["tensor"], values[1]["tensor"])
-
-
 @pytest.fixture
 def network(monkeypatch):
     """Workers that cannot trust what they receive, as those of several machines."""
     monkeypatch.setattr(ClientStrategy, "private", False)
 
 
+class Gathers(Callback):
+    """Gathers a value that is longer on the second worker, and one of plain values, arrays and tensors."""
+
+    plain = {1: (np.arange(3.0), np.float32(2.5), {None}), "path": Path("b")}  # noqa: RUF012
+
+    def on_last_round_end(self, trainer):
+        self.sizes = {size: trainer.gather("a" * size * trainer.global_rank) for size in (0, 1000, 10**6)}
+        self.seen = trainer.gather({**self.plain, "tensor": torch.arange(3)})
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, request, machines):
+    if machines == 2:
+        request.getfixturevalue("network")
+    gathers = Gathers()
+    small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[gathers]).fit(small_model(), small_data())
+    assert gathers.sizes == {size: ["", "a" * size] for size in gathers.sizes}
+    for one in gathers.seen:
+        array, number, rest = one[1]
+        assert (one["path"], rest, array.dtype, array.tolist()) == (Path("b"), {None}, np.float64, [0.0, 1.0, 2.0])
+        assert type(number) is np.float32 and number == 2.5
+        assert torch.equal(one["tensor"], torch.arange(3))
+
+
 @pytest.mark.usefixtures("network")
 def test_workers_of_several_machines_give_the_bits_of_one(tmp_path):
-    compare(tmp_path, METHODS["SCAFFOLD"], model=WithMetric, participation=0.6)
-
-
-@pytest.mark.usefixtures("network")
-@pytest.mark.parametrize("size", [0, ROOM - 100, 3 * ROOM])
-def test_workers_of_several_machines_gather_tensors_arrays_and_plain_values(tmp_path, size):
-    value = {"text": "a" * size, 1: (torch.arange(3), np.arange(3.0), np.float32(2.5), {None}), "path": Path("b")}
-    for seen in by_two(tmp_path, lambda workers: workers.gather(value)):
-        for one in seen:
-            assert (one["text"], one["path"], one[1][3]) == (value["text"], value["path"], {None})
-            assert torch.equal(one[1][0], value[1][0])
-            assert one[1][1].dtype == np.float64 and one[1][1].tolist() == [0.0, 1.0, 2.0]
-            assert type(one[1][2]) is np.float32 and one[1][2] == 2.5
+    compare(tmp_path, SCAFFOLD, participation=0.6)
 
 
 class Own:
@@ -287,44 +213,8 @@ class GathersOwn(Callback):
 
 @pytest.mark.usefixtures("network")
 def test_workers_of_several_machines_refuse_other_values_by_place_and_type(tmp_path):
-    with refused("on_round_end", "test_workers.Own", "worker 0") as caught:
+    with refused("on_round_end", "test_workers.Own", "worker 0"):
         small_trainer(tmp_path, devices=2, callbacks=[GathersOwn()]).fit(small_model(), small_data())
-    if hasattr(caught.value, "__notes__"):
-        assert "GathersOwn.on_round_end" in caught.value.__notes__[0]
-
-
-class Runs:
-    """A pickle of it runs a command where it is read."""
-
-    def __reduce__(self):
-        return os._exit, (3,)
-
-
-def test_a_message_that_would_run_something_is_not_run():
-    for contents in (pickle.dumps(Runs()), packed(("place", Runs())).numpy().tobytes(), b"", b"zeros" * 100):
-        with pytest.raises((pickle.UnpicklingError, RuntimeError, EOFError)):
-            unpacked(contents, MESSAGES)
-
-
-@pytest.mark.parametrize("size", [-1, 2**62])
-def test_a_message_of_a_size_that_no_worker_sends_is_refused(size):
-    with refused("bytes", kind=LostWorkerError):
-        within_bounds(size)
-
-
-def test_tensors_are_added_up_and_sent(tmp_path):
-    def work(workers):
-        total = torch.arange(5, dtype=torch.float64) + workers.rank
-        workers.all_reduce(total)
-        for contents in (torch.arange(7, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
-            if workers.rank == 0:
-                workers.send(contents, 1)
-            else:
-                assert torch.equal(workers.receive(0), contents)
-        workers.barrier()
-        return total.tolist()
-
-    assert by_two(tmp_path, work) == [[1.0, 3.0, 5.0, 7.0, 9.0]] * 2
 
 
 class AsksAlone(Callback):
@@ -347,32 +237,28 @@ def test_collectives_end_with_the_run(tmp_path):
         trainer.gather(1)
 
 
-@pytest.fixture
-def default_group():
-    """Makes a default process group of this process alone; it ends with the test."""
+class Joins(Callback):
+    """Makes a default process group of this process alone."""
 
-    def make():
+    def on_fit_start(self, trainer):
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 
-    yield make
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+
+@pytest.fixture
+def leaves_no_group():
+    yield
+    torch.distributed.destroy_process_group()
 
 
-def test_a_default_group_beside_several_workers_is_refused(tmp_path, default_group):
-    default_group()
-    small_trainer(tmp_path, max_rounds=1).fit(small_model(), small_data())
+@pytest.mark.usefixtures("leaves_no_group")
+@pytest.mark.parametrize("within", [False, True])
+def test_a_default_group_beside_several_workers_is_refused(tmp_path, within):
+    callbacks = [Joins()]
+    if not within:
+        small_trainer(tmp_path, max_rounds=1, callbacks=callbacks).fit(small_model(), small_data())
+        callbacks = []
     with refused("torch.distributed=", "torch.distributed.destroy_process_group()"):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
-
-
-def test_a_default_group_that_the_users_code_makes_in_the_run_is_refused(tmp_path, default_group):
-    class Joins(Callback):
-        def on_fit_start(self, trainer):
-            default_group()
-
-    with refused("torch.distributed="):
-        small_trainer(tmp_path, devices=2, callbacks=[Joins()]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=2, callbacks=callbacks).fit(small_model(), small_data())
 
 
 # ---------------------------------------------------------------------- placing
@@ -403,30 +289,28 @@ def test_no_worker_has_more_than_the_mean_and_the_longest(size):
 
 
 class Fails(Method):
-    """Fails in one client's visit of the second round."""
+    """Fails in some clients' visits of the second round."""
 
-    def __init__(self, k):
-        self.k, self.rounds = k, 0
+    def __init__(self, *clients):
+        self.clients, self.rounds = clients, 0
 
     def on_round_start(self, server):
         self.rounds = server.round
 
     def on_client_start(self, client):
-        if client.info.id == self.k and self.rounds == 1:
+        if client.info.id in self.clients and self.rounds == 1:
             raise ValueError("no such thing")
 
 
-@pytest.mark.parametrize("k", [0, 1, 2, 3])
+@pytest.mark.parametrize("k", [0, 3])
 def test_a_client_that_fails_on_any_worker_is_named(tmp_path, k):
     with refused(f"client {k}", "round 1", "ValueError", kind=ClientError):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data(), Fails(k))
+        small_trainer(tmp_path, devices=2).fit(small_model(), small_data(train_size=100), Fails(k))
 
 
-def test_a_client_that_fails_on_any_worker_is_skipped_alike(tmp_path):
-    for k in (0, 3):
-        trainer = compare(tmp_path, lambda k=k: [Fails(k)], on_client_error="skip")
-        assert trainer.history[1]["clients/failed"] == 1
-        assert trainer.history[1]["clients"] == 6
+def test_clients_that_fail_on_any_worker_are_skipped_alike(tmp_path):
+    trainer = compare(tmp_path, lambda: Fails(0, 3), on_client_error="skip")
+    assert [trainer.history[1][name] for name in ("clients/failed", "clients")] == [2, 5]
 
 
 class Killed(Callback):
@@ -452,11 +336,9 @@ class Breaks(Callback):
         (Breaks(), ("round 0", "worker 1", "TypeError")),
     ],
 )
-def test_a_lost_worker_ends_the_run_by_name_and_soon(tmp_path, callback, message):
-    began = time.monotonic()
+def test_a_lost_worker_ends_the_run_by_name(tmp_path, callback, message):
     with refused(*message, kind=ClientError):
         small_trainer(tmp_path, devices=2, callbacks=[callback]).fit(small_model(), small_data())
-    assert time.monotonic() - began < SILENCE
     assert not torch.distributed.is_initialized()
 
 
@@ -473,12 +355,8 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": 0}, ("trainer.devices=0",)),
         ({"devices": "two"}, ("trainer.devices='two'",)),
         ({"devices": 100_000}, ("trainer.devices=100000",)),
-        ({"strategy": "ddp"}, ("trainer.strategy='ddp'",)),
-        ({"strategy": "fsdp"}, ("trainer.strategy='fsdp'",)),
-        ({"precision": "16-mixed"}, ("trainer.precision='16-mixed'", "bf16-mixed")),
         ({"workers_per_device": 0}, ("trainer.workers_per_device=0",)),
         ({"num_nodes": 0}, ("trainer.num_nodes=0",)),
         ({"client_memory": -1.0}, ("trainer.client_memory=-1.0",)),
@@ -497,17 +375,6 @@ def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
 
 
 # ---------------------------------------------------------------------- clusters
-LAUNCHED = str(ROOT / "tests" / "helpers" / "launched.py")
-
-
-def end(*arguments, **variables):
-    """What Python says with these arguments, in a process of its own, which must succeed."""
-    path = f"{ROOT}:{ROOT / 'tests'}"
-    how = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
-    ended = subprocess.run([sys.executable, *arguments], **how, **pipes)
-    assert not ended.returncode, ended.stdout
-    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -518,20 +385,12 @@ def alone(tmp_path_factory):
         return launched.fit(tmp_path_factory.mktemp("alone"), "alone")
 
 
-def saved(tmp_path, name, fits=1, workers=2):
-    """The global model of each fit of a run, every one of which was by several workers."""
-    folders = sorted((tmp_path / name).iterdir())
-    assert [path.name for path in folders] == [f"version_{number}" for number in range(fits)]
-    for path in folders:
-        header = (path / "metrics.csv").read_text().splitlines()[0].split(",")
-        assert [f"placed/{rank}/steps" in header for rank in range(workers + 1)] == [True] * workers + [False]
-    return [torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in folders]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def assert_saved(folder, state, fits=1, workers=2):
+    """Fail unless each fit of a run was by so many workers, and ended with a state."""
+    assert sorted(path.name for path in folder.iterdir()) == [f"version_{number}" for number in range(fits)]
+    for path in folder.iterdir():
+        assert f",placed/{workers - 1}/steps," in (path / "metrics.csv").read_text()
+        assert_same_bits(torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"], state)
 
 
 def as_task(variables, arguments):
@@ -575,17 +434,9 @@ def torchrun():
     return tasks
 
 
-def test_torchrun_starts_workers_that_give_the_bits_of_one(tmp_path, alone):
-    how = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    end(*how, LAUNCHED, str(tmp_path), "torchrun", "1")
-    (state,) = saved(tmp_path, "torchrun")
-    assert_same_bits(state, alone)
-
-
 def test_two_nodes_give_the_bits_of_one_worker_and_can_fit_twice(tmp_path, alone, torchrun):
     succeed(fork_tasks(torchrun(nodes=2), tmp_path, "nodes", 2))
-    for state in saved(tmp_path, "nodes", fits=2, workers=4):
-        assert_same_bits(state, alone)
+    assert_saved(tmp_path / "nodes", alone, fits=2, workers=4)
 
 
 def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone, torchrun):
@@ -596,25 +447,32 @@ def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone, torchrun
     others.join()
     assert others.exitcode
     succeed(fork_tasks(torchrun(nodes=1, restarts=1), tmp_path, "restarted", 1, "killed"))
-    (state,) = saved(tmp_path, "restarted")
-    assert_same_bits(state, alone)
+    assert_saved(tmp_path / "restarted", alone)
 
 
 def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
     job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "12345"}
     job |= {"SLURM_JOB_NAME": "fit", "SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
     succeed(fork_tasks(tasks, tmp_path, "slurm", 1))
-    (state,) = saved(tmp_path, "slurm")
-    assert_same_bits(state, alone)
+    assert_saved(tmp_path / "slurm", alone)
 
 
-def test_workers_of_several_threads_run_the_program_anew_and_can_fit_twice(tmp_path):
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("start", "threads", "how"), [(TORCHRUN, 1, ()), ((), 2, ("several_threads",))])
+def test_a_program_that_is_run_anew_for_each_worker_gives_the_bits_of_one_and_can_fit_twice(
+    tmp_path, start, threads, how
+):
     folder = tmp_path / "temporary"
     folder.mkdir()
-    end(LAUNCHED, str(tmp_path), "threads", "2", "several_threads", TMPDIR=str(folder))
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(folder)}
+    program = (ROOT / "tests" / "helpers" / "launched.py", tmp_path / "runs", "run", "2", *how)
+    subprocess.run([sys.executable, *start, *map(str, program)], cwd=ROOT, env=environment, check=True, timeout=600)
     assert not list(folder.glob("fl_lightning-*"))
-    alone = launched.fit(tmp_path, "alone", threads_per_worker=2)
-    for state in saved(tmp_path, "threads", fits=2):
-        assert_same_bits(state, alone)
+    alone = launched.fit(tmp_path, "alone", threads_per_worker=threads)
+    assert_saved(tmp_path / "runs" / "run", alone, fits=2)

@@ -4,10 +4,12 @@ import copy
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from helpers.errors import refused
 from helpers.sites import SMALL, command, written
 
+pytestmark = pytest.mark.usefixtures("one_parser")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "federation.md"
 
 

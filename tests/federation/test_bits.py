@@ -5,59 +5,58 @@ import csv
 import re
 
 import pytest
-from helpers.sites import ROUNDS, SITES, SMALL, Sockets, alone, app_of, assert_same_bits, numbers_of, serve, workers
+from helpers.runs import assert_same_bits
+from helpers.sites import SITES, SMALL, Here, alone, app_of, numbers_of, serve, sites_here
+from helpers.tiers import sample
 
 RUNS = {
     "fedavg": {},
-    "scaffold": {"method": ["SCAFFOLD"]},
+    "scaffold, feddecorr and fedprox, with a schedule": {
+        "method": ["SCAFFOLD", "FedDecorr", "FedProx"],
+        "model": {"class_path": "helpers.sites.Watching"},
+    },
     "fedproto": {"method": ["FedProto"]},
-    "feddecorr_fedprox": {"method": ["FedDecorr", "FedProx"]},
     "fedbn": {"method": ["FedBN"]},
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
-    "plateau": {"model": {"class_path": "helpers.sites.Watching"}},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
+pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
+DEFAULT = ("scaffold, feddecorr and fedprox, with a schedule", "fedbn", "cohorts")
 
 
 def config_of(name):
     config = copy.deepcopy(SMALL)
     for key, value in RUNS[name].items():
-        config[key] = (
-            {**config[key], **value}
-            if key in config
-            else [one if isinstance(one, dict) else {"class_path": one} for one in value]
-        )
+        config[key] = {**config[key], **value} if key in config else value
     return config
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", sample([*RUNS], *DEFAULT))
 def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     config = config_of(name)
     app = app_of(tmp_path, config)
-    link = Sockets([tmp_path / f"{k}.sock" for k in range(SITES)])
-    with workers(app, tmp_path):
+    with sites_here(app, tmp_path) as sites:
+        link = Here(sites)
         ours = serve(app, link)
+        (announced,) = {sum(entry.num_bytes for entry in site.declared) for site in sites}
     fitted = alone(tmp_path, config)
-    assert name != "plateau" or ours.history[-1]["lr"] < ours.history[0]["lr"]
+    assert "schedule" not in name or ours.history[-1]["lr"] < ours.history[0]["lr"]
     assert_same_bits(ours.server.state, fitted.server.state)
     # what travels is what the sites have announced
-    (announced,) = {
-        re.search(r"in a round: ([\d,]+) bytes", (tmp_path / f"{k}.log").read_text())[1] for k in range(SITES)
-    }
     sent = [sum(len(array.data) for array in update.arrays.values()) for update in link.updates]
-    assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == int(announced.replace(",", ""))
+    assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == announced
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
 
 
-def test_the_end_of_a_run_has_a_row_for_each_site_and_workers_say_where_they_are(tmp_path, capsys):
+def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):
     config = copy.deepcopy(SMALL)
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}
     config["trainer"]["enable_progress_bar"] = True
     app = app_of(tmp_path, config)
-    with workers(app, tmp_path):
-        trainer = serve(app, Sockets([tmp_path / f"{k}.sock" for k in range(SITES)]))
+    with sites_here(app, tmp_path) as sites:
+        trainer = serve(app, Here(sites))
     last = trainer.history[-1]
     with open(trainer.run_dir / "domains.csv") as file:
         rows = list(csv.DictReader(file))
@@ -69,7 +68,3 @@ def test_the_end_of_a_run_has_a_row_for_each_site_and_workers_say_where_they_are
         examples = f"{row['training_examples']} +{row['test_examples']}"
         assert int(row["test_examples"]) and re.search(f"{name} +1 +{examples} +{value:.2%}".replace("%", " %"), shown)
     assert [int(row["training_examples"]) for row in rows] == [len(part) for part in trainer.data.plan.parts]
-    said = (tmp_path / "0.log").read_text()
-    where = f"site site-0 is ready, at {tmp_path / '0.sock'}"
-    steps = ("site site-0: reading data", where, f"round 1/{ROUNDS}: trained", f"round {ROUNDS}/{ROUNDS}: evaluated")
-    assert sorted(steps, key=said.index) == list(steps)

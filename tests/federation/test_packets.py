@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from fl_lightning.errors import ClientError
-from fl_lightning.federation.agreement import check_numbers, check_state, scrubbed
+from fl_lightning.federation.agreement import check_state, scrubbed
 from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.relay import relayed, told
-from fl_lightning.federation.site import listening
 from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
@@ -45,45 +43,25 @@ def test_plain_values_and_containers_come_back_as_they_were():
     assert str(decoded(encoded(value))) == str(value)
 
 
-def test_bfloat16_travels_as_integers():
-    packet = encoded({"x": torch.ones(2, dtype=torch.bfloat16)})
-    assert packet.arrays["x"].dtype == "uint16" and packet.num_bytes == 4 + len(packet.text)
-
-
 def test_nothing_but_tensors_and_plain_values_is_sent():
     with pytest.raises(TypeError, match="a/0 is a object"):
         encoded({"a": [object()]})
 
 
-def bad(text="null", **arrays):
-    return Packet(text, arrays)
-
-
 @pytest.mark.parametrize(
     ("packet", "why"),
     [
-        (bad("{"), "not JSON"),
-        (bad("[" * 10_000), "not JSON"),
-        (bad('{"object":1}'), "no known kind"),
-        (bad('{"tensor":"x","dtype":"float32"}'), "lacks the array 'x'"),
-        (bad(x=Array("uint8", (1,), b"1")), "undeclared array 'x'"),
-        (bad('{"tensor":"x","dtype":"int8"}', x=Array("uint8", (1,), b"1")), "is uint8, and not int8"),
-        (bad(x=Array("object", (1,), b"12345678")), "no object of the shape"),
-        (bad(x=Array("float32", (10**9,), b"1234")), "no float32 of the shape"),
-        (bad(x=Array("uint8", (-1,), b"")), "has the shape"),
-        (bad('{"list":[' * 30 + "1" + "]}" * 30), "more than"),
-        (bad('"' + "x" * 2000 + '"'), "at most 1,000 are taken"),
+        (Packet("{", {}), "not JSON"),
+        (Packet('{"tensor":"x","dtype":"float32"}', {}), "lacks the array 'x'"),
+        (Packet("null", {"x": Array("uint8", (1,), b"1")}), "undeclared array 'x'"),
+        (Packet("null", {"x": Array("object", (1,), b"12345678")}), "no object of the shape"),
+        (Packet("null", {"x": Array("float32", (10**9,), b"1234")}), "no float32 of the shape"),
+        (Packet('"' + "x" * 2000 + '"', {}), "at most 1,000 are taken"),
     ],
 )
 def test_a_bad_message_is_refused(packet, why):
     with pytest.raises(BadMessageError, match=why):
-        decoded(packet, limit=10**6 if len(packet.text) < 100 or "[" in packet.text else 1000)
-
-
-def test_a_message_of_a_million_values_is_refused():
-    values = ",".join(["0"] * 2**20)
-    with pytest.raises(BadMessageError, match="more than 1,048,576 values"):
-        decoded(Packet(f'{{"list":[{values}]}}', {}))
+        decoded(packet, limit=1000)
 
 
 def test_a_message_goes_through_a_socket_within_its_limit():
@@ -102,54 +80,14 @@ def test_a_message_goes_through_a_socket_within_its_limit():
             thread.join()
 
 
-def test_what_a_worker_refuses_by_its_size_before_it_has_read_it_is_told(tmp_path):
-    path, packet = tmp_path / "x.sock", Packet("null", {"x": Array("uint8", (10**7,), bytes(10**7))})
-
-    def refuse():
-        connection, _ = server.accept()
-        with connection:
-            with pytest.raises(BadMessageError) as refused:
-                receive(connection, 10)
-            send(connection, told("refused", str(refused.value)))
-
-    with listening(path) as server:
-        thread = threading.Thread(target=refuse)
-        thread.start()
-        answer = decoded(relayed(str(path), packet, patience=0))
-        thread.join()
-    assert "at most 10 are taken" in answer["refused"]
-
-
-def test_what_claims_more_than_it_sends_reserves_nothing():
-    here, there = socket.socketpair()
-    with here, there:
-        here.sendall((2**60).to_bytes(8, "little"))
-        with pytest.raises(BadMessageError, match="an index of"):
-            receive(there)
-
-
 @pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        ({"weight": torch.zeros(3, 2), "steps": STATE["steps"]}, r"weight is \(3, 2\)"),
-        ({"weight": torch.zeros(2, 3).double(), "steps": STATE["steps"]}, "float64"),
-        ({"weight": torch.full((2, 3), math.nan), "steps": STATE["steps"]}, "weight holds nan"),
-        ({"weight": torch.full((2, 3), 1e30), "steps": STATE["steps"]}, r"weight holds 1e\+30; at most"),
-        ({"steps": STATE["steps"]}, "lacks weight"),
-        ({**STATE, **{f"e{k}": torch.zeros(()) for k in range(1000)}}, "undeclared entry e0"),
-        ([], "no dictionary of tensors"),
-    ],
+    ("entry", "why"),
+    [(torch.zeros(3, 2), r"weight is \(3, 2\)"), (torch.zeros(2, 3).double(), "float64"), (None, "lacks weight")],
 )
-def test_a_bad_state_is_refused_by_name(state, why):
+def test_a_state_of_other_entries_is_refused_by_name(entry, why):
+    state = STATE | {"weight": entry} if entry is not None else {"steps": STATE["steps"]}
     with pytest.raises(BadMessageError, match=why):
         check_state("the state", state, STATE, 1e9, [*STATE])
-
-
-def test_a_buffer_that_is_infinite_from_the_start_is_taken():
-    mask = {"mask": torch.tensor([0.0, -math.inf])}
-    check_state("the state", mask, mask, 1e9, ["mask"])
-    with pytest.raises(BadMessageError, match="mask holds inf"):
-        check_numbers("the state", mask, 1e9)
 
 
 def test_of_an_exception_only_its_place_is_told():

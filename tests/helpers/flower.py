@@ -88,9 +88,9 @@ class Flower:
         write_key(self.folder, name)
         self.command("supernode", "register", self.folder / f"{name}.key.pub", "tls")
 
-    def start_node(self, name, config, ca="ca.crt", port=None):
+    def start_node(self, name, config, port=None):
         """Start the node of a site with a config of Flower's, such as ``socket="path"`` of its worker."""
-        link = ("--superlink", f"{ADDRESS}:{port or self.port}", "--root-certificates", self.folder / ca)
+        link = ("--superlink", f"{ADDRESS}:{port or self.port}", "--root-certificates", self.folder / "ca.crt")
         own = ("--auth-supernode-private-key", self.folder / f"{name}.key", "--port", free_port())
         return self.start(name, "flower-supernode", *link, *own, "--node-config", config)
 
@@ -139,12 +139,12 @@ def write_key(folder, name):
     (folder / f"{name}.key.pub").write_bytes(public)
 
 
-def write_certificates(folder, ca="ca", server="server"):
+def write_certificates(folder):
     """A certificate of an authority, and one of it for this machine, with its key."""
     today = datetime.datetime.now(datetime.timezone.utc)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (ca, ADDRESS)]
-    for place, name in enumerate((ca, server)):
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("ca", ADDRESS)]
+    for place, name in enumerate(("ca", "server")):
         certificate = (
             x509.CertificateBuilder()
             .issuer_name(names[0])

@@ -2,15 +2,18 @@
 
 import multiprocessing
 import os
+import queue
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
-import torch
+import pytest
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
+from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.federation.link import reached_by
 from fl_lightning.federation.relay import relayed
 from fl_lightning.models import ImageClassifier
@@ -33,6 +36,8 @@ SMALL = {
         "init_args": {
             "num_clients": SITES,
             "batch_size": 64,
+            "train_size": 400,
+            "test_size": 100,
             "partitioner": {"class_path": "Dirichlet", "init_args": {"alpha": 0.5}},
         },
     },
@@ -49,12 +54,11 @@ class Watching(ImageClassifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "test/loss"}}
 
 
-class Sockets:
-    """Reaches the workers of sites by their sockets: node k is the worker k.
+class Here:
+    """Reaches sites that are in this process, which answer at once: node k is the site k.
 
     Args:
-        paths: their sockets.
-        patience: seconds in which a worker must listen.
+        sites: what answers.
 
     Attributes:
         gone: nodes that are not there.
@@ -63,34 +67,51 @@ class Sockets:
         updates: the answers to visits, before they are changed or lost.
     """
 
-    def __init__(self, paths, patience=30):
-        self.paths, self.patience, self.answers, self.number = dict(enumerate(paths)), patience, {}, 0
-        self.gone, self.altered, self.lost, self.sent, self.updates = set(), {}, set(), [], []
+    altered = {}  # noqa: RUF012
+
+    def __init__(self, sites):
+        self.sites, self.answers, self.number = dict(enumerate(sites)), {}, 0
+        self.gone, self.lost, self.sent, self.updates = set(), set(), [], []
 
     def nodes(self):
-        return [node for node in self.paths if node not in self.gone]
+        return [node for node in self.sites if node not in self.gone]
+
+    def answer(self, node, packet):
+        return self.sites[node].answer(packet)
+
+    def ask(self, node, packet, number):
+        answer = self.answer(node, packet)
+        if '"update"' in answer.text:
+            self.updates.append(answer)
+            if node in self.lost:
+                self.lost.discard(node)
+                answer = "lost: on the way"
+            elif node in self.altered:
+                answer = self.altered[node](answer)
+        self.answers[number] = answer
 
     def send(self, node, packet):
         self.number += 1
-        number = str(self.number)
         self.sent.append((node, packet))
-
-        def ask():
-            answer = relayed(str(self.paths[node]), packet, self.patience)
-            if '"update"' in answer.text:
-                self.updates.append(answer)
-                if node in self.lost:
-                    self.lost.discard(node)
-                    answer = "lost: on the way"
-                elif node in self.altered:
-                    answer = self.altered[node](answer)
-            self.answers[number] = answer
-
-        threading.Thread(target=ask, daemon=True).start()
-        return number
+        self.ask(node, packet, str(self.number))
+        return str(self.number)
 
     def receive(self, messages):
         return {number: self.answers.pop(number) for number in [*messages] if number in self.answers}
+
+
+class Sockets(Here):
+    """Reaches the workers of sites by their sockets; they must listen within ``patience`` seconds."""
+
+    def __init__(self, paths, patience=30):
+        super().__init__(paths)
+        self.patience = patience
+
+    def answer(self, node, packet):
+        return relayed(str(self.sites[node]), packet, self.patience)
+
+    def ask(self, *message):
+        threading.Thread(target=super().ask, args=message, daemon=True).start()
 
 
 def command(*words):
@@ -114,6 +135,32 @@ def app_of(folder, config, **of_sites):
     contents["data"]["init_args"] |= of_sites
     written(server, contents)
     return app
+
+
+@contextmanager
+def sites_here(app, folder, number=SITES, *words):
+    """The first sites in this process, until the block ends."""
+    began, done = queue.Queue(), threading.Event()
+
+    def answer(run, make, path):
+        prepare_fit(run, None, None, False)
+        begin_fit(run, fresh=True)
+        began.put(make(run))
+        done.wait()
+
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("fl_lightning.trainer.answer_messages", answer)
+        pool = stack.enter_context(ThreadPoolExecutor(number))
+        stack.callback(done.set)
+        sites = []
+        for k in range(number):
+            where = ("--name", f"site-{k}", "--part", k, "--folder", folder / str(k))
+            running = pool.submit(command, "site", "--config", app / "site" / "config.yaml", *where, *words)
+            while began.empty() and not running.done():
+                time.sleep(0.001)
+            sites.append(began.get() if not running.done() else running.result())
+        yield sites
 
 
 def _work(app, k, folder, words):
@@ -155,13 +202,6 @@ def alone(folder, config):
     return command(
         "fit", "--config", written(folder / "alone.yaml", config), "--trainer.default_root_dir", folder / "fit"
     )
-
-
-def assert_same_bits(state, other):
-    """Fail where two states differ."""
-    assert state.keys() == other.keys()
-    for entry, value in other.items():
-        assert torch.equal(state[entry], value), entry
 
 
 def numbers_of(history):

@@ -1,0 +1,128 @@
+"""Neither the number of workers nor an interruption changes any output of a run, whatever observes it."""
+
+import csv
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.domains import TwoDomains
+from helpers.methods import METHODS
+from helpers.runs import Stops, plain_sgd_model, small_trainer
+from helpers.tiers import sample
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fl_lightning import callbacks
+from fl_lightning.callbacks import Callback, Measurement
+from fl_lightning.data import Dirichlet
+from fl_lightning.errors import ClientError
+from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr
+
+METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()], **METHODS}
+KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
+ARGUMENTS = {
+    "BatchNormGap": {"every_n_rounds": 2},
+    "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
+    "CCVR": {"samples_per_class": 20, "epochs": 1},
+    "CostLedger": {"every_n_rounds": 2},
+    "DeviationBound": {"every_n_rounds": 2, "max_clients": 2},
+    "DomainMetrics": {"every_n_rounds": 1},
+    "Drift": {"every_n_rounds": 2, "max_clients": 2},
+    "EarlyStopping": {"monitor": "test/loss", "mode": "max", "patience": 9},
+    "Embedding": {"every_n_rounds": 2, "examples": 16, "clients": [0, 2]},
+    "LayerAlignment": {"every_n_rounds": 2},
+    "LayerSimilarity": {"every_n_rounds": 1, "examples": 60, "max_clients": 3},
+    "LocalLosses": {},
+    "PerClassAccuracy": {"every_n_rounds": 2, "max_clients": 2},
+    "PersonalAccuracy": {"every_n_rounds": 2, "max_clients": 2, "fine_tune": "always", "fine_tune_steps": 2},
+    "ProgressBar": {},
+    "RunRecord": {},
+    "Scores": {"every_n_rounds": 2, "local_steps": 1},
+    "SpectrumMonitor": {"local_models": True, "local_every_n_rounds": 2, "examples": 60},
+}
+OF_A_GLOBAL_MODEL = ("BatchNormGap", "CCVR", "Scores")
+OF_THE_MACHINE = ("time/", "placed/", "memory/", "seconds", "memory_")
+# torch's writer begins the last of these anew where a run resumes
+UNCOMPARED = ("lock", "environment.json", ".ckpt.json", "projector_config.pbtxt")
+
+
+def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
+    left_out = OF_A_GLOBAL_MODEL if name in KEEP_ENTRIES else ()
+    watching = [getattr(callbacks, kind)(**given) for kind, given in ARGUMENTS.items() if kind not in left_out]
+    how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "precision": precision}
+    trainer = small_trainer(folder, callbacks=[*watching, Stops(stop)], devices=workers, logger=True, name="run", **how)
+    data = TwoDomains(
+        num_clients=4, batch_size=32, train_size=160, test_size=120, eval_batch_size=50, partitioner=Dirichlet(0.5)
+    )
+    model = plain_sgd_model()
+    model.encoder.layers.append(torch.nn.Dropout(0.2))
+    trainer.fit(model, data, METHODS[name](), ckpt_path)
+    return outputs(trainer)
+
+
+def outputs(trainer):
+    """All that a run leaves: the values by file and place."""
+    found = dict(leaves(trainer.server.state, "global model"))
+    found |= leaves([dict(row) for row in trainer.history], "history")
+    for path in sorted(path for path in trainer.run_dir.rglob("*") if path.is_file()):
+        if not path.name.endswith(UNCOMPARED) and path.parent.name != "failures":
+            name = "events" if "tfevents" in path.name else str(path.relative_to(trainer.run_dir))
+            found |= leaves(contents(path), name)
+    return found
+
+
+def contents(path):
+    """What a file holds, as plain values, arrays and tensors."""
+    if "tfevents" in path.name:
+        events = EventAccumulator(str(path.parent)).Reload()
+        return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    readers = {
+        ".npz": lambda: dict(np.load(path)),
+        ".csv": lambda: list(csv.DictReader(path.read_text().splitlines())),
+        ".jsonl": lambda: [json.loads(line) for line in path.read_text().splitlines()],
+    }
+    readers[".ckpt"] = readers[".pt"] = lambda: torch.load(path, weights_only=True)
+    return readers.get(path.suffix, path.read_bytes)()
+
+
+def leaves(value, place):
+    """The values in nested containers by their place, but for those that depend on the machine."""
+    if isinstance(value, dict | list | tuple) and value:
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if not str(key).startswith(OF_THE_MACHINE):
+                yield from leaves(one, f"{place}: {key}")
+    elif isinstance(value, torch.Tensor):
+        yield (
+            place,
+            (value.dtype, tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()),
+        )
+    elif isinstance(value, np.ndarray):
+        yield place, (value.dtype, value.shape, value.tobytes())
+    else:
+        yield place, repr(value)
+
+
+def test_all_callbacks_are_compared():
+    kinds = {getattr(callbacks, name) for name in callbacks.__all__} - {Callback, Measurement}
+    assert {kind.__name__ for kind in kinds} == ARGUMENTS.keys()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """``alone(name, precision)`` is the outputs of the run by one worker that nothing interrupts."""
+    return functools.cache(lambda *how: fit(tmp_path_factory.mktemp("alone"), 1, *how))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("workers", [(2,), (1, 2)])
+@pytest.mark.parametrize("precision", sample(["32-true", "bf16-mixed"], "32-true"))
+@pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN"))
+def test_workers_and_a_resume_change_no_output(tmp_path, alone, name, precision, workers):
+    one = alone(name, precision)
+    if len(workers) == 2:
+        with pytest.raises(ClientError, match="stopped"):
+            fit(tmp_path, workers[0], name, precision, stop=1)
+    other = fit(tmp_path, workers[-1], name, precision, ckpt_path="last" if len(workers) == 2 else None)
+    different = [place for place in {**one, **other} if one.get(place) != other.get(place)]
+    assert not different, "\n".join(different)
