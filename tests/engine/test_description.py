@@ -28,7 +28,6 @@ from fl_lightning.optim import FedAdam, FedAvgM
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.systems import SystemsHeterogeneity
 
-
 sgd = partial(SGD, lr=0.1)
 
 
@@ -463,7 +462,7 @@ def test_a_schedule_of_given_length_continues_in_a_longer_run(tmp_path):
 def test_a_checkpoint_without_a_description_resumes(tmp_path, recwarn):
     whole = fit(tmp_path, name="whole", max_rounds=3)
     path = make_older(fit(tmp_path), lambda contents: contents.pop("description"))
-    with refused("trainer.server_optimizer='torch.optim.adam.Adam'"):
+    with refused("trainer.server_optimizer='Adam'", "(was 'another')"):
         fit(tmp_path, path, max_rounds=3, server_optimizer=partial(Adam, lr=0.1))
     assert_same_bits(fit(tmp_path, path, max_rounds=3).server.state, whole.server.state)
 
