@@ -17,6 +17,11 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON
 
 
+@pytest.fixture(autouse=True)
+def _undrawn(undrawn):
+    """Figures are not tested here."""
+
+
 class Unreachable(Logger):
     """A logger whose server is down."""
 
@@ -31,7 +36,7 @@ class Unreachable(Logger):
 
 def fit(tmp_path, name="run", ckpt_path=None, **kwargs):
     trainer = small_trainer(tmp_path, max_rounds=3, name=name, **kwargs)
-    trainer.fit(plain_sgd_model(), small_data(), MOON(), ckpt_path)
+    trainer.fit(plain_sgd_model(), small_data(num_clients=2, train_size=60, test_size=30), MOON(), ckpt_path)
     return trainer
 
 

@@ -16,7 +16,7 @@ from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.callbacks.record import LAYOUT
 from fl_lightning.methods import FedProx, FedUV
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.thorough]
 METHODS = {"fedavg": [], "fedprox": [FedProx(0.1)], "feduv": [FedUV(0.5)]}
 RUNS = {f"{name}/version_0" for name in METHODS}
 SIZE = (1600, 4000)  # what is out of sight is not drawn
