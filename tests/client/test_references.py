@@ -12,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 from fl_lightning import Method
 from fl_lightning.client.references import Cache, References, frozen_copy
+from fl_lightning.data import Pooled
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.state import clone, tensors
@@ -75,11 +76,15 @@ class ObservesLate(Observes):
         return super().penalty(client, step)
 
 
+def data(train):
+    return small_data(num_clients=1, partitioner=Pooled(), train_size=train, test_size=5, batch_size=4)
+
+
 def fit(tmp_path, methods, model=Net, train=11, **kwargs):
     torch.manual_seed(0)
     given = {"max_rounds": 1, "enable_progress_bar": False, "cache_references": False, **kwargs}
     trainer = small_trainer(tmp_path, **given)
-    trainer.fit(model(), small_data(num_clients=1, train_size=train, test_size=5, batch_size=4), methods)
+    trainer.fit(model(), data(train), methods)
     return trainer
 
 
@@ -98,8 +103,8 @@ def test_cached_observations_are_those_of_a_run_though_batches_come_in_another_o
     _begun.clear()
     cached = fit(tmp_path, [Observes()], local_epochs=4, max_rounds=2, cache_references=True)
     assert_same_bits(plain.server.state, cached.server.state)
-    # smaller batches may round otherwise: they are filled up, and run each time
-    assert len(_begun) < 2 * 4 * 3 and set(_begun) == {4}
+    # smaller batches may round otherwise, and are run each time
+    assert 2 * (3 + 3) <= len(_begun) < 2 * 4 * 3
 
 
 def test_nothing_is_cached_that_is_seen_once(tmp_path):
@@ -150,6 +155,9 @@ class InPlace(Net):
 
 
 class Rebinding(Net):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return list(batch)
+
     def training_step(self, batch, batch_idx):
         batch[0] = batch[0] * 2
         return super().training_step(batch, batch_idx)
