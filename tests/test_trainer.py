@@ -13,14 +13,12 @@ from helpers.theirs import TheirData, Theirs
 from helpers.tiny import TinyData, TinyModule, clients
 from lightning.pytorch import LightningModule
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import FederatedTrainer, Method, Partitioned, Weighted
+from fl_lightning import Method, Partitioned, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet, Plan
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedLC, FedUV
-from fl_lightning.models import MLP, ImageClassifier
 
 
 # ---------------------------------------------------------------- users' own modules and data
@@ -50,139 +48,38 @@ def test_a_refused_fit_leaves_the_module_as_it_came(run):
     assert_same_bits(run(model=model)[0], run(model=fresh)[0])
 
 
-def test_the_same_run_twice_gives_the_same_bits_also_with_dropout(run):
+def test_the_same_run_has_the_same_bits_and_another_seed_others(run, monkeypatch):
     def once():
         torch.manual_seed(1)
-        return run(model=Theirs(), data=Partitioned(TheirData(), num_clients=3))[0]
+        return run(model=Theirs(), data=Partitioned(TheirData(), num_clients=3), max_rounds=1)[0]  # it has dropout
 
     first = once()
     torch.rand(5)
     assert_same_bits(first, once())
-
-
-def test_another_seed_gives_another_run(run, monkeypatch):
-    def once():
-        torch.manual_seed(1)
-        return run(model=TinyModule(), data=clients(TinyData(shuffle=True), 8, 6), max_rounds=1)[0]
-
-    first = once()
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     assert differs(first, once())
 
 
-def rates(run, configure, **kwargs):
-    found = []
+def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
+    rates = []
 
     class Rates(Method):
         def on_before_optimizer_step(self, client, optimizer):
-            found.append(round(optimizer.param_groups[0]["lr"], 6))
+            rates.append(optimizer.param_groups[0]["lr"])
 
-    model = Quadratic()
-    model.configure_optimizers = lambda: configure(torch.optim.SGD(model.parameters(), lr=0.1))
-    run([Rates()], model=model, data=quadratic_data([1.0]), **kwargs)
-    return found
-
-
-def step_lr(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
-
-
-def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
-    def halve(optimizer):
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    assert rates(run, lambda o: o, max_rounds=3, local_epochs=2, client_lr_scheduler=halve) == [
-        *(0.1, 0.1, 0.05, 0.05, 0.025, 0.025)
-    ]
-    with refused("trainer.client_lr_scheduler="):
-        rates(run, lambda o: [[o], [step_lr(o)]], client_lr_scheduler=halve)
-
-
-def test_a_fresh_optimizer_every_visit_lets_no_momentum_leak(run):
-    buffers = []
-
-    class Watch(Method):
-        def on_before_optimizer_step(self, client, optimizer):
-            buffers.append(len(optimizer.state))
-
-    run([Watch()], model=TinyModule(), data=clients(TinyData(), 8, 6), local_steps=2)
-    assert buffers[::2] == [0] * 4
-    assert min(buffers[1::2]) > 0
-
-
-@pytest.mark.parametrize(("options", "steps"), [({"local_steps": 7}, 7), ({"local_epochs": 2}, 2), ({}, 1)])
-def test_local_steps_go_on_over_several_passes(run, options, steps):
-    found = []
-
-    class Count(Callback):
-        def on_client_end(self, trainer, client):
-            found.append(client.num_steps)
-
-    run(model=Quadratic(), data=quadratic_data([1.0, 2.0]), max_rounds=1, callbacks=[Count()], **options)
-    assert found == [steps, steps]
+    halve = {"client_lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    run([Rates()], model=Quadratic(), data=quadratic_data([1.0]), max_rounds=3, local_epochs=2, **halve)
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
 
 def test_a_client_with_no_whole_batch_takes_no_step_and_counts_with_its_weight(run):
     data = small_data(batch_size=102, drop_last=True)
     _, trainer = run(data=data, max_rounds=1)
-    weights, stepped = [len(part) for part in data.plan.parts], [len(part) >= 102 for part in data.plan.parts]
-    assert 0 < sum(stepped) < 4
+    assert 0 < sum(len(part) >= 102 for part in data.plan.parts) < 4
     assert trainer.metrics["clients"] == 4
-    assert trainer.metrics["drift/global"] < trainer.metrics["drift/client"]
-    assert sum(weights) == 400
 
 
 # ---------------------------------------------------------------- logging
-class Logs(Theirs):
-    def __init__(self):
-        super().__init__()
-        self.metric = MulticlassAccuracy(3, average="micro")
-
-    def training_step(self, batch, batch_idx):
-        self.log("size", float(len(batch["x"])))
-        self.log_dict({"index": batch_idx})
-        return super().training_step(batch, batch_idx)
-
-    def test_step(self, batch, batch_idx):
-        self.metric(self.net(batch["x"]), batch["label"])
-        self.log("metric", self.metric)
-        super().test_step(batch)
-
-    def on_test_epoch_end(self):
-        self.log("ended", 1.0)
-
-
-def test_logged_values_are_averaged_by_examples_and_keep_their_names(run):
-    _, trainer = run(model=Logs(), data=Partitioned(TheirData(), num_clients=3), max_rounds=2)
-    row = trainer.history[-1]
-    # 80 examples a client are five batches of 16
-    assert row["train/size"] == 16
-    assert row["train/index"] == 2
-    assert row["test/metric"] == pytest.approx(row["test/hits"])
-    assert row["test/ended"] == 1
-    assert "train_loss" in row
-    assert row["train/loss"] == pytest.approx(row["train_loss"])
-
-
-def test_an_uneven_last_batch_counts_by_its_examples(run):
-    data = Partitioned(TheirData(), num_clients=2)
-    _, trainer = run(model=Logs(), data=data, max_rounds=1)
-    # 120 examples: seven batches of 16 and one of 8
-    assert trainer.metrics["train/size"] == pytest.approx((7 * 16 * 16 + 8 * 8) / 120)
-
-
-def test_validation_data_gives_val_tags(run):
-    class Validates(TinyModule):
-        def validation_step(self, batch, batch_idx):
-            self.log("size", float(len(batch[0])))
-
-        def test_step(self, batch, batch_idx):
-            self.log("size", float(len(batch[0])))
-
-    _, trainer = run(model=Validates(), data=clients(TinyData(val=[3], test=[2]), 8, 6), max_rounds=1)
-    assert (trainer.metrics["val/size"], trainer.metrics["test/size"]) == (3, 2)
-
-
 def test_events_and_table_have_a_point_a_round(tmp_path):
     trainer = small_trainer(tmp_path, max_rounds=3, logger=True, eval_every_n_rounds=2)
     trainer.fit(small_model(), small_data())
@@ -306,16 +203,6 @@ def test_frozen_parameters_do_not_move(run):
     assert torch.equal(state["head.weight"], before)
 
 
-def test_tied_weights_stay_tied(run):
-    class Tied(TinyModule):
-        def build(self):
-            self.again = self.head
-
-    model = Tied()
-    run(model=model, data=clients(TinyData(), 8, 6))
-    assert model.again.weight is model.head.weight
-
-
 # ---------------------------------------------------------------- cohorts and composition
 def test_a_cohort_is_a_function_of_seed_and_round(run):
     cohorts = []
@@ -419,37 +306,12 @@ def test_methods_that_contradict_each_other_are_refused_by_name(run, methods, wo
 
 
 # ---------------------------------------------------------------- refusals before round 0
-def test_a_missing_tap_lists_the_submodules_and_leaves_no_folder(tmp_path):
+def test_taps_can_be_bound_in_the_trainer_and_missing_ones_leave_no_folder(run, tmp_path):
+    data, taps = Partitioned(TheirData(), num_clients=2), {"representation": "net.3", "logits": "net.4"}
     with refused("trainer.taps", "FedUV", "'representation'", "net.0", "net.1"):
-        small_trainer(tmp_path).fit(Theirs(), Partitioned(TheirData(), num_clients=2), FedUV())
+        run([FedUV()], model=Theirs(), data=data)
     assert not list(tmp_path.iterdir())
-
-
-def test_taps_can_be_bound_in_the_trainer(run):
-    taps = {"representation": "net.3", "logits": "net.4"}
-    data = Partitioned(TheirData(), num_clients=2)
     assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
-    with refused("'nothing'"):
-        run([FedUV()], model=Theirs(), data=data, taps={**taps, "logits": "nothing"})
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"max_rounds": -1}, "max_rounds=-1"),
-        ({"participation": 0.0}, "participation=0.0"),
-        ({"participation": 1.5}, "participation=1.5"),
-        ({"local_epochs": 0}, "local_epochs=0"),
-        ({"local_steps": 0}, "local_steps=0"),
-        ({"cohort_size": 0}, "cohort_size=0"),
-        ({"eval_every_n_rounds": 0}, "eval_every_n_rounds=0"),
-        ({"precision": "7-bit"}, "precision='7-bit'"),
-        ({"accelerator": "abacus"}, "accelerator='abacus'"),
-    ],
-)
-def test_arguments_out_of_range_are_refused_by_name(options, key):
-    with refused(f"trainer.{key}"):
-        FederatedTrainer(**options)
 
 
 def test_a_cohort_larger_than_the_clients_is_refused(run):
@@ -486,11 +348,6 @@ def test_modules_the_loop_cannot_drive_are_refused(run, model, message):
 def test_data_without_clients_is_refused_with_the_mend(run):
     with refused("data='TheirData'", "Partitioned"):
         run(model=Theirs(), data=TheirData())
-
-
-def test_a_model_with_too_few_classes_is_refused(run):
-    with refused("model.num_classes=3"):
-        run(model=ImageClassifier(MLP(64), num_classes=3))
 
 
 # ---------------------------------------------------------------- failures inside a run
@@ -596,8 +453,3 @@ def test_precisions_and_memory_formats_train(run, precision, channels_last):
     assert all(torch.isfinite(value).all() for value in state.values())
     stored = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
     assert {value.dtype for name, value in state.items() if name.endswith("weight")} == {stored}
-
-
-def test_gradient_clipping_bounds_every_step(run):
-    state, _ = run(model=Quadratic(lr=1.0), data=quadratic_data([100.0]), max_rounds=1, gradient_clip_val=0.5)
-    assert state["y"].item() == pytest.approx(0.5)

@@ -278,19 +278,6 @@ def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_safetensors_are_read_where_they_can_be(tmp_path, state):
-    try:
-        from safetensors.torch import save_file
-    except ImportError:
-        (tmp_path / "w.safetensors").write_bytes(b"")
-        with refused("weights=", "safetensors"):
-            fit(tmp_path, weights=tmp_path / "w.safetensors")
-        return
-    save_file(state, tmp_path / "w.safetensors")
-    _, model = fit(tmp_path, weights=tmp_path / "w.safetensors", max_rounds=0)
-    assert_same_bits(model.state_dict(), state)
-
-
 def test_a_module_that_is_not_strict_takes_a_part_of_its_weights(tmp_path, state):
     torch.save({k: v for k, v in state.items() if "net.0" in k}, tmp_path / "part.pt")
     model = Net(8)

@@ -223,13 +223,6 @@ def test_a_run_keeps_the_records_of_its_first_failures(tmp_path):
     assert len(list((tmp_path / "run" / "version_0" / "failures").iterdir())) == 10
 
 
-def test_a_run_that_writes_nothing_leaves_no_record(tmp_path):
-    with pytest.raises(ClientError) as caught:
-        small_trainer(tmp_path, fast_dev_run=True).fit(small_model(), small_data(), [Always()])
-    assert caught.value.record is None
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
     fit(tmp_path, [Breaks()])
     last = tmp_path / "run/version_0/checkpoints/last.ckpt"

@@ -34,11 +34,6 @@ const panels = every("tf-category-paginated-view", document).map(panel => ({
 const drawn = panels.every(panel => panel.charts.length === panel.number
     && panel.charts.every(chart => chart.lines.length && chart.paths && !chart.busy));
 return panels.length && drawn && {panels};"""
-IMAGES = """
-const images = every("tf-image-loader", document).map(one => [one, every("img", one)[0]]);
-return images.length && images.every(([one, image]) => image && image.complete && image.naturalWidth) && {
-    images: images.map(([one, image]) => ({run: one.run, tag: one.tag, width: image.naturalWidth,
-        shown: image.getBoundingClientRect().width}))};"""
 TABLE = """
 const rows = every("vaadin-grid#sessionGroupsTable", document).flatMap(grid => every("tr", grid))
     .filter(row => !row.hidden).map(row => [...row.querySelectorAll("slot")].flatMap(slot => slot.assignedNodes())
@@ -127,13 +122,6 @@ def test_each_panel_has_its_charts_and_each_chart_its_runs(board):
     assert all(
         len(one) == len(RUNS) for title, one in runs.items() if title not in ("penalties", "seconds of its phases")
     )
-
-
-def test_the_figures_of_each_run_are_among_the_images(board):
-    images = look(board, "images", IMAGES)["images"]
-    expected = {(run, f"spectrum/{what}") for run in RUNS for what in ("classifier", "representation")}
-    assert {(one["run"], one["tag"]) for one in images} == expected and len(images) == len(expected)
-    assert all(one["width"] >= 400 and one["shown"] >= 200 for one in images)
 
 
 def test_the_table_has_a_row_for_each_run_with_what_tells_runs_apart(board, runs):
