@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import Local
-from fl_lightning.models import MLP, ImageClassifier, Projector
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(workers|log_every_n_steps|GPU|hyperparameters|model.ckpt)")
 
@@ -93,17 +92,6 @@ def test_lightning_loads_the_final_model_and_tests_it_to_the_same_metrics(tmp_pa
     assert loaded.seen["names"] == ["a", "b"]
     (metrics,) = lightning_trainer(tmp_path).test(Net(8), Data(), ckpt_path=file(folder), verbose=False)
     assert metrics["hits"] == pytest.approx(trainer.metrics["test/hits"])
-
-
-def test_the_house_module_is_loaded_with_its_objects(tmp_path):
-    model = plain_sgd_model()
-    trainer, _ = fit(tmp_path, model, small_data(train_size=100))
-    parts = {"encoder": MLP(64, [32, 24]), "projector": Projector(16)}
-    loaded = ImageClassifier.load_from_checkpoint(file(tmp_path), **parts)
-    assert_same_bits(loaded.state_dict(), model.state_dict())
-    pairs = [(x, y) for batch in trainer.data.test_dataloader() for x, y in zip(*batch, strict=True)]
-    (metrics,) = lightning_trainer(tmp_path).test(loaded, DataLoader(pairs, 32), verbose=False)
-    assert metrics["accuracy"] == pytest.approx(trainer.metrics["test/accuracy"])
 
 
 def test_the_model_file_is_whole_at_the_end_only_and_tied_weights_are_in_it(tmp_path):
@@ -189,16 +177,6 @@ def test_states_of_module_and_data_module_are_restored_by_a_run_that_resumes(tmp
     assert torch.load(file(tmp_path), weights_only=True)[Counts.__qualname__] == {"calls": 11}
 
 
-def test_a_data_module_whose_state_no_file_could_hold_is_refused_before_round_0(tmp_path):
-    class Odd(Data):
-        def state_dict(self):
-            return {"set": Labelled([])}
-
-    with refused("data", ".Odd.state_dict()='set'"):
-        fit(tmp_path, data_=data(Odd))
-    assert not (tmp_path / "run").exists()
-
-
 class Holds(Net):
     """It adds an object to its checkpoints, as pytorch-forecasting's models do, and wants it back."""
 
@@ -276,11 +254,3 @@ def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_
     with refused("weights='w.pt'", "ckpt_path='last'"):
         fit(tmp_path, ckpt_path="last", weights="w.pt")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_module_that_is_not_strict_takes_a_part_of_its_weights(tmp_path, state):
-    torch.save({k: v for k, v in state.items() if "net.0" in k}, tmp_path / "part.pt")
-    model = Net(8)
-    model.strict_loading = False
-    fit(tmp_path, model, weights=tmp_path / "part.pt", max_rounds=0)
-    assert torch.equal(model.state_dict()["net.0.weight"], state["net.0.weight"])

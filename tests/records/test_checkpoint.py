@@ -142,8 +142,7 @@ def kill_at(patch, number):
 
         return counts
 
-    places = [(os, name) for name in ("replace", "link", "unlink", "remove")]
-    for module, name in [*places, (shutil, "copyfile"), (torch, "save")]:
+    for module, name in ((os, "replace"), (os, "link"), (shutil, "copyfile"), (torch, "save")):
         patch.setattr(module, name, counted(getattr(module, name)))
     return left
 

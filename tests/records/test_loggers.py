@@ -15,7 +15,6 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
-from fl_lightning.records.hyperparameters import of_config
 from fl_lightning.records.loggers import COLUMNS_SHOWN, SHOWN_FIRST, coefficients, page_columns, wait_for_new_second
 
 
@@ -180,17 +179,6 @@ def test_a_new_file_of_events_sorts_after_those_of_the_folder(tmp_path, monkeypa
     (tmp_path / f"events.out.tfevents.{second}.host.1.9").touch()
     wait_for_new_second(tmp_path)
     assert (clock[0] >= 1001) == waits and clock[0] <= 1001.25
-
-
-def test_a_config_names_each_value_of_a_list_of_classes():
-    prox = {"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": 0.1}}
-    mine = {"class_path": "mine.Watch"}
-    config = {"method": [prox], "trainer": {"callbacks": [mine, mine], "devices": [0, 1]}, "model": prox}
-    assert of_config(config) == {
-        "method": {"FedProx": {"mu": 0.1}},
-        "trainer": {"callbacks": {"Watch": {}, "Watch.1": {}}, "devices": [0, 1]},
-        "model": prox,
-    }
 
 
 def test_columns_have_the_paths_of_keys_and_texts_where_the_page_would_round_numbers():
