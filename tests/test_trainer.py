@@ -167,12 +167,6 @@ def test_buffers_can_stay_with_the_server_or_with_the_client(run):
     assert trainer.server.state["count"].item() == 0
 
 
-def test_running_variance_stays_positive_under_a_server_adam(run):
-    how = {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.1), "max_rounds": 8, "eval_every_n_rounds": 8}
-    state, _ = run(model=Theirs(), data=clients(TheirData(), 120, 120), **how)
-    assert min(value.min() for name, value in state.items() if name.endswith("running_var")) > 0
-
-
 @pytest.mark.parametrize(("weighting", "value"), [("examples", (3 * 0.1 + 1 * 0.4) / 4), ("uniform", 0.25)])
 def test_clients_are_weighted_by_examples_or_alike(run, weighting, value):
     data = Partitioned(Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)

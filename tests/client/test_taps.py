@@ -51,17 +51,6 @@ class Plain:
         self.hidden, self.scores = hidden, scores
 
 
-class Fixed:
-    """Its field cannot be set."""
-
-    __slots__ = ("_scores",)
-
-    def __init__(self, hidden, scores):
-        self._scores = scores
-
-    scores = property(lambda self: self._scores)
-
-
 def filled(kind):
     """A function that makes a mapping of this kind."""
 
@@ -219,8 +208,3 @@ def test_logits_beside_a_loss_that_is_made_of_them_cannot_be_replaced(tmp_path):
     fit(tmp_path, net(), Looks(added=0), logits="inner:scores")
     with refused("logits='inner:scores'"):
         fit(tmp_path, net(), Looks(added=1), logits="inner:scores")
-
-
-def test_logits_that_cannot_be_replaced_are_refused(tmp_path):
-    with refused("scores", "Fixed", "logits"):
-        fit(tmp_path, Net(Fixed, lambda out: (out.scores,)), Looks(added=1), logits="inner:scores")

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers.errors import assert_names, refused, warned
+from helpers.errors import assert_names, refused
 from helpers.methods import METHODS
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
 from helpers.tiers import sample
@@ -100,16 +100,6 @@ def test_a_copy_of_a_checkpoint_continues_in_a_new_version(tmp_path, stopped, ru
     assert moved.run_dir.name == "version_2"
     for again in (beside, moved):
         assert_same_bits(stopped[1].server.state, again.server.state)
-
-
-def test_spectra_that_were_altered_are_named_and_begin_anew(tmp_path, stopped, run_dir):
-    file = run_dir / "spectra.npz"
-    arrays = dict(np.load(file))
-    np.savez(file, **{**arrays, "classifier": arrays["classifier"] + 1})
-    with warned("spectra.npz"):
-        again = fit(tmp_path, [MOON()], "last")
-    assert history(stopped[1]) == history(again)
-    assert np.load(file)["rounds"].tolist() == [2, 3]
 
 
 def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_gone(tmp_path):

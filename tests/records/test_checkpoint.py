@@ -107,17 +107,6 @@ def test_a_file_that_is_hostile_or_no_checkpoint_is_one_line(tmp_path, write):
         assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_a_client_may_not_leave_the_folder(tmp_path, checkpoints):
-    path = checkpoints / "last.ckpt"
-    contents = torch.load(path, weights_only=True)
-    del contents["format"]
-    torch.save({**contents, "clients": {0: "../../x.pt"}}, path)
-    for name in ("last.ckpt.json", "previous.ckpt", "previous.ckpt.json"):
-        (checkpoints / name).unlink()
-    with refused("last.ckpt", "'../../x.pt'"):
-        fit(tmp_path, "last")
-
-
 def test_weights_with_a_manifest_are_verified(checkpoints, tmp_path):
     flip(checkpoints / "last.ckpt")
     with refused("weights=", "last.ckpt"):

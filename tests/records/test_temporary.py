@@ -45,11 +45,3 @@ def test_folders_in_use_new_ones_and_those_of_others_stay(tmp_path, monkeypatch)
     monkeypatch.setattr(temporary, "SECONDS_TO_LOCK", 60.0)
     temporary.remove_leftovers("mine-")
     assert first.path.exists()
-
-
-def test_a_lock_that_is_no_file_is_neither_waited_for_nor_removed(tmp_path):
-    (tmp_path / "mine-x").mkdir()
-    os.mkfifo(tmp_path / "mine-x" / "lock")
-    # a FIFO that is opened waits for its other end, and this test for its timeout
-    TemporaryFolder("mine-").close()
-    assert os.path.lexists(tmp_path / "mine-x" / "lock")
