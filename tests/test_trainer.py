@@ -10,19 +10,20 @@ from helpers.errors import refused
 from helpers.quadratics import Numbers, Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
+from helpers.tiny import TinyData, TinyModule, clients
 from lightning.pytorch import LightningModule
-from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fl_lightning import FederatedTrainer, Method, Partitioned, Weighted
+from fl_lightning import Method, Partitioned, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet, Plan
 from fl_lightning.errors import ClientError
+from fl_lightning.methods import SCAFFOLD, FedLC, FedUV
 
 
 # ---------------------------------------------------------------- users' own modules and data
 def test_a_users_module_and_data_module_federate_unchanged(run):
-    state, trainer = run(model=Theirs(), data=Partitioned(TheirData(), Dirichlet(0.5), 4), max_rounds=12)
+    state, trainer = run(model=Theirs(), data=Partitioned(TheirData(), Dirichlet(0.5), 4), max_rounds=8)
     assert trainer.history[-1]["test/hits"] > 0.6  # a third is chance
     assert trainer.history[-1]["train_loss"] < trainer.history[0]["train_loss"]
     assert state["net.1.num_batches_tracked"].dtype == torch.int64
@@ -38,8 +39,6 @@ def test_after_fit_the_module_holds_the_global_model_and_is_as_it_came(run):
 
 
 def test_a_refused_fit_leaves_the_module_as_it_came(run):
-    from fl_lightning.methods import SCAFFOLD, FedLC
-
     model, fresh = small_model(), small_model()
     with refused("SCAFFOLD"):
         run([FedLC(), SCAFFOLD()], model=model)
@@ -49,163 +48,39 @@ def test_a_refused_fit_leaves_the_module_as_it_came(run):
     assert_same_bits(run(model=model)[0], run(model=fresh)[0])
 
 
-def test_the_same_run_twice_gives_the_same_bits_also_with_dropout(run):
+def test_the_same_run_has_the_same_bits_and_another_seed_others(run, monkeypatch):
     def once():
         torch.manual_seed(1)
-        return run(model=Theirs(), data=Partitioned(TheirData(), num_clients=3))[0]
+        return run(model=Theirs(), data=Partitioned(TheirData(), num_clients=3), max_rounds=1)[0]  # it has dropout
 
     first = once()
     torch.rand(5)
     assert_same_bits(first, once())
-
-
-def test_another_seed_gives_another_run(run, monkeypatch):
-    first, _ = run()
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    assert differs(first, run()[0])
-
-
-def rates(run, configure, **kwargs):
-    found = []
-
-    class Rates(Method):
-        def on_before_optimizer_step(self, client, optimizer):
-            found.append(round(optimizer.param_groups[0]["lr"], 6))
-
-    model = Quadratic()
-    model.configure_optimizers = lambda: configure(torch.optim.SGD(model.parameters(), lr=0.1))
-    run([Rates()], model=model, data=quadratic_data([1.0]), **kwargs)
-    return found
-
-
-def step_lr(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
-
-
-@pytest.mark.parametrize(
-    "configure",
-    [
-        lambda o: [[o], [step_lr(o)]],
-        lambda o: {"optimizer": o, "lr_scheduler": step_lr(o)},
-        lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": step_lr(o), "interval": "step"}},
-    ],
-)
-def test_the_modules_own_scheduler_works_within_a_visit_and_starts_anew(run, configure):
-    assert rates(run, configure, local_epochs=3, client_schedulers="restart") == [0.1, 0.01, 0.001] * 2
-
-
-def test_a_plateau_scheduler_watches_what_is_logged(run):
-    def configure(optimizer):
-        # only the first epoch is an improvement of so much
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, threshold_mode="abs")
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
-
-    how = {"local_epochs": 3, "max_rounds": 1, "client_schedulers": "restart"}
-    assert rates(run, configure, **how) == [0.1, 0.1, 0.01]
+    assert differs(first, once())
 
 
 def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
-    def halve(optimizer):
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    rates = []
 
-    assert rates(run, lambda o: o, max_rounds=3, local_epochs=2, client_lr_scheduler=halve) == [
-        *(0.1, 0.1, 0.05, 0.05, 0.025, 0.025)
-    ]
-    with refused("trainer.client_lr_scheduler="):
-        rates(run, lambda o: [[o], [step_lr(o)]], client_lr_scheduler=halve)
-
-
-def test_a_fresh_optimizer_every_visit_lets_no_momentum_leak(run):
-    buffers = []
-
-    class Watch(Method):
+    class Rates(Method):
         def on_before_optimizer_step(self, client, optimizer):
-            buffers.append(len(optimizer.state))
+            rates.append(optimizer.param_groups[0]["lr"])
 
-    run([Watch()], local_steps=2)
-    assert buffers[::2] == [0] * 8
-    assert min(buffers[1::2]) > 0
-
-
-@pytest.mark.parametrize(("options", "steps"), [({"local_steps": 7}, 7), ({"local_epochs": 2}, 2), ({}, 1)])
-def test_local_steps_go_on_over_several_passes(run, options, steps):
-    found = []
-
-    class Count(Callback):
-        def on_client_end(self, trainer, client):
-            found.append(client.num_steps)
-
-    run(model=Quadratic(), data=quadratic_data([1.0, 2.0]), max_rounds=1, callbacks=[Count()], **options)
-    assert found == [steps, steps]
+    halve = {"client_lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    run([Rates()], model=Quadratic(), data=quadratic_data([1.0]), max_rounds=3, local_epochs=2, **halve)
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
 
 def test_a_client_with_no_whole_batch_takes_no_step_and_counts_with_its_weight(run):
     data = small_data(batch_size=102, drop_last=True)
-    state, trainer = run(data=data, max_rounds=1)
-    assert any(len(part) < 102 for part in data.plan.parts)
+    _, trainer = run(data=data, max_rounds=1)
+    assert 0 < sum(len(part) >= 102 for part in data.plan.parts) < 4
     assert trainer.metrics["clients"] == 4
-    assert all(torch.isfinite(value).all() for value in state.values())
 
 
 # ---------------------------------------------------------------- logging
-class Logs(Theirs):
-    def __init__(self):
-        super().__init__()
-        self.metric = MulticlassAccuracy(3, average="micro")
-
-    def training_step(self, batch, batch_idx):
-        self.log("size", float(len(batch["x"])))
-        self.log_dict({"index": batch_idx})
-        return super().training_step(batch, batch_idx)
-
-    def test_step(self, batch, batch_idx):
-        self.metric(self.net(batch["x"]), batch["label"])
-        self.log("metric", self.metric)
-        super().test_step(batch)
-
-    def on_test_epoch_end(self):
-        self.log("ended", 1.0)
-
-
-def test_logged_values_are_averaged_by_examples_and_keep_their_names(run):
-    _, trainer = run(model=Logs(), data=Partitioned(TheirData(), num_clients=3), max_rounds=2)
-    row = trainer.history[-1]
-    # 80 examples a client are five batches of 16
-    assert row["train/size"] == 16
-    assert row["train/index"] == 2
-    assert row["test/metric"] == pytest.approx(row["test/hits"])
-    assert row["test/ended"] == 1
-    assert "train_loss" in row
-    assert row["train/loss"] == pytest.approx(row["train_loss"])
-
-
-def test_an_uneven_last_batch_counts_by_its_examples(run):
-    data = Partitioned(TheirData(), num_clients=2)
-    _, trainer = run(model=Logs(), data=data, max_rounds=1)
-    # 120 examples: seven batches of 16 and one of 8
-    assert trainer.metrics["train/size"] == pytest.approx((7 * 16 * 16 + 8 * 8) / 120)
-
-
-def test_validation_data_gives_val_tags(run):
-    class WithVal(TheirData):
-        def val_dataloader(self):
-            return [DataLoader(self.items[:50], batch_size=25)]
-
-    class Validates(Theirs):
-        test_step = None
-
-        def validation_step(self, batch, batch_idx, dataloader_idx=0):
-            self.log("index", float(dataloader_idx))
-
-    del Validates.test_step
-    Validates.test_step = LightningModule.test_step
-    _, trainer = run(model=Validates(), data=Partitioned(WithVal(), num_clients=2), max_rounds=1)
-    assert trainer.metrics["val/index"] == trainer.metrics["test/index"] == 0
-
-
 def test_events_and_table_have_a_point_a_round(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     trainer = small_trainer(tmp_path, max_rounds=3, logger=True, eval_every_n_rounds=2)
     trainer.fit(small_model(), small_data())
     with open(trainer.run_dir / "metrics.csv") as file:
@@ -216,6 +91,46 @@ def test_events_and_table_have_a_point_a_round(tmp_path):
     events = EventAccumulator(str(trainer.run_dir)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == [0, 1, 2]
     assert [point.step for point in events.Scalars("test/accuracy")] == [1, 2]
+
+
+def test_the_numbers_of_a_round_are_exact(run):
+    """One step of 0.1 from 0 towards the numbers 1 and 4; a model is a float32."""
+    _, trainer = run(model=Quadratic(), data=quadratic_data([1.0, 4.0]), max_rounds=1)
+    row = trainer.metrics
+    assert {name: row[name] for name in ("round", "clients", "bytes/down", "bytes/up")} == {
+        **{"round": 0, "clients": 2, "bytes/down": 8, "bytes/up": 8}
+    }
+    expected = {"lr": 0.1, "train/loss": (0.5 + 8) / 2, "drift/client": 0.25, "drift/global": 0.25}
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert not {"clients/failed", "clients/dropped", "batches/skipped"} & row.keys()
+
+
+class Ends(Callback):
+    """Ends the run after some rounds, and counts its last ones."""
+
+    def __init__(self, rounds):
+        self.rounds, self.ended = rounds, []
+
+    def on_round_end(self, trainer):
+        trainer.should_stop = trainer.server.round + 1 == self.rounds
+
+    def on_last_round_end(self, trainer):
+        self.ended.append(trainer.server.round)
+
+
+def test_the_last_round_is_evaluated_also_where_a_callback_ends_the_run(run):
+    class Tests(TinyModule):
+        def test_step(self, batch, batch_idx):
+            self.log("loss", self.loss(batch))
+
+    def evaluated(ends, **kwargs):
+        how = {"model": Tests(), "data": clients(TinyData(test=[4]), 8, 6), "callbacks": [ends]}
+        _, trainer = run(max_rounds=5, **how, **kwargs)
+        return ["test/loss" in row for row in trainer.history]
+
+    for ends, rounds in ((Ends(2), [False, True]), (Ends(9), [False, False, True, False, True])):
+        assert evaluated(ends, eval_every_n_rounds=3) == rounds
+        assert ends.ended == [len(rounds) - 1]
 
 
 # ---------------------------------------------------------------- server
@@ -252,11 +167,6 @@ def test_buffers_can_stay_with_the_server_or_with_the_client(run):
     assert trainer.server.state["count"].item() == 0
 
 
-def test_running_variance_stays_positive_under_a_server_adam(run):
-    state, _ = run(server_optimizer=lambda p: torch.optim.Adam(p, lr=0.1), max_rounds=8)
-    assert min(value.min() for name, value in state.items() if name.endswith("running_var")) > 0
-
-
 @pytest.mark.parametrize(("weighting", "value"), [("examples", (3 * 0.1 + 1 * 0.4) / 4), ("uniform", 0.25)])
 def test_clients_are_weighted_by_examples_or_alike(run, weighting, value):
     data = Partitioned(Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)
@@ -279,22 +189,12 @@ def test_server_momentum_is_fedavgm(run):
 
 
 def test_frozen_parameters_do_not_move(run):
-    model = small_model()
-    model.classifier.requires_grad_(False)
-    before = model.classifier.weight.clone()
-    state, _ = run(model=model, server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, weight_decay=0.1))
-    assert torch.equal(state["classifier.weight"], before)
-
-
-def test_tied_weights_stay_tied(run):
-    class Tied(Theirs):
-        def __init__(self):
-            super().__init__()
-            self.again = self.net[0]
-
-    model = Tied()
-    run(model=model, data=Partitioned(TheirData(), num_clients=2))
-    assert model.again.weight is model.net[0].weight
+    model = TinyModule()
+    model.head.requires_grad_(False)
+    before = model.head.weight.clone()
+    decays = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, weight_decay=0.1)}
+    state, _ = run(model=model, data=clients(TinyData(), 8, 6), **decays)
+    assert torch.equal(state["head.weight"], before)
 
 
 # ---------------------------------------------------------------- cohorts and composition
@@ -306,7 +206,8 @@ def test_a_cohort_is_a_function_of_seed_and_round(run):
             cohorts.append(trainer.server.cohort)
 
     for rounds in (4, 6):
-        run(max_rounds=rounds, participation=0.5, callbacks=[Watch()])
+        data = clients(TinyData(), 4, 4, 4, 2)
+        run(model=TinyModule(), data=data, max_rounds=rounds, participation=0.5, callbacks=[Watch()])
     assert cohorts[:4] == cohorts[4:8]
     assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
@@ -348,19 +249,23 @@ def test_update_transforms_compose_in_list_order_on_the_untouched_change(run, me
 
 class HeadStays(Method):
     def exchanges(self, key):
-        return not key.startswith("classifier")
+        return not key.startswith("head")
 
 
 def test_entries_that_do_not_travel_stay_with_the_client(run):
-    model = small_model()
-    before = model.classifier.weight.clone()
-    state, trainer = run([HeadStays()], model=model)
-    assert torch.equal(state["classifier.weight"], before)
-    kept = [memory["state"]["classifier.weight"] for memory in trainer.client.memories().values()]
-    assert len(kept) == 4
+    def tiny(methods=()):
+        return run(methods, model=model, data=clients(TinyData(), 8, 6))
+
+    model = TinyModule()
+    before = model.head.weight.clone()
+    state, trainer = tiny([HeadStays()])
+    assert torch.equal(state["head.weight"], before)
+    kept = [memory["state"]["head.weight"] for memory in trainer.client.memories().values()]
+    assert len(kept) == 2
     assert not torch.equal(kept[0], kept[1])
-    whole = run()[1].metrics["bytes/up"]
-    assert trainer.metrics["bytes/up"] == whole - 4 * 4 * (16 * 10 + 10)
+    # of each client's float32 numbers: 6 x 3 weights and 3 biases
+    for tag in ("bytes/up", "bytes/down"):
+        assert trainer.metrics[tag] == tiny()[1].metrics[tag] - 2 * 4 * (6 * 3 + 3)
 
 
 def test_penalties_see_raw_logits_and_only_the_loss_sees_calibrated_ones(run):
@@ -385,52 +290,22 @@ def weight_of(value):
     return kind()
 
 
-def test_two_different_client_weights_are_refused_by_both_names(run):
-    with refused("weight1", "weight2"):
-        run([weight_of(1), weight_of(2)])
-
-
-def test_the_same_method_twice_is_refused(run):
-    with refused("headstays"):
-        run([HeadStays(), HeadStays()])
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [([weight_of(1), weight_of(2)], ("weight1", "weight2")), ([HeadStays(), HeadStays()], ("headstays",))],
+)
+def test_methods_that_contradict_each_other_are_refused_by_name(run, methods, words):
+    with refused(*words):
+        run(methods, model=TinyModule(), data=clients(TinyData(), 8, 6))
 
 
 # ---------------------------------------------------------------- refusals before round 0
-def test_a_missing_tap_lists_the_submodules_and_leaves_no_folder(tmp_path):
-    from fl_lightning.methods import FedUV
-
+def test_taps_can_be_bound_in_the_trainer_and_missing_ones_leave_no_folder(run, tmp_path):
+    data, taps = Partitioned(TheirData(), num_clients=2), {"representation": "net.3", "logits": "net.4"}
     with refused("trainer.taps", "FedUV", "'representation'", "net.0", "net.1"):
-        small_trainer(tmp_path).fit(Theirs(), Partitioned(TheirData(), num_clients=2), FedUV())
+        run([FedUV()], model=Theirs(), data=data)
     assert not list(tmp_path.iterdir())
-
-
-def test_taps_can_be_bound_in_the_trainer(run):
-    from fl_lightning.methods import FedUV
-
-    taps = {"representation": "net.3", "logits": "net.4"}
-    data = Partitioned(TheirData(), num_clients=2)
     assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
-    with refused("'nothing'"):
-        run([FedUV()], model=Theirs(), data=data, taps={**taps, "logits": "nothing"})
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"max_rounds": -1}, "max_rounds=-1"),
-        ({"participation": 0.0}, "participation=0.0"),
-        ({"participation": 1.5}, "participation=1.5"),
-        ({"local_epochs": 0}, "local_epochs=0"),
-        ({"local_steps": 0}, "local_steps=0"),
-        ({"cohort_size": 0}, "cohort_size=0"),
-        ({"eval_every_n_rounds": 0}, "eval_every_n_rounds=0"),
-        ({"precision": "7-bit"}, "precision='7-bit'"),
-        ({"accelerator": "abacus"}, "accelerator='abacus'"),
-    ],
-)
-def test_arguments_out_of_range_are_refused_by_name(options, key):
-    with refused(f"trainer.{key}"):
-        FederatedTrainer(**options)
 
 
 def test_a_cohort_larger_than_the_clients_is_refused(run):
@@ -469,14 +344,11 @@ def test_data_without_clients_is_refused_with_the_mend(run):
         run(model=Theirs(), data=TheirData())
 
 
-def test_a_model_with_too_few_classes_is_refused(run):
-    from fl_lightning.models import MLP, ImageClassifier
-
-    with refused("model.num_classes=3"):
-        run(model=ImageClassifier(MLP(64), num_classes=3))
-
-
 # ---------------------------------------------------------------- failures inside a run
+
+
+def failing(run, methods, **kwargs):
+    return run(methods, model=TinyModule(), data=clients(TinyData(24), 8, 8, 8), **kwargs)[1]
 
 
 class NanAt(Method):
@@ -490,7 +362,7 @@ class NanAt(Method):
 
 def test_a_nan_names_client_round_term_and_step(run):
     with refused("client 2", "round 0", "nanat", "local step 1", kind=ClientError):
-        run([NanAt(2, 1)])
+        failing(run, [NanAt(2, 1)])
 
 
 def test_an_exception_names_client_and_round_and_keeps_its_cause(run):
@@ -502,55 +374,42 @@ def test_an_exception_names_client_and_round_and_keeps_its_cause(run):
     with refused(
         "client 1", "round 0", "ValueError", "test_trainer.py", "(on_client_start)", kind=ClientError
     ) as caught:
-        run([Breaks()])
+        failing(run, [Breaks()])
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_failing_client_can_be_skipped_and_is_counted(run):
-    _, trainer = run([NanAt(2, 0)], on_client_error="skip", max_rounds=1)
+    trainer = failing(run, [NanAt(2, 0)], on_client_error="skip", min_clients=2, max_rounds=1)
     assert trainer.metrics["clients/failed"] == 1
-    assert trainer.metrics["clients"] == 3
-    with refused("trainer.min_clients=4", kind=ClientError):
-        run([NanAt(2, 0)], on_client_error="skip", min_clients=4)
+    assert trainer.metrics["clients"] == 2
+    with refused("trainer.min_clients=3", kind=ClientError):
+        failing(run, [NanAt(2, 0)], on_client_error="skip", min_clients=3)
 
 
 # ---------------------------------------------------------------- what a run leaves behind
-def test_a_run_leaves_its_record(tmp_path):
-    data = small_data()
-    trainer = small_trainer(tmp_path, logger=True)
-    trainer.fit(small_model(), data)
-    assert trainer.run_dir == tmp_path / "fedavg" / "version_0"
-    found = json.loads((trainer.run_dir / "environment.json").read_text())
-    assert found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"]["torch"]
-    assert found["plan_hash"] == data.plan.hash == Plan.load(trainer.run_dir / "plan.npz").hash
-    checkpoint = torch.load(trainer.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-    assert_same_bits(checkpoint["state_dict"], trainer.server.state)
-    assert checkpoint["round"] == 2
+def test_a_run_leaves_its_record(finished_run):
+    found = json.loads((finished_run / "environment.json").read_text())
+    assert found["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert found["plan_hash"] == Plan.load(finished_run / "plan.npz").hash
+    assert torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)["round"] == 3
 
 
-def test_a_second_run_writes_nothing_over(tmp_path):
-    for version in range(2):
-        trainer = small_trainer(tmp_path, max_rounds=1)
-        trainer.fit(small_model(), small_data())
-        assert trainer.run_dir.name == f"version_{version}"
-
-
-def test_a_checkpoint_evaluates_as_the_run_did(tmp_path):
-    trainer = small_trainer(tmp_path)
+def test_a_checkpoint_evaluates_as_the_run_did_and_a_second_run_writes_nothing_over(tmp_path):
+    trainer = small_trainer(tmp_path, max_rounds=1)
     trainer.fit(small_model(), small_data())
+    assert trainer.run_dir == tmp_path / "fedavg" / "version_0"
+    path = trainer.run_dir / "checkpoints" / "last.ckpt"
+    assert_same_bits(torch.load(path, weights_only=True)["state_dict"], trainer.server.state)
     torch.manual_seed(9)
-    again = small_trainer(tmp_path).test(small_model(), small_data(), trainer.run_dir / "checkpoints" / "last.ckpt")
+    again = small_trainer(tmp_path).test(small_model(), small_data(), path)
     assert again == {name: trainer.metrics[name] for name in again}
     with refused("val data"):
         small_trainer(tmp_path).validate(small_model(), small_data())
-
-
-def test_a_pickle_for_a_checkpoint_is_refused(tmp_path):
-    torch.save({"state_dict": Theirs}, tmp_path / "bad.ckpt")
-    with refused("bad.ckpt"):
-        small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "bad.ckpt")
     with refused("ckpt_path="):
         small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "none.ckpt")
+    second = small_trainer(tmp_path, max_rounds=1)
+    second.fit(small_model(), small_data())
+    assert second.run_dir.name == "version_1"
 
 
 def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):
@@ -565,8 +424,10 @@ def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true", "bf16-true"])
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "channels_last"),
+    [("32-true", True), ("bf16-mixed", False), ("64-true", False), ("bf16-true", True)],
+)
 def test_precisions_and_memory_formats_train(run, precision, channels_last):
     dtypes = []
 
@@ -579,15 +440,10 @@ def test_precisions_and_memory_formats_train(run, precision, channels_last):
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format
             )
 
-    data = small_data("cnn", train_size=200)
+    data = small_data("cnn", train_size=60, test_size=30)
     state, _ = run([Watch()], "cnn", data=data, precision=precision, channels_last=channels_last, max_rounds=1)
     expected = {"32-true": torch.float32, "64-true": torch.float64}.get(precision, torch.bfloat16)
     assert set(dtypes) == {expected}
     assert all(torch.isfinite(value).all() for value in state.values())
     stored = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
     assert {value.dtype for name, value in state.items() if name.endswith("weight")} == {stored}
-
-
-def test_gradient_clipping_bounds_every_step(run):
-    state, _ = run(model=Quadratic(lr=1.0), data=quadratic_data([100.0]), max_rounds=1, gradient_clip_val=0.5)
-    assert state["y"].item() == pytest.approx(0.5)

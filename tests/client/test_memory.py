@@ -1,125 +1,100 @@
 """What clients keep: in memory up to a limit, then on disk, and the same when it comes back."""
 
-from contextlib import suppress
+import tempfile
 
 import pytest
 import torch
-from helpers.runs import assert_same_bits, plain_sgd_model
-from helpers.workers import together
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
 
-from fl_lightning.client.memory import Memories
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, Local
+from fl_lightning import Method
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import SCAFFOLD, FedBN
+from fl_lightning.systems import SystemsHeterogeneity
 
-
-def remember(memories, k, numbers=1000):
-    memories.visited(k)["method"] = {"state": {"w": torch.full((numbers,), float(k))}, "pool": [torch.ones(2)], "n": k}
-    memories.settle(k)
-
-
-def test_beyond_the_limit_the_least_recently_visited_lie_on_disk():
-    memories = Memories(limit=3 * 4100)
-    for k in range(10):
-        remember(memories, k)
-    assert list(memories) == list(range(10))
-    folder = memories._scratch.path
-    assert {int(path.stem) for path in folder.glob("*.pt")} == set(range(7))
-    assert memories[2]["method"]["state"]["w"].eq(2).all()
-    assert memories[2]["method"]["n"] == 2
-    memories.close()
-    assert not folder.exists()
+# what visits and rounds note, where none puts it back
+_noted = []
 
 
-def test_a_visit_to_what_lies_on_disk_changes_it_for_good():
-    memories = Memories(limit=4100)
-    for k in range(3):
-        remember(memories, k)
-    memories.visited(0)["method"]["state"]["w"] += 5
-    memories.settle(0)
-    remember(memories, 2)
-    assert memories[0]["method"]["state"]["w"].eq(5).all()
-    memories.close()
+@pytest.fixture(autouse=True)
+def _nothing_noted():
+    _noted.clear()
 
 
-class StruckError(Exception):
-    """Of a visit that fails."""
+class Remembers(Method):
+    """Writes to a tensor, a list and a number that it remembers; one visit of client 1 fails after that."""
+
+    def __init__(self, fails_in=None):
+        self.fails_in = fails_in
+
+    def on_client_start(self, client):
+        memory = client.memory(self)
+        if not memory:
+            memory.update(w=torch.zeros(1000), deep={"list": [torch.zeros(1)]}, n=0)
+        _noted.append((client.info.id, memory["w"].max().item(), len(memory["deep"]["list"]), memory["n"]))
+
+    def on_client_end(self, client):
+        memory = client.memory(self)
+        memory["w"] += 1
+        memory["deep"]["list"].append(torch.zeros(1))
+        memory["n"] = memory["n"] + 1
+        if client.info.id == 1 and client.visit.clock.round == self.fails_in:
+            memory["w"] = torch.full((2,), 9.0)
+            raise ValueError("after it has written")
 
 
-def fail_in_a_visit(memories, k, change):
-    with suppress(StruckError), memories.visit(k):
-        change(memories.visited(k).setdefault("method", {}))
-        assert memories[k] is memories.visited(k)
-        raise StruckError
+def fit(tmp_path, method, **kwargs):
+    trainer = small_trainer(tmp_path, enable_progress_bar=False, local_steps=1, **{"max_rounds": 3, **kwargs})
+    trainer.fit(TinyModule(), clients(TinyData(12), 3, 3, 3, 3), method)
+    return trainer
 
 
-def replace_in(memory):
-    memory["state"]["w"] = torch.zeros(1)
-    memory["pool"].append(torch.zeros(1))
-    memory["new"] = 1
+@pytest.mark.parametrize("limit", [1024.0, 0.0], ids=["held", "on disk"])
+def test_a_visit_finds_what_the_last_one_left_and_one_that_fails_changes_nothing(tmp_path, limit):
+    trainer = fit(tmp_path, Remembers(fails_in=1), client_memory=limit, on_client_error="skip")
+    visits = [[(k, float(n), n + 1, n) for k in range(4)] for n in range(3)]
+    visits[2][1] = visits[1][1]
+    assert _noted == [visit for round_ in visits for visit in round_]
+    assert [row.get("clients/failed", 0) for row in trainer.history] == [0, 1, 0]
 
 
-def write_into(memory):
-    memory["state"]["w"] += 5
+def test_a_visit_whose_update_is_lost_changes_nothing(tmp_path):
+    fit(tmp_path, Remembers(), systems=SystemsHeterogeneity(dropout_after=1.0))
+    assert _noted == 3 * [(k, 0.0, 1, 0) for k in range(4)]
 
 
-@pytest.mark.parametrize("limit", [float("inf"), 0.0], ids=["held", "on disk"])
-@pytest.mark.parametrize("change", [replace_in, write_into])
-def test_a_visit_that_fails_changes_nothing(limit, change):
-    memories = Memories(limit)
-    remember(memories, 3)
-    fail_in_a_visit(memories, 3, change)
-    kept = memories[3]["method"]
-    assert kept["state"]["w"].eq(3).all()
-    assert (len(kept["pool"]), kept["n"], len(kept)) == (1, 3, 3)
-    fail_in_a_visit(memories, 4, lambda memory: memory.update(n=1))
-    assert list(memories) == [3]
-    assert 4 not in memories
-    memories.close()
+class Lists(Callback):
+    """Notes the clients whose memories lie on disk."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_end(self, trainer):
+        _noted.append(sorted(path.stem for path in self.folder.rglob("*.pt")))
 
 
-def test_a_visit_that_is_dropped_changes_nothing():
-    memories = Memories()
-    remember(memories, 0)
-    with memories.visit(0):
-        replace_in(memories.visited(0)["method"])
-        memories.drop(0)
-    assert memories[0]["method"]["state"]["w"].eq(0).all()
+def test_beyond_the_limit_the_least_recently_visited_lie_on_disk_until_the_run_ends(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    # room for the memories of two of the four clients, in GiB
+    fit(tmp_path, Remembers(), client_memory=2 * 4100 / 2**30, callbacks=[Lists(tmp_path / "temporary")])
+    listed = [one for one in _noted if isinstance(one, list)]
+    assert listed[0] == ["0", "1"] and all({"0", "1"} <= {*names} for names in listed)
+    assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_a_client_without_memory_takes_no_place():
-    memories = Memories()
-    memories.visited(3).setdefault("method", {})
-    memories.settle(3)
-    assert len(memories) == 0
+class LooksAtMemory(Method):
+    def on_client_start(self, client):
+        client.memory(self)
 
 
-def test_a_memory_that_is_sent_is_gone_here_and_complete_there(tmp_path):
-    def follow(workers):
-        memories = Memories(limit=0)
-        if workers.rank == 0:
-            remember(memories, 4)
-            remember(memories, 6)
-        memories.note_owners([{4, 6}, set()])
-        # client 5 has no memory, and client 6 stays
-        memories.follow([[6], [4, 5]], workers)
-        memories.write(tmp_path / str(workers.rank), 3, workers)
-        return memories
-
-    here, there = together(2, follow)
-    assert here.owners == there.owners == {4: 1, 6: 0}
-    assert (list(here), list(there)) == ([6], [4])
-    assert there[4]["method"]["pool"][0].tolist() == [1.0, 1.0]
-    # the new owner writes it with the next checkpoint
-    assert here.files == there.files == {4: "4-3.pt", 6: "6-3.pt"}
-    assert (tmp_path / "0" / "6-3.pt").exists()
-    assert (tmp_path / "1" / "4-3.pt").exists()
-    here.close()
-    there.close()
+def test_a_client_that_remembers_nothing_takes_no_place(tmp_path):
+    assert len(fit(tmp_path, LooksAtMemory()).client.memories()) == 0
 
 
-@pytest.mark.parametrize("method", [SCAFFOLD, MOON, FedBN, Local])
-def test_no_limit_changes_a_bit(run, method):
-    given = {"participation": 0.5, "max_rounds": 4}
-    held, _ = run([method()], model=plain_sgd_model(), **given)
-    spilled, trainer = run([method()], model=plain_sgd_model(), client_memory=0.0, **given)
-    assert_same_bits(held, spilled)
-    assert not trainer.client.memories()._scratch.path.exists()
+def test_no_limit_changes_a_bit(run):
+    def once(limit):
+        how = {"participation": 0.5, "max_rounds": 4, "client_memory": limit}
+        return run([FedBN(), SCAFFOLD()], model=plain_sgd_model(), data=small_data(train_size=100), **how)[0]
+
+    assert_same_bits(once(1024.0), once(0.0))

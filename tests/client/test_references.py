@@ -5,97 +5,134 @@ import math
 import pytest
 import torch
 from helpers.errors import refused
-from lightning.pytorch import LightningModule
+from helpers.runs import assert_same_bits, small_data, small_trainer
+from helpers.tiny import TinyModule
 from torch import nn
+from torch.nn.functional import mse_loss
 
-from fl_lightning.client.references import Cache, References, fill, frozen_copy
+from fl_lightning import Method
+from fl_lightning.client.references import Cache, References, frozen_copy
+from fl_lightning.data import Pooled
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
 from fl_lightning.state import clone, tensors
 
-PATHS = {"early": "body", "late": "head"}
+# the batches that reference models ran on: their sizes, and whether the forward got to the head
+_begun, _ended = [], []
 
 
-class Net(LightningModule):
+@pytest.fixture(autouse=True)
+def _nothing_noted():
+    _begun.clear()
+    _ended.clear()
+
+
+class Net(TinyModule):
+    """Notes the forwards of its frozen copies, which are in eval mode."""
+
+    def build(self):
+        self.body, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 6)), nn.Linear(6, 10)
+        self.taps = {"early": "body", "late": "head"}
+
+    def forward(self, x):
+        if not self.training:
+            _begun.append(len(x))
+        hidden = self.body(x)
+        if not self.training:
+            _ended.append(len(x))
+        return self.head(hidden)
+
+
+class Observes(Method):
+    """Pulls a tap towards that of a reference model, which it compares with a copy of its own."""
+
+    requires = ("early", "late")
+
+    def __init__(self, taps=("early",), reference="global"):
+        self.taps, self.reference = taps, reference
+
+    def on_client_start(self, client):
+        client.load_reference(self.reference, client.received, self.taps)
+        copy = client.frozen_copy()
+        assert not copy.training and not any(parameter.requires_grad for parameter in copy.parameters())
+        client.scratch(self).copy = copy
+
+    def penalty(self, client, step):
+        found, body = client.observe(self.reference), client.scratch(self).copy.body
+        assert client.observe(self.reference) is found
+        assert torch.equal(found["early"], body(step.batch[0])) and not found["early"].requires_grad
+        return mse_loss(step.taps["early"], found["early"])
+
+
+class ObservesLate(Observes):
+    name = "observeslate"
+
     def __init__(self):
-        super().__init__()
-        self.body, self.head, self.runs = nn.Linear(6, 5), nn.Linear(5, 4), []
+        super().__init__(("late",))
 
-    def training_step(self, batch, batch_idx):
-        self.runs.append(len(batch[0]))
-        self.log("loss", 0.0)
-        return self.head(self.body(batch[0]).relu()).sum()
+    def penalty(self, client, step):
+        found = client.observe("global")
+        assert torch.equal(found["late"], client.scratch(self).copy.head(found["early"]))
+        return super().penalty(client, step)
 
 
-def references(caching=False, names=("global",)):
+def data(train):
+    return small_data(num_clients=1, partitioner=Pooled(), train_size=train, test_size=5, batch_size=4)
+
+
+def fit(tmp_path, methods, model=Net, train=11, **kwargs):
     torch.manual_seed(0)
-    net = Net()
-    found = References(PATHS, True, math.inf if caching else 0.0)
-    copies = {name: frozen_copy(net, None) for name in names}
-    for name, model in copies.items():
-        found.add(name, model)
-    found.start()
-    return net, found, copies
+    given = {"max_rounds": 1, "enable_progress_bar": False, "cache_references": False, **kwargs}
+    trainer = small_trainer(tmp_path, **given)
+    trainer.fit(model(), data(train), methods)
+    return trainer
 
 
-def test_a_frozen_copy_is_in_eval_mode_without_gradients_and_logs_nothing():
-    copy = frozen_copy(Net().train(), None)
-    assert not copy.training
-    assert not any(parameter.requires_grad for parameter in copy.parameters())
-    copy.training_step((torch.ones(2, 6), None), 0)
+def test_a_reference_model_runs_once_a_batch_and_as_far_as_the_last_tap(tmp_path):
+    fit(tmp_path, [Observes()], local_epochs=2)
+    assert sorted(_begun) == [3, 3, 4, 4, 4, 4] and _ended == []
 
 
-def test_a_model_runs_once_a_batch_however_many_ask_and_each_sees_the_taps_of_all():
-    net, found, copies = references()
-    found.load("global", clone(tensors(net)), ["early"])
-    found.load("global", clone(tensors(net)), ["late"])
-    x = torch.randn(3, 6)
-    found.begin_batch((x, None), 0, None)
-    first, second = found.observe("global"), found.observe("global")
-    assert first is second
-    assert copies["global"].runs == [3]
-    assert torch.equal(first["early"], net.body(x))
-    assert torch.equal(first["late"], net.head(net.body(x).relu()))
-    assert not first["early"].requires_grad
+def test_methods_share_a_model_and_each_sees_the_taps_of_all(tmp_path):
+    fit(tmp_path, [Observes(), ObservesLate()])
+    assert sorted(_begun) == sorted(_ended) == [3, 4, 4]
 
 
-def test_a_new_batch_and_a_new_visit_forget_what_was_observed():
-    net, found, copies = references()
-    found.load("global", clone(tensors(net)), None)
+def test_cached_observations_are_those_of_a_run_though_batches_come_in_another_order(tmp_path):
+    plain = fit(tmp_path, [Observes()], local_epochs=4, max_rounds=2)
+    _begun.clear()
+    cached = fit(tmp_path, [Observes()], local_epochs=4, max_rounds=2, cache_references=True)
+    assert_same_bits(plain.server.state, cached.server.state)
+    # smaller batches may round otherwise, and are run each time
+    assert 2 * (3 + 3) <= len(_begun) < 2 * 4 * 3
+
+
+def test_nothing_is_cached_that_is_seen_once(tmp_path):
+    fit(tmp_path, [Observes()], train=8, max_rounds=2, cache_references=True)
+    assert _begun == [4, 4, 4, 4]
+
+
+# 6 examples of 6 numbers are 144 bytes a model
+@pytest.mark.parametrize(("limit", "runs"), [(0, [4, 4]), (143, [4, 4]), (144, [2, 4]), (288, [2, 2])])
+def test_as_many_models_are_cached_as_there_is_room_for(limit, runs):
+    net, found = Net(), References(Net().taps, True, math.inf)
+    found.limit = limit
+    names = ("global", "previous")
+    for name in names:
+        found.add(name, frozen_copy(net, None))
     for _ in range(2):
-        found.begin_batch((torch.randn(3, 6), None), 0, None)
-        found.observe("global")
-    assert copies["global"].runs == [3, 3]
-    found.start()
-    found.load("global", {name: torch.zeros_like(value) for name, value in tensors(net).items()}, ["early"])
-    found.begin_batch((torch.randn(3, 6), None), 0, None)
-    assert not found.observe("global")["early"].any()
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_cached_observations_are_those_of_a_run_though_batches_come_in_another_order(order):
-    net, found, copies = references(caching=True)
-    found.load("global", clone(tensors(net)), ["early"])
-    x = torch.randn(8, 6)
-    batches = [torch.tensor([5, 1, 0]), torch.tensor([2, 7, 3]), torch.tensor([6, 4])]
-    for epoch in range(3):
-        for place in order:
-            index = batches[place]
-            found.begin_batch((x[index], index), 0, Rows(index, 8, 3))
-            assert torch.equal(found.observe("global")["early"], net.body(x[index]))
-        if epoch == 0:
-            copies["global"].runs.clear()
-    # the smaller batch is run each time, since its rows may round in another way
-    assert copies["global"].runs == [2, 2]
-
-
-def test_without_known_rows_nothing_is_cached():
-    net, found, copies = references(caching=True)
-    found.load("global", clone(tensors(net)), ["early"])
-    for _ in range(2):
-        found.begin_batch((torch.ones(3, 6), None), 0, None)
-        found.observe("global")
-    assert copies["global"].runs == [3, 3]
+        found.start()
+        counts = dict.fromkeys(names, 0)
+        for name in names:
+            found.load(name, clone(tensors(net)), ["early"])
+        x = torch.randn(6, 64)
+        for index in 2 * list(torch.arange(6).split(3)):
+            found.begin_batch((x[index], index % 3), 0, Rows(index, 6, 3))
+            for name in names:
+                before = len(_begun)
+                found.observe(name)
+                counts[name] += len(_begun) - before
+        assert [*counts.values()] == runs
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -111,58 +148,6 @@ def test_a_cache_gives_rows_back_in_their_memory_format(layout):
     assert again.is_contiguous(memory_format=layout)
 
 
-def test_a_smaller_batch_is_filled_up_by_repeating_it():
-    x, y = fill((torch.arange(6.0).view(3, 2), torch.arange(3)), Rows(torch.tensor([7, 8, 9]), 10, 5))
-    assert y.tolist() == [0, 1, 2, 0, 1]
-    assert x[:, 0].tolist() == [0, 2, 4, 0, 2]
-
-
-def observed(found, copies, number=8, size=3, epochs=2):
-    """Observe batches of all examples but for those that would not fill one; returns the runs of each model."""
-    x = torch.randn(number, 6)
-    for _ in range(epochs):
-        for index in torch.arange(number).split(size):
-            found.begin_batch((x[index], index), 0, Rows(index, number, size))
-            for name in copies:
-                found.observe(name)
-    return [len(copy.runs) for copy in copies.values()]
-
-
-# 6 examples of 5 numbers are 120 bytes a model
-@pytest.mark.parametrize(("limit", "runs"), [(0, [4, 4]), (119, [4, 4]), (120, [2, 4]), (240, [2, 2])])
-def test_as_many_models_are_cached_as_there_is_room_for(limit, runs):
-    net, found, copies = references(names=("global", "previous"))
-    found.limit = limit
-    for _ in range(2):
-        found.start()
-        for name in copies:
-            copies[name].runs.clear()
-            found.load(name, clone(tensors(net)), ["early"])
-        assert observed(found, copies, number=6) == runs
-
-
-def test_nothing_is_cached_that_is_seen_once_or_never_in_a_full_batch():
-    net, found, copies = references(caching=True)
-    found.start(repeats=False)
-    found.load("global", clone(tensors(net)), ["early"])
-    assert observed(found, copies, number=6, epochs=1) == [2]
-    assert not found._caches
-    found.start()
-    found.load("global", clone(tensors(net)), ["early"])
-    copies["global"].runs.clear()
-    assert observed(found, copies, number=2) == [2]
-    assert copies["global"].runs == [2, 2]
-
-
-def test_the_end_of_a_visit_releases_what_was_cached():
-    net, found, copies = references(caching=True)
-    found.load("global", clone(tensors(net)), ["early"])
-    observed(found, copies)
-    assert found._caches
-    found.end()
-    assert not found._caches and not found._seen
-
-
 class InPlace(Net):
     def training_step(self, batch, batch_idx):
         batch[0].mul_(2)
@@ -170,19 +155,15 @@ class InPlace(Net):
 
 
 class Rebinding(Net):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return list(batch)
+
     def training_step(self, batch, batch_idx):
-        batch["x"] = batch["x"] * 2
-        return super().training_step((batch["x"],), batch_idx)
+        batch[0] = batch[0] * 2
+        return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("kind", "batch"), [(InPlace, [torch.ones(3, 6)]), (Rebinding, {"x": torch.ones(3, 6)})])
-def test_a_step_that_changes_its_batch_is_refused(kind, batch):
-    net = kind()
-    found = References(PATHS, True)
-    found.add("global", frozen_copy(net, None))
-    found.start()
-    found.load("global", clone(tensors(net)), ["early"])
-    found.begin_batch(batch, 0, None)
-    net.training_step(batch, 0)
+@pytest.mark.parametrize("kind", [InPlace, Rebinding])
+def test_a_step_that_changes_its_batch_is_refused(tmp_path, kind):
     with refused(f"{kind.__name__}.training_step", kind=ClientError):
-        found.observe("global")
+        fit(tmp_path, [Observes()], kind)

@@ -1,4 +1,4 @@
-"""Taps record what submodules give, and a forward can end at the last of them."""
+"""Taps record what submodules give, and methods change the logits that the loss sees."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,81 +6,15 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.runs import small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from fl_lightning.client.taps import Taps, resolve_taps
+from fl_lightning import Method
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head, self.ran = nn.Linear(3, 2), nn.Linear(2, 4), 0
-
-    def forward(self, x):
-        hidden = self.body(x)
-        self.ran += 1
-        return self.head(hidden)
-
-
-PATHS = {"representation": "body", "logits": "head"}
-X = torch.ones(5, 3)
-
-
-def test_a_tap_is_the_output_of_its_submodule_with_its_graph():
-    net = Net()
-    taps = Taps(net, PATHS)
-    out = net(X)
-    assert torch.equal(taps.values["representation"], net.body(X))
-    assert taps.values["logits"] is out
-    assert taps.values["representation"].requires_grad
-
-
-def test_the_transform_replaces_the_logits_alone_and_the_raw_ones_are_recorded():
-    net = Net()
-    plain = net(X)
-    taps = Taps(net, {**PATHS, "again": "head"}, transform=lambda logits: logits + 1)
-    assert torch.equal(net(X), plain + 1)
-    assert torch.equal(taps.values["logits"], plain)
-    assert torch.equal(taps.values["again"], plain)
-    assert torch.equal(taps.values["representation"], net.body(X))
-
-
-def test_a_forward_ends_as_soon_as_all_asked_taps_are_there():
-    net = Net()
-    taps = Taps(net, PATHS)
-    values = taps.run_until({"representation": 1}, lambda: net(X))
-    assert set(values) == {"representation"}
-    assert net.ran == 0
-    assert set(taps.run_until({"logits": 1}, lambda: net(X))) == {"representation", "logits"}
-
-
-def test_where_it_is_told_so_nothing_is_recorded_or_replaced():
-    net = Net()
-    taps = Taps(net, PATHS, transform=lambda logits: logits + 1)
-    with taps.recorded(False):
-        out = net(X)
-    assert taps.values == {}
-    assert torch.equal(net(X), out + 1)
-    assert taps.recording
-
-
-def test_removed_taps_leave_no_hook():
-    net = Net()
-    Taps(net, PATHS).remove()
-    assert not net.body._forward_hooks
-    assert not net.head._forward_hooks
-
-
-def test_the_trainers_taps_replace_those_of_the_module():
-    net = Net()
-    net.taps = {"representation": "body", "logits": "body"}
-    assert resolve_taps(net, {"logits": "head"}, {"logits": "FedLC"}) == {"logits": "head"}
-    with refused("FedUV", "'z'", "Net"):
-        resolve_taps(net, {}, {"z": "FedUV"})
-    with refused("FedUV", "'z'", "MOON", "'y'", "{z: SUBMODULE, y: SUBMODULE}"):  # all at once
-        resolve_taps(net, {}, {"z": "FedUV", "y": "MOON"})
-    with refused("'neck'", "Net"):
-        resolve_taps(net, {"z": "neck"}, {"z": "FedUV"})
+# what the last step noted, where no visit puts it back
+_noted = {}
 
 
 class Output(dict):
@@ -89,6 +23,16 @@ class Output(dict):
     def __setitem__(self, name, value):
         super().__setitem__(name, value)
         super().__setattr__(name, value)
+
+
+class Numbered(Output):
+    """A mapping that gives the values by their places too, but sets them by their names alone."""
+
+    def to_tuple(self):
+        return (*self.values(),)
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
 
 
 class Pair(NamedTuple):
@@ -107,28 +51,18 @@ class Plain:
         self.hidden, self.scores = hidden, scores
 
 
-def mapping(hidden, scores):
-    output = Output()
-    output["hidden"], output["scores"] = hidden, scores
-    return output
+def filled(kind):
+    """A function that makes a mapping of this kind."""
+
+    def made(hidden, scores):
+        output = kind()
+        output["hidden"], output["scores"] = hidden, scores
+        return output
+
+    return made
 
 
-class Numbered(Output):
-    """A mapping that gives the values by their places too, but sets them by their names alone."""
-
-    def to_tuple(self):
-        return (*self.values(),)
-
-    def __getitem__(self, key):
-        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
-
-
-def numbered(hidden, scores):
-    output = Numbered()
-    output["hidden"], output["scores"] = hidden, scores
-    return output
-
-
+mapping = filled(Output)
 # how the submodule gives its two tensors, their names, and how to read the second
 OUTPUTS = {
     "mapping": (mapping, ("hidden", "scores"), lambda out: (out["scores"], out.scores)),
@@ -140,7 +74,7 @@ OUTPUTS = {
     "integer keys": (lambda hidden, scores: {0: hidden, 1: scores}, ("0", "1"), lambda out: (out[1],)),
     "dataclass": (Fields, ("hidden", "scores"), lambda out: (out.scores,)),
     "object": (Plain, ("hidden", "scores"), lambda out: (out.scores,)),
-    "places of a ModelOutput": (numbered, ("0", "1"), lambda out: (out["scores"],)),
+    "places of a ModelOutput": (filled(Numbered), ("0", "1"), lambda out: (out["scores"],)),
     "nested": (lambda *both: {"all": (*both,)}, ("all:0", "all:1"), lambda out: (out["all"][1],)),
 }
 
@@ -148,159 +82,129 @@ OUTPUTS = {
 class Inner(nn.Module):
     def __init__(self, kind):
         super().__init__()
-        self.body, self.head, self.kind, self.given = nn.Linear(3, 2), nn.Linear(2, 4), kind, None
+        self.body, self.head, self.kind = nn.Linear(8, 6), nn.Linear(6, 3), kind
 
     def forward(self, x):
         hidden = self.body(x)
-        self.given = self.kind(hidden, self.head(hidden))
-        return self.given
+        scores = self.head(hidden)
+        _noted.update(raw=(hidden, scores), given=self.kind(hidden, scores))
+        return _noted["given"]
 
 
-def wrapped(kind):
-    net = nn.Module()
-    net.inner = Inner(kind)
-    net.forward = lambda x: net.inner(x)
-    return net
+class Net(TinyModule):
+    """Its submodule ``inner`` gives two tensors in some output; ``read`` finds the second."""
+
+    def __init__(self, kind=lambda hidden, scores: scores, read=lambda out: (out,)):
+        super().__init__()
+        self.inner, self.read = Inner(kind), read
+
+    def loss(self, batch):
+        _noted["out"] = self.inner(batch[0])
+        return cross_entropy(self.read(_noted["out"])[0], batch[1])
+
+
+class Looks(Method):
+    """Adds a number to the logits, and notes the taps."""
+
+    def __init__(self, *taps, added=None):
+        self.requires = taps
+        if added is not None:
+            self.requires = (*taps, "logits")
+            self.transform_logits = lambda client, logits: logits + added if added else logits
+
+    def penalty(self, client, step):
+        _noted.update({name: step.taps[name] for name in self.requires})
+        return step.taps[self.requires[0]].sum() * 0
+
+
+def fit(tmp_path, model, method, **taps):
+    trainer = small_trainer(tmp_path, max_rounds=1, local_steps=1, taps=taps, enable_progress_bar=False)
+    trainer.fit(model, clients(TinyData(4)), method)
+    return trainer
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_a_tap_can_be_a_part_of_an_output_that_is_no_tensor(name):
-    kind, (hidden, scores), _ = OUTPUTS[name]
-    net = wrapped(kind)
-    bound = {"representation": f"inner:{hidden}", "logits": f"inner:{scores}"}
-    taps = Taps(net, resolve_taps(net, bound, dict.fromkeys(bound, "FedUV")))
-    assert net(X) is net.inner.given
-    assert torch.equal(taps.values["representation"], net.inner.body(X))
-    assert torch.equal(taps.values["logits"], net.inner.head(net.inner.body(X)))
-    assert taps.values["logits"].requires_grad
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_the_transform_replaces_the_logits_in_a_copy_of_such_an_output(name):
+def test_a_tap_can_be_a_part_of_an_output_and_the_logits_are_replaced_in_a_copy(tmp_path, name):
     kind, (hidden, scores), read = OUTPUTS[name]
-    net = wrapped(kind)
-    taps = Taps(net, {"logits": f"inner:{scores}", "z": f"inner:{hidden}"}, transform=lambda logits: logits + 1)
-    out = net(X)
-    raw = net.inner.head(net.inner.body(X))
-    assert type(out) is type(net.inner.given) and out is not net.inner.given
-    assert all(torch.equal(value, raw + 1) for value in read(out))
-    assert all(torch.equal(value, raw) for value in read(net.inner.given))
-    assert torch.equal(taps.values["logits"], raw)
-    assert torch.equal(taps.values["z"], net.inner.body(X))
+    fit(tmp_path, Net(kind, read), Looks("z", added=1), z=f"inner:{hidden}", logits=f"inner:{scores}")
+    out, given, raw = (_noted[key] for key in ("out", "given", "raw"))
+    assert type(out) is type(given) and out is not given
+    assert all(torch.equal(value, raw[1] + 1) for value in read(out))
+    assert all(torch.equal(value, raw[1]) for value in read(given))
+    assert torch.equal(_noted["z"], raw[0]) and torch.equal(_noted["logits"], raw[1])
+    assert _noted["z"].requires_grad
 
 
-def test_the_whole_of_such_an_output_is_refused_and_its_parts_are_named():
-    net = wrapped(mapping)
-    Taps(net, {"z": "inner"})
-    with refused("trainer.taps", "z='inner'", "Output", "inner:hidden", "inner:scores"):
-        net(X)
+def test_the_transform_replaces_the_logits_alone(tmp_path):
+    fit(tmp_path, Net(), Looks("z", "again", added=1), z="inner.body", logits="inner.head", again="inner.head")
+    assert torch.equal(_noted["out"], _noted["logits"] + 1)
+    assert torch.equal(_noted["again"], _noted["logits"])
+    assert torch.equal(_noted["z"], _noted["raw"][0])
+
+
+def test_the_trainers_taps_replace_those_of_the_module(tmp_path):
+    model = Net()
+    model.taps = {"z": "head", "unused": "body"}
+    fit(tmp_path, model, Looks("z"), z="inner.body")
+    assert torch.equal(_noted["z"], _noted["raw"][0])
+
+
+def test_of_a_submodule_that_is_called_twice_the_last_output_is_recorded(tmp_path):
+    class Twice(Net):
+        def loss(self, batch):
+            return super().loss(batch) + super().loss([2 * batch[0], batch[1]])
+
+    fit(tmp_path, Twice(), Looks("z"), z="inner.body")
+    assert torch.equal(_noted["z"], _noted["raw"][0])
+
+
+# ---------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("taps", "words"),
+    [
+        ({}, ("Looks", "'z'", "'y'", "{z: SUBMODULE, y: SUBMODULE}")),  # all at once
+        ({"y": "body"}, ("Looks", "'z'", "Net")),
+        ({"y": "body", "z": "neck"}, ("'neck'", "Net")),
+        ({"y": "body", "z": "inner:"}, ("trainer.taps", "z='inner:'")),
+        ({"y": "body", "z": "iner.head"}, ("inner.head",)),  # the nearest name
+    ],
+)
+def test_taps_that_are_missing_or_bound_to_nothing_are_refused_by_name(tmp_path, taps, words):
+    with refused(*words):
+        fit(tmp_path, Net(), Looks("z", "y"), **taps)
 
 
 @pytest.mark.parametrize(
     ("kind", "field", "named"),
     [
-        (mapping, "pooled", ("Output", "pooled", "hidden, scores")),
-        (Pair, "2", ("Pair", "2", "hidden, scores")),
-        (Plain, "pooled", ("Plain", "pooled", "hidden, scores")),
-        (lambda hidden, scores: (hidden, scores), "hidden", ("tuple", "hidden", "0, 1")),
-        (lambda hidden, scores: {"hidden": None}, "hidden", ("NoneType",)),
-        (lambda hidden, scores: scores, "pooled", ("Tensor", "pooled")),
+        (mapping, "", ("Output", "inner:hidden", "inner:scores")),  # the whole output
+        (mapping, ":pooled", ("Output", "pooled", "hidden, scores")),
+        (Pair, ":2", ("Pair", "2", "hidden, scores")),
+        (Plain, ":pooled", ("Plain", "pooled", "hidden, scores")),
+        (lambda hidden, scores: (hidden, scores), ":hidden", ("tuple", "hidden", "0, 1")),
+        (lambda hidden, scores: {"hidden": None}, ":hidden", ("NoneType",)),
+        (lambda hidden, scores: scores, ":pooled", ("Tensor", "pooled")),
     ],
 )
-def test_a_part_that_there_is_not_is_refused(kind, field, named):
-    net = wrapped(kind)
-    Taps(net, {"z": f"inner:{field}"})
-    with refused("trainer.taps", f"z='inner:{field}'", *named) as refusal:
-        net(X)
-    assert "\n" not in str(refusal.value)
+def test_a_part_that_is_no_tensor_is_refused_and_the_parts_are_named(tmp_path, kind, field, named):
+    with refused("trainer.taps", f"z='inner{field}'", *named) as caught:
+        fit(tmp_path, Net(kind), Looks("z"), z=f"inner{field}")
+    assert "\n" not in str(caught.value)
 
 
-def test_a_colon_without_a_field_is_refused():
-    with refused("trainer.taps", "z='inner:'"):
-        resolve_taps(wrapped(Pair), {"z": "inner:"}, {"z": "FedUV"})
+def test_a_submodule_that_the_forward_does_not_call_is_named(tmp_path):
+    with refused("trainer.taps", "z='head'"):
+        fit(tmp_path, Net(), Looks("z"), z="head")
 
 
-def test_logits_beside_a_loss_that_is_made_of_them_cannot_be_replaced():
-    net = wrapped(lambda hidden, scores: {"loss": scores.sum(), "scores": scores})
-    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits)
-    net(X)
-    net = wrapped(lambda hidden, scores: {"loss": scores.sum(), "scores": scores})
-    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits + 1)
+def with_loss(hidden, scores):
+    return {"loss": scores.sum(), "scores": scores}
+
+
+def test_logits_beside_a_loss_that_is_made_of_them_cannot_be_replaced(tmp_path):
+    def net():
+        return Net(with_loss, lambda out: (out["scores"],))
+
+    fit(tmp_path, net(), Looks(added=0), logits="inner:scores")
     with refused("logits='inner:scores'"):
-        net(X)
-
-
-def test_logits_that_cannot_be_replaced_are_refused():
-    class Fixed:
-        __slots__ = ("_scores",)
-
-        def __init__(self, hidden, scores):
-            self._scores = scores
-
-        scores = property(lambda self: self._scores)
-
-    net = wrapped(Fixed)
-    Taps(net, {"logits": "inner:scores"}, transform=lambda logits: logits + 1)
-    with refused("scores", "Fixed", "logits"):
-        net(X)
-
-
-def test_a_submodule_that_the_forward_does_not_call_is_named():
-    net = Net()
-    net.unused = nn.Linear(1, 1)
-    taps = Taps(net, {"z": "unused", "logits": "head"})
-    net(X)
-    with refused("trainer.taps", "z='unused'"):
-        taps.values["z"]
-    with refused("trainer.taps", "z='unused'"):
-        taps.run_until({"z": 1, "logits": 1}, lambda: net(X))
-    with pytest.raises(KeyError, match="never declared"):
-        taps.values["never declared"]
-
-
-def test_of_a_submodule_that_is_called_twice_the_last_output_is_recorded():
-    net = Net()
-    taps = Taps(net, PATHS)
-    net(X)
-    net(2 * X)
-    assert torch.equal(taps.values["representation"], net.body(2 * X))
-
-
-def test_of_many_submodules_an_error_names_the_nearest():
-    net = nn.Module()
-    net.layers = nn.ModuleList(nn.ModuleDict({"attention": nn.Linear(1, 1)}) for _ in range(100))
-    net.classifier = nn.Linear(1, 1)
-    with refused("SUBMODULE", "layers.7.attention") as refusal:
-        resolve_taps(net, {"z": "layer.7.attention"}, {"z": "FedUV"})
-    assert "classifier" in str(refusal.value)
-    assert len(str(refusal.value)) < 500
-
-
-def test_in_training_the_last_output_that_has_a_gradient_is_recorded_and_another_forward_ends_there():
-    net = Net()
-    taps = Taps(net, PATHS)
-    taps.trains = True
-    net(X)
-    net(2 * X)
-    with torch.no_grad():
-        net(3 * X)
-    taps.trains = False
-    places = {"representation": taps.values.places["representation"]}
-    assert places == {"representation": 2}
-    recorded = taps.values["representation"]
-    observed = taps.run_until(places, lambda: [net(factor * X) for factor in (1, 2, 3)])
-    assert observed.calls["representation"] == 2
-    taps.remove()
-    assert torch.equal(recorded, net.body(2 * X)) and torch.equal(observed["representation"], recorded)
-    assert recorded.requires_grad
-
-
-def test_a_submodule_that_is_only_called_without_gradient_is_named():
-    net = Net()
-    taps = Taps(net, {"z": "body"})
-    taps.trains = True
-    with torch.no_grad():
-        net(X)
-    taps.values.check_called("z")
-    with refused("trainer.taps", "z='body'", "use_reentrant=False"):
-        taps.values["z"]
+        fit(tmp_path, net(), Looks(added=1), logits="inner:scores")

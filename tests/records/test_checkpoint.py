@@ -1,175 +1,186 @@
-"""A checkpoint is taken when all its files are as they were written; else the one before it, and the line says why."""
+"""A checkpoint is read when all its files are as they were written; else the one before it, and a warning says why."""
 
-import io
-import json
-import pickle
-import re
+import os
 import shutil
-import zipfile
+from functools import partial
 
 import pytest
 import torch
-from helpers.checkpoints import checkpoints, flip
-from helpers.errors import assert_names, refused
+from helpers.checkpoints import flip
+from helpers.errors import refused, warned
+from helpers.runs import assert_same_bits, history, small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
+from torch.optim import SGD
 
-from fl_lightning.records.checkpoint import client_files, read, read_weights, valid_checkpoint
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def swap(first, second):
-    content = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(content)
+from fl_lightning.callbacks import BestCheckpoint
+from fl_lightning.methods import SCAFFOLD
 
 
+def fit(folder, ckpt_path=None, **kwargs):
+    torch.manual_seed(0)
+    trainer = small_trainer(folder, **{"max_rounds": 4, "name": "run", "enable_progress_bar": False, **kwargs})
+    trainer.fit(TinyModule(partial(SGD, lr=0.1)), clients(TinyData(), 8, 6), SCAFFOLD(), ckpt_path)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a run of three rounds, and the trainer of one of four rounds."""
+    folder = tmp_path_factory.mktemp("begun")
+    fit(folder, max_rounds=3)
+    return folder / "run", fit(folder, name="whole")
+
+
+@pytest.fixture
+def checkpoints(tmp_path, begun):
+    """The checkpoints of a copy of the run, which lies in ``tmp_path``."""
+    shutil.copytree(begun[0], tmp_path / "run")
+    return tmp_path / "run/version_0/checkpoints"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def copy_previous(path):
+    shutil.copy(path.with_name(path.name.replace("last", "previous")), path)
+
+
+# what is damaged, and how
 DAMAGES = {
-    "flipped": (lambda d: flip(d / "last.ckpt"), "last.ckpt was altered"),
-    "torn": (lambda d: (d / "last.ckpt").write_bytes((d / "last.ckpt").read_bytes()[:-9]), "last.ckpt has .* bytes"),
-    "missing": (lambda d: (d / "last.ckpt").unlink(), "there is no such file"),
-    "older": (lambda d: shutil.copy(d / "previous.ckpt", d / "last.ckpt"), "last.ckpt (was altered|has)"),
-    "client flipped": (lambda d: flip(d / "clients/0-3.pt"), "clients/0-3.pt was altered"),
-    "client empty": (lambda d: (d / "clients/0-3.pt").write_bytes(b""), "clients/0-3.pt has 0 bytes and had"),
-    "client missing": (lambda d: (d / "clients/1-3.pt").unlink(), "clients/1-3.pt is missing"),
-    "clients swapped": (lambda d: swap(d / "clients/0-3.pt", d / "clients/1-3.pt"), "clients/0-3.pt was altered"),
-    "no manifest": (lambda d: (d / "last.ckpt.json").unlink(), "its manifest last.ckpt.json is missing"),
-    "torn manifest": (lambda d: (d / "last.ckpt.json").write_text('{"format": 1, "ro'), "last.ckpt.json is damaged"),
-    "manifest of another": (lambda d: shutil.copy(d / "previous.ckpt.json", d / "last.ckpt.json"), "last.ckpt"),
-    "newer": (lambda d: edit(d / "last.ckpt.json", format=2), "it has format 2, and this version reads 1"),
-    "names of clients": (
-        lambda d: edit(d / "last.ckpt.json", clients={"../../x.pt": {"size": 1, "sha256": "0"}}),
-        "names '../../x.pt', which is no file of a client",
-    ),
-    "fewer clients": (lambda d: edit(d / "last.ckpt.json", clients={}), "its manifest names other clients"),
-    "sizes": (lambda d: edit(d / "last.ckpt.json", history={"size": 1e99, "sha256": "0"}), "last.ckpt.json is damaged"),
-    "history": (lambda d: flip(d / "history.jsonl", 0.9), "history.jsonl was altered"),
+    "flipped": ("last.ckpt", flip),
+    "cut": ("last.ckpt", cut),
+    "older": ("last.ckpt", copy_previous),
+    "client flipped": ("clients/0-3.pt", flip),
+    "client missing": ("clients/1-3.pt", lambda path: path.unlink()),
+    "manifest missing": ("last.ckpt.json", lambda path: path.unlink()),
+    "manifest cut": ("last.ckpt.json", cut),
+    "manifest of another": ("last.ckpt.json", copy_previous),
+    "newer": ("last.ckpt.json", lambda path: path.write_text(path.read_text().replace('"format": 1', '"format": 2'))),
+    "history": ("history.jsonl", lambda path: flip(path, 0.9)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(tmp_path, damage):
-    folder, said = checkpoints(tmp_path).path, []
-    spoil, message = DAMAGES[damage]
-    spoil(folder)
-    found = valid_checkpoint(folder / "last.ckpt", said.append)
-    assert found.path.name == "previous.ckpt"
-    assert [row["round"] for row in found.history] == [0, 1]
-    (line,) = said
-    assert line.endswith("previous.ckpt is taken instead") and re.search(message, line)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumes(tmp_path, begun, checkpoints, damage):
+    name, spoil = DAMAGES[damage]
+    spoil(checkpoints / name)
+    if name == "history.jsonl":  # metrics.csv has the same rows
+        (checkpoints.parent / "metrics.csv").unlink()
+    with warned(name.replace("last.ckpt.json", "last.ckpt"), "previous.ckpt"):
+        again = fit(tmp_path, "last")
+    assert_same_bits(begun[1].server.state, again.server.state)
+    assert history(begun[1]) == history(again)
 
 
-def test_an_intact_checkpoint_is_taken_without_a_word(tmp_path):
-    folder, said = checkpoints(tmp_path).path, []
-    found = valid_checkpoint(folder / "last.ckpt", said.append)
-    assert (found.path.name, len(found.history), said) == ("last.ckpt", 3, [])
+def test_rows_of_a_damaged_history_come_from_the_table_that_has_the_same(tmp_path, begun, checkpoints):
+    (checkpoints / "history.jsonl").unlink()
+    with warned("history.jsonl", "metrics.csv"):
+        again = fit(tmp_path, "last")
+    assert history(begun[1]) == history(again)
 
 
-def test_the_rows_of_a_damaged_history_come_from_the_table_that_has_the_same(tmp_path):
-    folder, said = checkpoints(tmp_path).path, []
-    table = folder.parent / "metrics.csv"
-    rows = valid_checkpoint(folder / "last.ckpt", said.append).history
-    table.write_text(
-        "round,test/loss,time/round,step\n"
-        + "".join(f"{row['round']},{row['test/loss']},{row['time/round']},{row['round']}\n" for row in rows)
-    )
-    (folder / "history.jsonl").unlink()
-    assert valid_checkpoint(folder / "last.ckpt", said.append).history == rows
-    assert_names(said[0], "history.jsonl", "metrics.csv")
-    flip(table, 0.4)
-    with refused("history.jsonl"):
-        valid_checkpoint(folder / "last.ckpt", said.append)
-
-
-def test_a_file_that_both_checkpoints_need_ends_in_one_line(tmp_path):
-    folder = checkpoints(tmp_path).path
-    (folder / "clients/7-1.pt").unlink()
-    with refused("clients/7-1.pt", "previous.ckpt", "clients/7-1.pt"):
-        valid_checkpoint(folder / "last.ckpt", print)
+def test_a_file_that_both_checkpoints_need_ends_in_one_line(tmp_path, checkpoints):
+    for name in ("0-2.pt", "0-3.pt"):
+        (checkpoints / "clients" / name).unlink()
+    with refused("ckpt_path=", "clients/0-3.pt", "previous.ckpt", "clients/0-2.pt") as caught:
+        fit(tmp_path, "last")
+    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------------- a checkpoint is data
-class Reserves:
-    """Its pickle asks for a terabyte."""
-
-    def __reduce__(self):
-        return bytearray, (2**40,)
+def runs_code(path):
+    torch.save({"state_dict": print}, path)
 
 
-def claiming(numel):
-    """A file whose tensor claims more numbers than its record has."""
-    buffer = io.BytesIO()
-    torch.save({"state_dict": {"w": torch.zeros(7)}}, buffer)
-    changed = io.BytesIO()
-    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(changed, "w") as new:
-        for one in old.infolist():
-            content = old.read(one)
-            # BININT1 of the number of elements and of the shape
-            content = (
-                content.replace(b"K\x07", b"\x8a\x06" + numel.to_bytes(6, "little"))
-                if one.filename.endswith("data.pkl")
-                else content
-            )
-            new.writestr(one.filename, content)
-    return changed.getvalue()
+def claims_much_memory(path):
+    torch.save({"state_dict": {"w": torch.zeros(1).expand(2**42)}}, path)
 
 
-def compressed():
-    """A file of a megabyte whose record unpacks to a gigabyte."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({}) + bytes(2**24))
-        archive.writestr("archive/version", "3")
-    return buffer.getvalue()
-
-
-def saved(contents, **how):
-    buffer = io.BytesIO()
-    torch.save(contents, buffer, **how)
-    return buffer.getvalue()
-
-
-HOSTILE = {
-    "claims a tensor of 10 TB": lambda: claiming(10**13 // 4),
-    "is compressed": compressed,
-    "asks for a terabyte": lambda: saved({"state_dict": {}, "x": Reserves()}),
-    "expands one number": lambda: saved({"state_dict": {"w": torch.zeros(1).expand(2**42)}}),
-    "is of the format before 1.6": lambda: saved({"state_dict": {}}, _use_new_zipfile_serialization=False),
-    "runs code": lambda: saved({"state_dict": print}),
-    "is cut": lambda: saved({"state_dict": {"w": torch.zeros(500)}})[:-300],
-    "is a flipped bit": lambda: saved({"state_dict": {"w": torch.zeros(500)}}).replace(bytes(1000), b"\1" + bytes(999)),
-    "is no file of torch": lambda: b"hello",
-    "is empty": lambda: b"",
-    "is a damaged zip": lambda: b"PK\x03\x04" + bytes(400) + b"PK\x05\x06" + bytes(18),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_is_hostile_or_damaged_is_one_line(tmp_path, what):
-    path = tmp_path / "given.ckpt"
-    path.write_bytes(HOSTILE[what]())
-    for reads, key in ((read_weights, "weights"), (lambda path: valid_checkpoint(path, print), "ckpt_path")):
+@pytest.mark.parametrize("write", [runs_code, claims_much_memory, lambda path: path.write_bytes(b"hello")])
+def test_a_file_that_is_hostile_or_no_checkpoint_is_one_line(tmp_path, write):
+    write(tmp_path / "given.ckpt")
+    trainer, data = small_trainer(tmp_path), clients(TinyData(), 8, 6)
+    for key in ("weights", "ckpt_path"):
         with refused(f"{key}=", "given.ckpt") as caught:
-            reads(path)
-        text = str(caught.value)
-        assert "\n" not in text and len(text) - len(str(path)) < 200
+            trainer.fit(TinyModule(), data, **{key: tmp_path / "given.ckpt"})
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["../../x.pt", "/x.pt", "1-2.pt", "0-1.pt\n", "a", 3, "0-1.ckpt"])
-def test_a_file_of_a_client_may_not_leave_the_folder(tmp_path, name):
-    contents = {"state_dict": {}, "server": {}, "round": 1, "clients": {0: name}}
-    torch.save(contents, tmp_path / "last.ckpt")
-    with refused("last.ckpt", repr(name)):
-        client_files(tmp_path / "last.ckpt", contents)
-    with refused("last.ckpt", repr(name)):
-        valid_checkpoint(tmp_path / "last.ckpt", print)
-
-
-def test_weights_with_a_manifest_are_verified(tmp_path):
-    folder = checkpoints(tmp_path).path
-    assert "state_dict" in read_weights(folder / "last.ckpt")
-    shutil.copy(folder / "previous.ckpt", folder / "last.ckpt")
+def test_weights_with_a_manifest_are_verified(checkpoints, tmp_path):
+    flip(checkpoints / "last.ckpt")
     with refused("weights=", "last.ckpt"):
-        read_weights(folder / "last.ckpt")
-    assert read(folder / "previous.ckpt")["round"] == 2
+        small_trainer(tmp_path).fit(TinyModule(), clients(TinyData(), 8, 6), weights=checkpoints / "last.ckpt")
+
+
+# ---------------------------------------------------------------------- what is written, and removed
+class Killed(BaseException):
+    pass
+
+
+def kill_at(patch, number):
+    """Let the process end before it changes its files for this time; returns how many changes are left."""
+    left = [number]
+
+    def counted(change):
+        def counts(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return change(*args, **kwargs)
+
+        return counts
+
+    for module, name in ((os, "replace"), (os, "link"), (shutil, "copyfile"), (torch, "save")):
+        patch.setattr(module, name, counted(getattr(module, name)))
+    return left
+
+
+def test_a_kill_at_any_change_of_the_files_leaves_a_run_that_resumes(tmp_path, monkeypatch):
+    def resume(rounds):
+        return fit(tmp_path, "last", max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
+
+    resume(1)
+    shutil.copytree(tmp_path / "run", tmp_path / "begun")
+    whole, number, left = resume(2), 0, [-1]
+    while left[0] < 0:
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(tmp_path / "begun", tmp_path / "run")
+        with monkeypatch.context() as patch:
+            left = kill_at(patch, number)
+            try:
+                resume(2)
+            except Killed:
+                number += 1
+        again = resume(2)
+        assert_same_bits(again.server.state, whole.server.state)
+        assert history(again) == history(whole)
+    assert number > 5
+
+
+def test_what_no_checkpoint_names_is_removed_at_the_next_start_and_nothing_else(tmp_path, checkpoints):
+    kept = {path for path in checkpoints.rglob("*") if path.is_file()}
+    theirs = {checkpoints / name for name in ("mine.partial", "notes.txt", "clients/notes.pt", "clients/a-b.pt")}
+    left = {
+        checkpoints / name for name in ("last.partial", "last.ckpt.partial", "clients/5-9.pt", "clients/5-9.partial")
+    }
+    for path in (*theirs, *left):
+        path.write_text("x")
+    (tmp_path / "elsewhere.pt").write_text("x")
+    (checkpoints / "clients/6-6.pt").symlink_to(tmp_path / "elsewhere.pt")
+    fit(tmp_path, "last", max_rounds=3)
+    assert {path for path in checkpoints.rglob("*") if path.is_file()} == {
+        *kept,
+        *theirs,
+        checkpoints / "clients/6-6.pt",
+    }
+
+
+def test_where_no_links_can_be_made_the_best_checkpoint_is_a_copy(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuses)
+    fit(tmp_path, max_rounds=2, callbacks=[BestCheckpoint("train/loss")])
+    folder = tmp_path / "run/version_0/checkpoints"
+    assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()

@@ -17,6 +17,11 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON
 
 
+@pytest.fixture(autouse=True)
+def _undrawn(undrawn):
+    """Figures are not tested here."""
+
+
 class Unreachable(Logger):
     """A logger whose server is down."""
 
@@ -31,7 +36,7 @@ class Unreachable(Logger):
 
 def fit(tmp_path, name="run", ckpt_path=None, **kwargs):
     trainer = small_trainer(tmp_path, max_rounds=3, name=name, **kwargs)
-    trainer.fit(plain_sgd_model(), small_data(), MOON(), ckpt_path)
+    trainer.fit(plain_sgd_model(), small_data(num_clients=2, train_size=60, test_size=30), MOON(), ckpt_path)
     return trainer
 
 
@@ -152,18 +157,3 @@ def test_a_run_of_a_process_that_was_killed_is_resumed(tmp_path):
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert fit(tmp_path, ckpt_path="last").run_dir.name == "version_0"
-
-
-def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
-    """Another process makes the folder between the logger's look for a free one and its use."""
-    look = CSVLogger._get_next_version
-
-    def look_then_lose(logger):
-        version = look(logger)
-        if version == 0:
-            (tmp_path / "run/version_0").mkdir(parents=True)
-        return version
-
-    monkeypatch.setattr(CSVLogger, "_get_next_version", look_then_lose)
-    assert fit(tmp_path).run_dir.name == "version_1"
-    assert not list((tmp_path / "run/version_0").iterdir())

@@ -1,4 +1,4 @@
-"""Temporary folders: those of processes that were killed are removed by the next one."""
+"""Temporary folders of processes that were killed are removed by the next one."""
 
 import multiprocessing
 import os
@@ -45,42 +45,3 @@ def test_folders_in_use_new_ones_and_those_of_others_stay(tmp_path, monkeypatch)
     monkeypatch.setattr(temporary, "SECONDS_TO_LOCK", 60.0)
     temporary.remove_leftovers("mine-")
     assert first.path.exists()
-
-
-def put_fifo(lock):
-    os.mkfifo(lock)
-
-
-def put_link(lock):
-    lock.symlink_to(lock.parents[1] / "fifo")
-
-
-def put_folder(lock):
-    lock.mkdir()
-
-
-@pytest.mark.parametrize("put", [put_fifo, put_link, put_folder])
-def test_what_is_no_file_is_neither_waited_for_nor_removed(tmp_path, put):
-    os.mkfifo(tmp_path / "fifo")
-    os.mkfifo(tmp_path / "mine-fifo")
-    (tmp_path / "mine-link").symlink_to(tmp_path)
-    (tmp_path / "mine-x").mkdir()
-    put(tmp_path / "mine-x" / "lock")
-    before = {*tmp_path.iterdir()}
-    # a FIFO that is opened waits for its other end, and this test for its timeout
-    TemporaryFolder("mine-").close()
-    assert {*tmp_path.iterdir()} == before
-    assert os.path.lexists(tmp_path / "mine-x" / "lock")
-
-
-def test_folders_of_other_users_are_not_opened(tmp_path, monkeypatch):
-    theirs = tmp_path / "mine-theirs"
-    theirs.mkdir()
-    (theirs / "lock").touch()
-    user = os.geteuid()
-    monkeypatch.setattr(temporary.os, "geteuid", lambda: user + 1)
-    temporary.remove_leftovers("mine-")
-    assert theirs.exists()
-    monkeypatch.setattr(temporary.os, "geteuid", lambda: user)
-    temporary.remove_leftovers("mine-")
-    assert not theirs.exists()
