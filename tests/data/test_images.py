@@ -50,14 +50,6 @@ def test_digits_keep_their_values_and_resize_and_repeat():
     assert x.shape[1:] == (3, 20, 20) and torch.equal(x[:, 0], x[:, 2])
 
 
-@pytest.mark.parametrize("options", [{}, {"image_size": 24}])
-def test_normalised_digits_have_mean_0_and_deviation_1(options):
-    data = ready(Digits(num_clients=1, **options))
-    x = torch.cat([x for x, _ in data.train_dataloader(0)])
-    assert abs(x.mean()) < 0.1
-    assert x.std() == pytest.approx(1, abs=0.15)
-
-
 # ---------------------------------------------------------------- subsets
 def test_a_subset_is_balanced_seeded_and_of_the_size_asked_for(monkeypatch):
     data = ready(Digits(train_size=205, test_size=50, num_clients=3))

@@ -68,27 +68,6 @@ def test_equal_seeds_give_equal_passes(name):
     assert all(map(equal, first, other)) == (name in ("list", "digits' test"))
 
 
-def test_an_object_without_all_members_is_adapted():
-    class Half:
-        deterministic = True
-
-        def __len__(self):
-            return 1
-
-        def __iter__(self):
-            return iter(["batch"])
-
-        def seed(self, seed):
-            raise AssertionError
-
-        def batches(self, channels_last=False):
-            raise AssertionError
-
-    loader = as_client_loader(Half())
-    assert not loader.deterministic
-    assert list(loader.batches()) == [(None, "batch")]
-
-
 # ---------------------------------------------------------------- batches of images
 def test_batches_are_normalised_per_channel():
     values = torch.randint(256, (4, 2, 2, 3), dtype=torch.uint8)
@@ -115,13 +94,6 @@ def test_rows_belong_to_their_batch_also_where_batches_are_prepared_ahead(ahead)
         seen.append(rows.index)
     assert [len(index) for index in seen] == [4, 4, 2]
     assert torch.cat(seen).sort().values.tolist() == list(range(10))
-
-
-def test_rows_of_two_passes_at_once_are_not_mixed_up():
-    loader = images(shuffle=True)
-    for (first, (_, one)), (second, (_, other)) in zip(loader.batches(), loader.batches(), strict=True):
-        assert torch.equal(loader.labels[loader.rows[first.index]], one)
-        assert torch.equal(loader.labels[loader.rows[second.index]], other)
 
 
 def test_a_pass_with_rows_has_the_bits_of_one_without():
@@ -229,13 +201,6 @@ def test_the_adapter_seeds_the_generators_of_samplers(make):
 
     first = order(1)
     assert order(2) != first == order(1)
-
-
-@pytest.mark.parametrize("loader", [plain(shuffle=True), [1, 2]])
-def test_the_adapter_leaves_the_global_generator_alone(loader):
-    before = torch.random.get_rng_state()
-    as_client_loader(loader).seed(1)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_adapter_gives_batches_as_they_are():

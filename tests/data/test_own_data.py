@@ -121,16 +121,6 @@ def test_an_empty_client_is_named(tmp_path, undrawn):
         fit(tmp_path, small_data(partitioner=Deals(move)))
 
 
-def test_a_data_set_whose_plan_has_other_clients_is_refused(tmp_path):
-    class Fewer(CODE["Sensors"]):
-        def setup(self, stage):
-            super().setup(stage)
-            self.plan = Plan([np.arange(60), np.arange(60, 120)])
-
-    with refused("data.num_clients=4", "2 parts"):
-        fit(tmp_path, Fewer(), Small())
-
-
 def test_a_loader_that_an_empty_client_breaks_is_refused_before_anything_is_written(tmp_path):
     class Empty(CODE["Sensors"]):
         def setup(self, stage):

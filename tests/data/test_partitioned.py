@@ -93,15 +93,12 @@ def test_by_domain_needs_no_labels():
     assert data.info(3).label_counts is None
 
 
-def test_without_domains_their_remedy_is_named():
-    with refused("'Theirs'", "TensorDataset"):
-        ready(Partitioned(Theirs(), ByDomain(), 3))
-
-
 @pytest.mark.parametrize("partitioner", [Dirichlet(1.0), ClientDirichlet(), Shards(), ClassesPerClient()])
-def test_partitioners_of_labels_are_refused_without_labels(partitioner):
+def test_partitioners_of_labels_or_domains_are_refused_without(partitioner):
     with refused(f"data.partitioner='{type(partitioner).__name__}'", "IID", "QuantityDirichlet", "ByDomain"):
         ready(Partitioned(Theirs(SEVERAL), partitioner, 3))
+    with refused("'Theirs'", "TensorDataset"):
+        ready(Partitioned(Theirs(), ByDomain(), 3))
 
 
 @pytest.mark.parametrize(("labels", "words"), [(Y - 1, ("is -1",)), (torch.arange(90) + 999_999_999, ("1000000088",))])

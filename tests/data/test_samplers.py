@@ -9,7 +9,6 @@ from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_trainer
 from helpers.tiny import TinyModule
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,7 +16,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -25,7 +23,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning import Partitioned
-from fl_lightning.data import Dirichlet, Partitioner, Pooled
+from fl_lightning.data import Dirichlet, Partitioner
 
 N = 90
 X, Y = torch.arange(float(N)).view(N, 1).repeat(1, 8), torch.arange(N) % 3
@@ -204,14 +202,6 @@ class Mine(Sampler):
         return 3
 
 
-class MyWeighted(WeightedRandomSampler):
-    pass
-
-
-class MyBatches(BatchSampler):
-    pass
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[0], 1)] * 10)
@@ -225,56 +215,29 @@ class Fast(DataLoader):
         return iter([])
 
 
-class Named(DataLoader):
-    """Overrides nothing that a part would lose, as the loaders of PyTorch Geometric."""
-
-    def __init__(self, dataset, extra, **kwargs):
-        super().__init__(dataset, collate_fn=lambda items: (extra, len(items)), **kwargs)
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda: DataLoader(DATA, sampler=Mine()), ("sampler", "Mine", "shuffle")),
-        (lambda: DataLoader(DATA, sampler=MyWeighted(torch.ones(N), 3)), ("sampler", "MyWeighted", "shuffle")),
-        (
-            lambda: DataLoader(DATA, batch_sampler=MyBatches(range(N), 3, False)),
-            ("batch_sampler", "MyBatches", "batch_size"),
-        ),
         (lambda: DataLoader(DATA, batch_sampler=[[0, 1]]), ("batch_sampler", "list", "batch_size")),
         (lambda: DataLoader(DATA, batch_sampler=BatchSampler(Mine(), 3, False)), ("sampler", "Mine", "shuffle")),
-        (
-            lambda: DataLoader(Stream(), batch_size=2),
-            ("Stream", "length"),
-        ),
+        (lambda: DataLoader(Stream(), batch_size=2), ("Stream", "length")),
         (lambda: Fast(DATA), ("Fast", "__iter__", "DataLoader")),
-        (lambda: {"a": DataLoader(DATA)}, ("train_dataloader()", "dict", "DataLoader")),
         (lambda: [DataLoader(DATA)], ("train_dataloader()", "list", "DataLoader")),
-        (lambda: CombinedLoader({"a": DataLoader(DATA)}), ("train_dataloader()", "CombinedLoader", "DataLoader")),
         (lambda: DataLoader(DATA, num_workers=1, in_order=False), ("in_order=False",)),
-        (
-            lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)),
-            ("WeightedRandomSampler", "4 weights", "90 examples"),
-        ),
+        (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)), ("4 weights", "90 examples")),
         (lambda: DataLoader(DATA, sampler=RandomSampler(range(4))), ("RandomSampler", "4 examples")),
-        (lambda: DataLoader(DATA, sampler=SequentialSampler(range(4))), ("SequentialSampler", "4 examples")),
         (lambda: DataLoader(DATA, sampler=SubsetRandomSampler([90])), ("SubsetRandomSampler", "90 examples")),
     ],
 )
 def test_what_cannot_be_divided_is_named_with_the_remedy(make, named):
-    with refused("data.datamodule='Module'", *named) as caught:
+    with refused("data.datamodule='Module'", *named):
         Partitioned(Module(make), num_clients=3).setup()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_data_module_without_training_data_is_refused():
     with refused("'LightningDataModule'", "train_dataloader"):
         Partitioned(LightningDataModule()).setup()
 
 
 # ---------------------------------------------------------------- arguments of the loader
-def started(worker_id):
-    """A user's worker_init_fn."""
 
 
 def test_the_arguments_of_the_loader_are_kept():
@@ -284,7 +247,7 @@ def test_the_arguments_of_the_loader_are_kept():
         "persistent_workers": True,
         "timeout": 7,
         "multiprocessing_context": "spawn",
-        "worker_init_fn": started,
+        "worker_init_fn": print,
         "collate_fn": list,
         "pin_memory": True,
         "drop_last": True,
@@ -294,12 +257,6 @@ def test_the_arguments_of_the_loader_are_kept():
     kept = {name: getattr(loader, name) for name in given}
     assert kept.pop("multiprocessing_context").get_start_method() == given.pop("multiprocessing_context")
     assert kept == given
-
-
-def test_a_loader_with_its_own_collate_fn_is_kept_by_it():
-    data = Partitioned(Module(lambda: Named(DATA, "more", batch_size=40)), Pooled(), 1)
-    data.setup()
-    assert list(data.train_dataloader()) == [("more", 40), ("more", 40), ("more", 10)]
 
 
 # ---------------------------------------------------------------- random numbers of items

@@ -177,15 +177,10 @@ def test_folders_that_are_wrong_are_named(split, change, named):
 def test_splits_or_classes_in_the_place_of_sites_are_refused(split, whole):
     with refused("kent", "its folders test, train are splits", "ImageFolderImages"):
         ready(split / "kent")
-    with refused("data.root=", "benign", "no image in a folder of a class", "kent", "one site", "its parent"):
+    with refused("benign", "no image in a folder of a class", "kent", "one site", "its parent"):
         ready(whole / "kent")
-
-
-def test_a_site_without_test_images_is_told_of(split):
-    shutil.rmtree(split / "pisa" / "test")
-    with warned("the sites pisa have no test images"):
-        data = ready(split)
-    assert not len(data.test_dataloader(2).rows)
+    with refused("data.root=", "no such file"):
+        ready(whole / "images.csv")
 
 
 @pytest.mark.parametrize(
@@ -207,11 +202,6 @@ def test_a_table_that_is_wrong_is_named(split, head, change, named):
     rows = rows_of(split)
     with refused("data.root=", "images.csv", *named):
         ready(table(split, change(rows) if change else rows, head or "path,label,site,split"))
-
-
-def test_a_table_that_is_not_there_is_refused(tmp_path):
-    with refused("data.root=", "no such file"):
-        ready(tmp_path / "images.csv")
 
 
 @pytest.mark.thorough

@@ -25,6 +25,7 @@ from fl_lightning.models import (
     ResNet20,
     ResNet32,
     ResNet50,
+    with_group_norm,
 )
 
 
@@ -78,16 +79,6 @@ def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, s
         assert taps["early.0"][-1] == size
 
 
-def test_mobilenet_has_a_shortcut_in_every_block_of_stride_1():
-    blocks = list(MobileNetV2().layers)[1:-1]
-    strides = [block.layers[1][0].stride[0] for block in blocks]
-    assert [block.shortcut is not None for block in blocks] == [stride == 1 for stride in strides]
-    assert sum(strides) - len(strides) == 3
-    block = blocks[1].eval()
-    x = torch.randn(2, 16, 8, 8)
-    torch.testing.assert_close(block(x), block.layers(x) + block.shortcut[1](block.shortcut[0](x)))
-
-
 def test_thin_resnets_shortcut_is_every_second_pixel_and_zeros():
     block, x = ResNet20().layer2[0], torch.randn(2, 16, 6, 6)
     shortcut = block.downsample(x)
@@ -95,21 +86,6 @@ def test_thin_resnets_shortcut_is_every_second_pixel_and_zeros():
     assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
     assert not shortcut[:, :8].any() and not shortcut[:, 24:].any()
     assert not list(block.downsample.parameters())
-
-
-def test_projection_head_is_linear_relu_linear_and_takes_the_encoders_width():
-    model = ImageClassifier(MLP(64, [32]), ProjectionHead(16, 8))
-    kinds = [type(layer).__name__ for layer in model.projector.layers]
-    assert kinds == ["Linear", "ReLU", "Linear"]
-    assert [tuple(p.shape) for p in model.projector.parameters()] == [(16, 32), (16,), (8, 16), (8,)]
-    assert model.projector(torch.randn(99, 32)).min() < 0
-
-
-def test_logistic_is_a_linear_classifier():
-    model = ImageClassifier(Logistic(12), num_classes=3)
-    x = torch.randn(4, 3, 2, 2)
-    torch.testing.assert_close(model(x), x.flatten(1) @ model.classifier.weight.T + model.classifier.bias)
-    assert count(model) == 39
 
 
 def test_any_network_of_torchvision_is_a_backbone():
@@ -155,10 +131,9 @@ ALEXNET = {"class_path": "torchvision.models.AlexNet", "init_args": {"num_classe
     ("network", "options"),
     [
         (ALEXNET, {}),
-        ({**ALEXNET, "class_path": "torchvision.models.alexnet"}, {}),
         ("torchvision.models.alexnet", {"options": ALEXNET["init_args"]}),
     ],
-    ids=["class", "function", "path and options"],
+    ids=["class", "path and options"],
 )
 def test_the_command_line_builds_a_backbone(network, options):
     encoder = built(network, **options, early=["features.0"], named={"pool": "avgpool"})
@@ -166,10 +141,6 @@ def test_the_command_line_builds_a_backbone(network, options):
     assert isinstance(encoder.network.classifier[6], torch.nn.Identity)
     assert (encoder.early, encoder.named) == (("network.features.0",), {"pool": "network.avgpool"})
     assert ImageClassifier(encoder).eval()(torch.zeros(1, 3, 63, 63)).shape == (1, 10)
-
-
-def test_a_backbone_may_be_built_already():
-    assert Backbone(mobilenet_v3_small(), {}).out_features == 1024
 
 
 def test_an_activation_in_place_does_not_overwrite_the_tap_before_it():
@@ -181,35 +152,6 @@ def test_an_activation_in_place_does_not_overwrite_the_tap_before_it():
     assert first.min() < 0
     torch.testing.assert_close(seen["a"], first)
     torch.testing.assert_close(seen["b"], layers[2](torch.relu(first)))
-
-
-SHAPES = {
-    "FedUV's CNN": {
-        "encoder.layers.2.0.weight": (128, 64, 3, 3),
-        "encoder.layers.7.1.running_var": (256,),
-        "projector.layers.0.weight": (256, 256),
-        "classifier.weight": (10, 256),
-    },
-    "FedUV's ResNet-18": {
-        "encoder.stem.0.weight": (64, 3, 3, 3),
-        "encoder.layer1.0.downsample.0.weight": (64, 64, 1, 1),
-        "encoder.layer4.1.conv2.weight": (512, 512, 3, 3),
-        "classifier.weight": (100, 512),
-    },
-    "FedDecorr's MobileNetV2": {
-        "encoder.layers.1.layers.0.0.weight": (32, 32, 1, 1),
-        "encoder.layers.1.shortcut.0.weight": (16, 32, 1, 1),
-        "encoder.layers.17.layers.1.0.weight": (960, 1, 3, 3),
-        "encoder.layers.18.0.weight": (1280, 320, 1, 1),
-    },
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_networks_have_their_layers_by_name(name):
-    encoder, head, classes, _ = SIZES[name]
-    state = ImageClassifier(encoder(), head and head(), classes).state_dict()
-    assert {key: tuple(state[key].shape) for key in SHAPES[name]} == SHAPES[name]
 
 
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -229,13 +171,6 @@ def test_inputs_that_do_not_fit_the_network_are_refused(case):
     build, x, words = UNFIT[case]
     with refused(*words):
         ImageClassifier(build())(x)
-
-
-@pytest.mark.parametrize(
-    ("build", "size"), [(lambda: FedUVCNN(1), 21), (lambda: ResNet18(), 1), (lambda: MLP(12), 2), (FedCKACNN, 32)]
-)
-def test_the_smallest_inputs_that_fit_are_taken(build, size):
-    assert ImageClassifier(build()).eval()(torch.zeros(2, 3, size, size)).shape == (2, 10)
 
 
 def tapped(module, paths):
@@ -273,11 +208,6 @@ def test_fedcka_cnn_taps_are_after_relu_and_before_pooling():
         (2, 10),
     ]
     assert model.get_submodule(model.taps["early.0"])(torch.randn(1, 3, 32, 32)).min() == 0
-
-
-@pytest.mark.parametrize("size", [16, 28, 33])
-def test_fedcka_cnn_takes_other_sizes(size):
-    assert FedCKACNN(1, size)(torch.zeros(2, 1, size, size)).shape == (2, 256)
 
 
 @pytest.mark.parametrize("size", sample([32, 64, 96], 32))
@@ -334,23 +264,11 @@ def test_group_normalisation_keeps_no_running_statistics_and_sees_one_image_at_a
     assert not torch.allclose(batched.train()(images)[:2], batched.train()(images[:2]), rtol=1e-2)
 
 
-@pytest.mark.parametrize("build", [FedUVCNN, MOONCNN])
-def test_an_unknown_normalisation_is_refused(build):
-    with refused(f"{build.__name__}.norm", "batch", "group"):
-        build(norm="layer")
-
-
-def test_the_projector_is_twice_linear_batchnorm_relu():
-    projector = Projector(8)
-    projector(torch.zeros(2, 5))
-    assert [type(layer).__name__ for layer in projector.layers] == ["Linear", "BatchNorm1d", "ReLU"] * 2
-    assert projector(torch.randn(4, 5)).min() == 0
-
-
 def test_a_last_batch_of_one_is_skipped_only_where_batchnorm_needs_two():
     batch = (torch.randn(1, 64), torch.tensor([1]))
     assert ImageClassifier(MLP(64), Projector(8)).training_step(batch, 0) is None
     assert ImageClassifier(MLP(64)).training_step(batch, 0) is not None
+    assert with_group_norm(ImageClassifier(MLP(64), Projector(8))).training_step(batch, 0) is not None
 
 
 @pytest.mark.parametrize(
