@@ -170,11 +170,6 @@ def test_the_test_images_of_the_classes_add_up_to_the_share_of_all(tmp_path, cou
     assert torch.bincount(labels, minlength=len(counts)).tolist() == test
 
 
-def test_a_share_that_leaves_no_test_image_is_refused(tmp_path):
-    with refused("test_labels=0"):
-        pooled(written(tmp_path, a=1, b=1))
-
-
 def test_a_folder_may_lack_a_class_whose_name_is_given(tmp_path):
     for split in ("train", "test"):
         written(tmp_path / split, ant=2, bee=3)

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
-from fl_lightning.data import IID, Natural, Partitioner, Plan
+from fl_lightning.data import IID, Partitioner, Plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE, OF_PARTITIONERS = ((DOCS / f"own_{name}.md").read_text() for name in ("data", "partitioner"))
@@ -46,12 +46,6 @@ def fit(tmp_path, data, model=None):
 def test_the_code_of_the_guide_trains(tmp_path, data, undrawn):
     trained = data()
     assert fit(tmp_path, trained, Small()).metrics["clients"] == trained.num_clients
-
-
-def test_the_sites_of_the_guide_are_its_clients():
-    data = Partitioned(CODE["Hospitals"]({"Pisa": 50, "Kent": 20}), Natural(), num_clients=2)
-    data.setup("fit")
-    assert data.plan.sizes.tolist() == [20, 50] and data.plan.domain_names == ("Kent", "Pisa")
 
 
 @pytest.mark.thorough

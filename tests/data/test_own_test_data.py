@@ -63,13 +63,6 @@ class Net(TinyModule):
         self.log("val_acc", self.hits(batch))
 
 
-class NetOfSeveral(Net):
-    """Takes the index of a loader, and must get it."""
-
-    def test_step(self, batch, batch_idx, dataloader_idx):
-        super().test_step(batch, batch_idx)
-
-
 def ready(train, test, partitioner=None, **kwargs):
     data = Partitioned(Data(train, test), partitioner or Natural(), **{"num_clients": 3, **kwargs})
     data.setup()
@@ -104,11 +97,6 @@ def test_the_domains_are_a_column_of_any_name(key, named):
 def test_parts_without_names_are_numbered_in_both_sets():
     train, test = (ConcatDataset([site(i, n) for i, n in enumerate(numbers)]) for numbers in ((40, 30, 50), (8, 6, 9)))
     assert sizes(ready(train, test)) == ({"0": 8, "1": 6, "2": 9}, [8, 6, 9])
-
-
-def test_a_site_that_only_tests_is_a_domain_without_a_client():
-    train = ConcatDataset(named((40, 30, 50)).datasets[:2])
-    assert sizes(ready(train, named((8, 6, 9)), num_clients=2), 2) == ({"kent": 8, "oslo": 6, "pisa": 9}, [8, 6])
 
 
 def test_a_dictionary_has_a_loader_for_each_domain():
@@ -164,13 +152,6 @@ def test_models_that_stay_with_the_clients_are_evaluated_on_their_own_domain(tmp
     trainer = fit(tmp_path, methods=[FedBN()], callbacks=[PersonalAccuracy(examples=None, fine_tune_steps=0)])
     own = np.load(trainer.run_dir / "personal.npz")["own"][-1]
     assert [trainer.metrics[f"domain/{name}/acc"] for name in SITES] == pytest.approx(own.tolist())
-
-
-def test_a_module_of_several_loaders_gets_the_index_of_one(tmp_path, undrawn):
-    parts = dict(zip(SITES, (DataLoader(site(i, 5 + i), batch_size=4) for i in range(3)), strict=True))
-    trainer = fit(tmp_path, NetOfSeveral(), test=parts)
-    for index, name in enumerate(SITES):
-        assert trainer.metrics[f"domain/{name}/acc"] == trainer.metrics[f"test/acc/dataloader_idx_{index}"]
 
 
 def test_other_rounds_and_fewer_domains(tmp_path, undrawn):

@@ -128,14 +128,8 @@ class Hooked(Theirs):
     def teardown(self, stage):
         self.called.append(("teardown", stage))
 
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return ("before", batch, dataloader_idx)
-
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         return ("moved", batch, device, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return ("after", batch, dataloader_idx)
 
     def on_exception(self, exception):
         self.called.append(exception)
@@ -153,9 +147,7 @@ class Hooked(Theirs):
 def test_hooks_reach_the_users_data_module():
     theirs = Hooked()
     data = Partitioned(theirs)
-    assert data.on_before_batch_transfer("batch", 1) == ("before", "batch", 1)
     assert data.transfer_batch_to_device("batch", "cpu", 2) == ("moved", "batch", "cpu", 2)
-    assert data.on_after_batch_transfer("batch", 3) == ("after", "batch", 3)
     error = ValueError()
     data.on_exception(error)
     data.load_state_dict({"a": 1})
@@ -178,15 +170,6 @@ def test_teardown_ends_what_setup_began_and_a_later_setup_begins_it_again():
     stages = [("setup", "fit"), ("setup", "test")]
     assert theirs.called == [*stages, ("teardown", "fit"), ("teardown", "test"), *stages]
     assert data.plan.hash == plan
-
-
-def test_the_trainer_is_that_of_the_users_data_module():
-    theirs, first, second = Theirs(), object(), object()
-    theirs.trainer, theirs.prepare_data_per_node = first, False
-    data = Partitioned(theirs)
-    assert data.trainer is theirs.trainer is first and data.prepare_data_per_node is False
-    data.trainer = second
-    assert theirs.trainer is second
 
 
 def test_a_random_split_of_setup_is_the_same_in_every_process_and_stage():

@@ -211,14 +211,6 @@ def test_a_draw_that_needs_no_repair_is_the_references(alpha):
     assert unrepaired > 6
 
 
-def test_a_client_with_its_share_gets_no_later_class():
-    labels = np.repeat(np.arange(10), 100)
-    for seed in range(20):
-        plan = plan_of(Dirichlet(0.05, min_size=0), 10, seed, labels)
-        before = np.cumsum(plan.label_counts, 1) - plan.label_counts
-        assert not plan.label_counts[before >= 100].any()
-
-
 @pytest.mark.parametrize(("clients", "alpha", "min_size"), [(100, 0.01, 10), (10_000, 0.1, 5), (7, 1e-300, 700)])
 def test_many_clients_and_tiny_alpha_end(clients, alpha, min_size):
     parts = Dirichlet(alpha, min_size)(np.repeat(np.arange(10), 5000), clients, rng())

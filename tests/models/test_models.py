@@ -79,15 +79,6 @@ def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, s
         assert taps["early.0"][-1] == size
 
 
-def test_thin_resnets_shortcut_is_every_second_pixel_and_zeros():
-    block, x = ResNet20().layer2[0], torch.randn(2, 16, 6, 6)
-    shortcut = block.downsample(x)
-    assert shortcut.shape == (2, 32, 3, 3)
-    assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
-    assert not shortcut[:, :8].any() and not shortcut[:, 24:].any()
-    assert not list(block.downsample.parameters())
-
-
 def test_any_network_of_torchvision_is_a_backbone():
     network = {"network": mobilenet_v3_small, "options": {"dropout": 0.0}}
     model = ImageClassifier(Backbone(**network, early=["features.0", "features.1"], named={"pool": "avgpool"})).eval()
