@@ -27,14 +27,7 @@ def equal(first, second):
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def digits():
-    data = Digits(num_clients=20, batch_size=32)
-    data.setup()
-    return data
-
-
-def synthetic():
-    data = Synthetic(num_clients=2, largest=99)
+def ready(data):
     data.setup()
     return data
 
@@ -42,9 +35,9 @@ def synthetic():
 LOADERS = {
     "images": lambda: images(shuffle=True),
     "augmented and noisy": lambda: images(shuffle=True, augment=[RandomFlip()], noise=0.1),
-    "digits": lambda: digits().train_dataloader(0),
-    "digits' test": lambda: digits().test_dataloader(),
-    "synthetic": lambda: as_client_loader(synthetic().train_dataloader(0)),
+    "digits": lambda: ready(Digits(num_clients=20)).train_dataloader(0),
+    "digits' test": lambda: ready(Digits()).test_dataloader(),
+    "synthetic": lambda: ready(Synthetic(num_clients=2, largest=99)).train_dataloader(0),
     "DataLoader": lambda: as_client_loader(plain(shuffle=True, generator=torch.Generator())),
     "list": lambda: as_client_loader([torch.arange(4), torch.arange(4, 8), torch.arange(8, 10)]),
 }

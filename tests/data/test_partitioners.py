@@ -88,6 +88,13 @@ def test_a_seed_names_a_partition_for_good(name):
 
 
 @pytest.mark.parametrize("name", PARTS)
+def test_parts_depend_on_labels_where_the_partitioner_needs_them(name):
+    make, parts = PARTS[name]
+    drawn = call(make(), LABELS[::-1], len(parts), rng(), DOMAINS)
+    assert ([part.tolist() for part in drawn] != parts) == make().needs_labels
+
+
+@pytest.mark.parametrize("name", PARTS)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(number=st.integers(3, 300), classes=st.integers(1, 9), share=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_every_sample_goes_to_exactly_one_client(name, number, classes, share, seed):
@@ -162,6 +169,7 @@ def test_the_least_that_is_enough_is_accepted():
     assert plan_of(ClassesPerClient(10), 2, labels=labels).label_counts.min() > 0
     assert plan_of(ByDomain(), 48, labels=labels, domains=domains).sizes.min() == 1
     assert Pooled()(labels, 1, rng())[0].tolist() == list(range(50))
+    assert not Pooled.needs_labels and not FromPlan.needs_labels
 
 
 # ---------------------------------------------------------------- what each promises
@@ -222,6 +230,9 @@ def test_repair_takes_half_of_what_the_largest_can_spare_of_its_most_frequent_cl
     labels, owner = np.zeros(30, int), np.array([0] * 20 + [1] * 10)
     assert repair(owner, labels, 3, 4) == 4
     assert np.bincount(owner).tolist() == [16, 10, 4]
+    owner = np.repeat([0, 1], [16, 14])
+    assert repair(owner, labels, 3, 6) == 6
+    assert np.bincount(owner).tolist() == [11, 13, 6]
     # client 2 gets 2 of the 9 of client 0, then 2 of client 1 and 1 of client 0, each of the class with most samples
     owner, labels = np.repeat([0, 1], [9, 8]), np.array([0] * 4 + [1] * 5 + [0] * 6 + [1] * 2)
     assert repair(owner, labels, 3, 5) == 5

@@ -11,46 +11,26 @@ from helpers.errors import refused
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
-from fl_lightning.data import (
-    CIFAR10,
-    CIFAR100,
-    FEMNIST,
-    HAM10000,
-    MNIST,
-    PACS,
-    STL10,
-    SVHN,
-    Digits,
-    Dirichlet,
-    FashionMNIST,
-    ImageFolderImages,
-    NpyImages,
-    OfficeHome,
-    SiteImageFolders,
-    Synthetic,
-    SyntheticPerClass,
-    TinyImageNet,
-)
 from fl_lightning.data.folders import FolderDataModule
 from fl_lightning.data.source import FileDataModule
 
 RGB, GREY, PAPER = (80, 167, 167), (153, 215, 180), (224, 212, 219)
 # channels, size, classes, training and test images of the offline data set; three corners of class 1; a file it needs
 FORMATS = {
-    NpyImages: (3, 32, 10, 200, 100, RGB, "train_images.npy"),
-    MNIST: (1, 28, 10, 200, 100, GREY, "train-images-idx3"),
-    FashionMNIST: (1, 28, 10, 200, 100, GREY, "train-images-idx3"),
-    CIFAR10: (3, 32, 10, 200, 100, RGB, "cifar-10-batches-py"),
-    CIFAR100: (3, 32, 100, 200, 100, RGB, "cifar-100-python"),
-    SVHN: (3, 32, 10, 200, 100, RGB, "train_32x32.mat"),
-    STL10: (3, 96, 10, 100, 50, RGB, "stl10_binary"),
-    TinyImageNet: (3, 64, 200, 200, 100, RGB, "train/CLASS/images"),
-    ImageFolderImages: (3, 64, 12, 120, 60, RGB, "train/CLASS"),
-    SiteImageFolders: (3, 64, 3, 156, 48, RGB, "SITE/train/CLASS"),
-    PACS: (3, 96, 7, 84, 56, RGB, "art_painting/dog"),
-    OfficeHome: (3, 96, 65, 780, 260, RGB, "Art/CLASS"),
-    HAM10000: (3, 96, 7, 136, 32, RGB, "HAM10000_metadata.csv"),
-    FEMNIST: (1, 28, 62, 240, 80, PAPER, "all_data_"),
+    sets.NpyImages: (3, 32, 10, 200, 100, RGB, "train_images.npy"),
+    sets.MNIST: (1, 28, 10, 200, 100, GREY, "train-images-idx3"),
+    sets.FashionMNIST: (1, 28, 10, 200, 100, GREY, "train-images-idx3"),
+    sets.CIFAR10: (3, 32, 10, 200, 100, RGB, "cifar-10-batches-py"),
+    sets.CIFAR100: (3, 32, 100, 200, 100, RGB, "cifar-100-python"),
+    sets.SVHN: (3, 32, 10, 200, 100, RGB, "train_32x32.mat"),
+    sets.STL10: (3, 96, 10, 100, 50, RGB, "stl10_binary"),
+    sets.TinyImageNet: (3, 64, 200, 200, 100, RGB, "train/CLASS/images"),
+    sets.ImageFolderImages: (3, 64, 12, 120, 60, RGB, "train/CLASS"),
+    sets.SiteImageFolders: (3, 64, 3, 156, 48, RGB, "SITE/train/CLASS"),
+    sets.PACS: (3, 96, 7, 84, 56, RGB, "art_painting/dog"),
+    sets.OfficeHome: (3, 96, 65, 780, 260, RGB, "Art/CLASS"),
+    sets.HAM10000: (3, 96, 7, 136, 32, RGB, "HAM10000_metadata.csv"),
+    sets.FEMNIST: (1, 28, 62, 240, 80, PAPER, "all_data_"),
 }
 
 
@@ -91,7 +71,7 @@ def test_images_are_the_right_way_round_and_belong_to_their_labels(kind):
         assert [blocks[0, 0], blocks[0, 3], blocks[3, 0]] == pytest.approx(corners, abs=12)
 
 
-@pytest.mark.parametrize("kind", [Digits, NpyImages, MNIST, PACS])
+@pytest.mark.parametrize("kind", [sets.Digits, sets.NpyImages, sets.MNIST, sets.PACS])
 def test_images_are_normalised_by_the_statistics_of_the_data_set_or_by_given_ones(kind):
     channels = FORMATS[kind][0] if kind in FORMATS else 1
     make = offline if kind in FORMATS else lambda kind, **kwargs: kind(**kwargs)
@@ -117,7 +97,9 @@ def test_missing_files_are_named(kind, tmp_path):
             ready(kind(str(root)))
 
 
-@pytest.mark.parametrize("kind", [NpyImages, MNIST, CIFAR10, SVHN, STL10, PACS, HAM10000, FEMNIST])
+@pytest.mark.parametrize(
+    "kind", [sets.NpyImages, sets.MNIST, sets.CIFAR10, sets.SVHN, sets.STL10, sets.PACS, sets.HAM10000, sets.FEMNIST]
+)
 def test_files_that_are_cut_off_are_refused_in_one_line(kind, tmp_path):
     data = offline(kind)
     data.write_offline(tmp_path)
@@ -129,9 +111,9 @@ def test_files_that_are_cut_off_are_refused_in_one_line(kind, tmp_path):
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
-    CIFAR10(offline=True).write_offline(tmp_path)
+    sets.CIFAR10(offline=True).write_offline(tmp_path)
     with refused("data.root=", "cifar-10-batches-py", "data.download"):
-        ready(CIFAR10(str(tmp_path)))
+        ready(sets.CIFAR10(str(tmp_path)))
 
 
 @pytest.mark.parametrize("where", ["", "FashionMNIST/raw"])
@@ -139,43 +121,43 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
 def test_idx_files_are_found_compressed_or_not(tmp_path, where, compressed):
     folder = tmp_path / where
     folder.mkdir(parents=True, exist_ok=True)
-    FashionMNIST(offline=True).write_offline(folder)
+    sets.FashionMNIST(offline=True).write_offline(folder)
     if not compressed:
         for path in list(folder.glob("*.gz")):
             path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
             path.unlink()
-    assert ready(FashionMNIST(str(tmp_path), num_clients=3)).plan.sizes.sum() == 200
+    assert ready(sets.FashionMNIST(str(tmp_path), num_clients=3)).plan.sizes.sum() == 200
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b + b"0", lambda b: b"nothing"])
 def test_an_idx_file_of_another_size_is_named(tmp_path, damage):
-    MNIST(offline=True).write_offline(tmp_path)
+    sets.MNIST(offline=True).write_offline(tmp_path)
     packed = tmp_path / "t10k-images-idx3-ubyte.gz"
     packed.with_suffix("").write_bytes(damage(gzip.decompress(packed.read_bytes())))
     with refused("data.root=", "t10k-images-idx3-ubyte"):
-        ready(MNIST(str(tmp_path)))
+        ready(sets.MNIST(str(tmp_path)))
 
 
 def test_labels_outside_the_classes_are_refused(monkeypatch):
-    monkeypatch.setattr(MNIST, "num_classes", 9)
+    monkeypatch.setattr(sets.MNIST, "num_classes", 9)
     with refused("train_labels=9"):
-        ready(MNIST(offline=True))
+        ready(sets.MNIST(offline=True))
 
 
 # ---------------------------------------------------------------- FEMNIST
 def test_femnist_writers_are_clients(tmp_path):
-    FEMNIST(offline=True).write_offline(tmp_path)
-    data = ready(FEMNIST(str(tmp_path), num_clients=20))
+    sets.FEMNIST(offline=True).write_offline(tmp_path)
+    data = ready(sets.FEMNIST(str(tmp_path), num_clients=20))
     assert [data.info(k).domain for k in (0, 19)] == ["f0000_00", "f0019_00"]
     user = json.loads((tmp_path / "train" / "all_data_0.json").read_text())["user_data"]["f0003_00"]
     loader = data.train_dataloader(3)
     assert sorted(loader.labels[loader.rows].tolist()) == sorted(user["y"])
     np.testing.assert_allclose(loader.images[loader.rows[0]].flatten() / 255, user["x"][0], atol=0.003)
     assert len(data.test_dataloader(3).rows) == 4
-    assert ready(FEMNIST(str(tmp_path), num_clients=6)).plan.sizes.sum() == 240
+    assert ready(sets.FEMNIST(str(tmp_path), num_clients=6)).plan.sizes.sum() == 240
     # the files are parsed again where they change
     (tmp_path / "train" / "all_data_1.json").unlink()
-    assert ready(FEMNIST(str(tmp_path))).plan.sizes.sum() == 120
+    assert ready(sets.FEMNIST(str(tmp_path))).plan.sizes.sum() == 120
 
 
 def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
@@ -187,12 +169,12 @@ def test_femnist_is_parsed_a_writer_at_a_time_and_once(tmp_path, monkeypatch):
         text = '{"users": ["é"], "user_data": {' + users + '}, "num_samples": [60]}'
         (tmp_path / split / "all_data_0.json").write_text(text, encoding="utf-8")
     tracemalloc.start()
-    data = ready(FEMNIST(str(tmp_path), num_clients=10))
+    data = ready(sets.FEMNIST(str(tmp_path), num_clients=10))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8e6
     monkeypatch.setattr("ijson.kvitems", None)
-    again = ready(FEMNIST(str(tmp_path), num_clients=10))
+    again = ready(sets.FEMNIST(str(tmp_path), num_clients=10))
     ours, theirs = data.train_dataloader(9), again.train_dataloader(9)
     assert torch.equal(ours.images, theirs.images) and torch.equal(ours.labels, theirs.labels)
     assert again.plan.hash == data.plan.hash and again.plan.domain(9) == "writer 9"
@@ -215,11 +197,11 @@ USER = {"x": [[0.5] * 784], "y": [3]}
     ],
 )
 def test_a_file_that_is_not_leafs_is_named(tmp_path, content, named):
-    FEMNIST(offline=True).write_offline(tmp_path)
+    sets.FEMNIST(offline=True).write_offline(tmp_path)
     file = tmp_path / "train" / "all_data_1.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with refused("data.root=", "all_data_1.json", "FEMNIST", *named):
-        ready(FEMNIST(str(tmp_path)))
+        ready(sets.FEMNIST(str(tmp_path)))
 
 
 # ---------------------------------------------------------------- Synthetic
@@ -230,13 +212,13 @@ def examples(data, k):
 
 
 def test_synthetic_clients_differ_as_alpha_and_beta_say():
-    data = ready(Synthetic(0.0, 0.0, num_clients=200, largest=400))
+    data = ready(sets.Synthetic(0.0, 0.0, num_clients=200, largest=400))
     x = [torch.cat([x for x, _ in data.train_dataloader(k)]) for k in range(200)]
     pooled = torch.stack([rows.var(0) for rows in x if len(rows) > 300]).mean(0)
     np.testing.assert_allclose(pooled, np.arange(1, 61) ** -1.2, rtol=0.15)
     centers = torch.stack([rows.mean(0) for rows in x if len(rows) > 300])
     assert centers.std(0).mean().item() == pytest.approx(1, rel=0.15)
-    wide = ready(Synthetic(0.0, 3.0, num_clients=200, largest=400))
+    wide = ready(sets.Synthetic(0.0, 3.0, num_clients=200, largest=400))
     middles = torch.tensor([torch.cat([x for x, _ in wide.train_dataloader(k)]).mean() for k in range(200)])
     assert middles.std().item() == pytest.approx(3, rel=0.2)
     assert data.plan.sizes.min() >= 45 and data.plan.sizes.max() == 360
@@ -247,24 +229,26 @@ def test_alpha_changes_no_label_of_synthetic_and_those_of_synthetic_per_class():
         data = ready(kind(alpha, 0.0, num_clients=20, largest=400))
         return [torch.cat(column) for column in zip(*(examples(data, k) for k in range(20)), strict=True)]
 
-    x, labels = drawn(Synthetic, 0.0)
-    same_x, same_labels = drawn(Synthetic, 3.0)
+    x, labels = drawn(sets.Synthetic, 0.0)
+    same_x, same_labels = drawn(sets.Synthetic, 3.0)
     assert torch.equal(x, same_x)
     # but where two logits are equal up to rounding
     assert (labels != same_labels).sum() <= 1
-    plain_x, plain = drawn(SyntheticPerClass, 0.0)
-    other_x, other = drawn(SyntheticPerClass, 3.0)
+    plain_x, plain = drawn(sets.SyntheticPerClass, 0.0)
+    other_x, other = drawn(sets.SyntheticPerClass, 3.0)
     assert torch.equal(plain_x, other_x)
     assert (plain != other).float().mean() > 0.3
 
 
 def test_synthetic_iid_shares_one_model_and_the_others_do_not():
-    skews = {iid: ready(Synthetic(1.0, 1.0, num_clients=20, largest=500, iid=iid)).plan.skew() for iid in (True, False)}
+    skews = {
+        iid: ready(sets.Synthetic(1.0, 1.0, num_clients=20, largest=500, iid=iid)).plan.skew() for iid in (True, False)
+    }
     assert skews[True] < 0.4 < skews[False]
 
 
 def test_one_seed_gives_one_synthetic_data_set_in_the_batches_that_torch_collates():
-    data, again = (ready(Synthetic(num_clients=2, largest=99, batch_size=16)) for _ in range(2))
+    data, again = (ready(sets.Synthetic(num_clients=2, largest=99, batch_size=16)) for _ in range(2))
     loader, columns = again.train_dataloader(1), examples(data, 1)
     plain = TensorDataset(*columns)
     reference = DataLoader(plain, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3))
@@ -275,7 +259,7 @@ def test_one_seed_gives_one_synthetic_data_set_in_the_batches_that_torch_collate
 
 # ---------------------------------------------------------------- validation, clients' tests, noise
 def test_validation_is_a_share_of_each_class_and_is_not_trained_on():
-    data, whole = ready(Digits(num_clients=3, val_fraction=0.1)), ready(Digits(num_clients=3))
+    data, whole = ready(sets.Digits(num_clients=3, val_fraction=0.1)), ready(sets.Digits(num_clients=3))
     val, train = data.val_dataloader().rows, torch.cat([data.train_dataloader(k).rows for k in range(3)])
     assert not set(val.tolist()) & set(train.tolist())
     assert len(val) + len(train) == whole.plan.sizes.sum()
@@ -285,7 +269,7 @@ def test_validation_is_a_share_of_each_class_and_is_not_trained_on():
 
 
 def test_a_clients_test_is_as_large_as_the_proportions_of_its_labels_allow():
-    data = ready(Digits(num_clients=5, partitioner=Dirichlet(0.2)))
+    data = ready(sets.Digits(num_clients=5, partitioner=sets.Dirichlet(0.2)))
     everything = np.bincount(all_of([data.test_dataloader()])[1], minlength=10)
     for k in range(5):
         here = np.bincount(all_of([data.test_dataloader(k)])[1], minlength=10)
@@ -295,8 +279,8 @@ def test_a_clients_test_is_as_large_as_the_proportions_of_its_labels_allow():
 
 
 def test_noise_rises_from_the_first_client_to_the_last_and_leaves_the_pooled_test_alone():
-    data = ready(Digits(num_clients=3, client_noise=0.2, normalize=False))
-    plain = ready(Digits(num_clients=3, normalize=False))
+    data = ready(sets.Digits(num_clients=3, client_noise=0.2, normalize=False))
+    plain = ready(sets.Digits(num_clients=3, normalize=False))
     for k, deviation in enumerate((0.0, 0.1, 0.2)):
         for ours, theirs in (
             (data.train_dataloader(k), plain.train_dataloader(k)),
