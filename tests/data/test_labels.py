@@ -5,12 +5,16 @@ from collections import UserDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from helpers.tiers import sample
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
+from fl_lightning import Partitioned
 from fl_lightning.client import targets_of
-from fl_lightning.data.labels import LABEL_KEYS, dataset_labels, domains_of
+from fl_lightning.data import Natural, Pooled
 
 X = torch.randn(4, 2)
+KEYS = ("labels", "label", "target", "targets", "y")
 
 
 class Items(Dataset):
@@ -60,32 +64,53 @@ class Graph:
         self.y = y
 
 
+class Module(LightningDataModule):
+    def __init__(self, dataset):
+        super().__init__()
+        self.dataset = dataset
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset)
+
+
+def plan_of(dataset, partitioner=None):
+    data = Partitioned(Module(dataset), partitioner or Pooled(), num_clients=1)
+    data.setup()
+    return data.plan
+
+
 def read(dataset):
-    labels = dataset_labels(dataset)
+    labels = plan_of(dataset).labels
     assert labels is None or (labels.dtype == np.int64 and labels.ndim == 1)
     return None if labels is None else labels.tolist()
 
 
-@pytest.mark.parametrize("name", ["targets", "labels", "_labels", "target", "label", "y"])
-@pytest.mark.parametrize(
-    "column",
-    [
-        [2, 0, 1],
-        (2, 0, 1),
-        torch.tensor([2, 0, 1]),
-        np.array([2, 0, 1], np.uint8),
-        torch.tensor([[2], [0], [1]]),
-        [torch.tensor(2), torch.tensor(0), torch.tensor(1)],
-    ],
-)
-def test_a_column_is_read_without_the_items(name, column):
-    assert read(Unread(**{name: column})) == [2, 0, 1]
+COLUMNS = {
+    "list": [2, 0, 1],
+    "tuple": (2, 0, 1),
+    "tensor": torch.tensor([2, 0, 1]),
+    "bytes": np.array([2, 0, 1], np.uint8),
+    "(N, 1)": torch.tensor([[2], [0], [1]]),
+    "booleans": torch.tensor([True, False, True]),
+    "list of tensors": [torch.tensor(2), torch.tensor(0), torch.tensor(1)],
+}
 
 
-def test_booleans_count_as_integers():
-    assert read(Unread(targets=torch.tensor([True, False, True]))) == [1, 0, 1]
-    assert read(TensorDataset(X, torch.tensor([[True], [False], [True], [True]]))) == [1, 0, 1, 1]
-    assert read(Items([(X[0], True), (X[1], np.bool_(False))])) == [1, 0]
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_is_read_without_the_items(column):
+    assert read(Unread(targets=COLUMNS[column])) == ([1, 0, 1] if column == "booleans" else [2, 0, 1])
+
+
+@pytest.mark.parametrize("name", ["labels", "_labels", "target", "label", "y"])
+def test_a_column_may_have_any_usual_name(name):
+    assert read(Unread(**{name: [2, 0, 1]})) == [2, 0, 1]
+
+
+def test_a_column_of_anything_else_is_passed_over():
+    items = [(X[0], 1), (X[1], 0)]
+    for other in (None, ("cat", "dog"), (0, 1, 2), ([1], [2, 3])):
+        assert read(Items(items, targets=other)) == [1, 0]
+    assert read(Columns(labels=[[1, 0], [0, 1]], label=[3, 4])) == [3, 4]
 
 
 @pytest.mark.parametrize("name", ["samples", "_samples"])
@@ -100,14 +125,9 @@ def test_a_target_transform_is_applied_to_a_column():
     assert read(transformed) == [1, 2, 0]
 
 
-@pytest.mark.parametrize("key", LABEL_KEYS)
+@pytest.mark.parametrize("key", KEYS)
 def test_the_column_of_a_hugging_face_set_is_read_as_it_is_stored(key):
-    assert read(Columns(text=["a", "b", "c"], **{key: [2, 0, 1]})) == [2, 0, 1]
     assert read(Columns(transform=lambda batch: batch["text"], text=["a", "b", "c"], **{key: [2, 0, 1]})) == [2, 0, 1]
-
-
-def test_a_column_of_several_labels_is_passed_over():
-    assert read(Columns(labels=[[1, 0], [0, 1]], label=[3, 4])) == [3, 4]
 
 
 def test_the_sets_of_pytorch_geometric():
@@ -119,23 +139,18 @@ def test_the_sets_of_pytorch_geometric():
     assert read(Items([Graph(torch.tensor([[0, 1]]))])) is None
 
 
-@pytest.mark.parametrize("key", LABEL_KEYS)
-@pytest.mark.parametrize("kind", [dict, UserDict])
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("kind", sample([dict, UserDict], dict))
 def test_items_that_are_dictionaries_have_their_label_by_a_usual_name(key, kind):
-    items = [
-        kind({"x": row, key: label}) for row, label in zip(X, (2, torch.tensor(0), [1], torch.tensor([1])), strict=True)
-    ]
-    assert read(Items(items)) == [2, 0, 1, 1]
+    labels = (2, torch.tensor(0), [1], torch.tensor([1]))
+    assert read(Items([kind({"x": row, key: label}) for row, label in zip(X, labels, strict=True)])) == [2, 0, 1, 1]
+    assert targets_of({"x": X, key: torch.arange(4)}).tolist() == [0, 1, 2, 3]
 
 
-def test_named_fields_come_before_the_second_entry():
+def test_items_that_are_tuples_have_their_label_by_name_or_second():
     Example = namedtuple("Example", "x mask label")
     assert read(Items([Example(X[0], 5, 1), Example(X[1], 6, 0)])) == [1, 0]
-
-
-def test_the_batches_of_such_items_have_the_same_names():
-    for key in LABEL_KEYS:
-        assert targets_of({"x": X, key: torch.arange(4)}).tolist() == [0, 1, 2, 3]
+    assert read(Items([(X[0], torch.tensor(1)), (X[1], torch.tensor(2))])) == [1, 2]
 
 
 def test_parts_and_sums_of_sets():
@@ -146,21 +161,17 @@ def test_parts_and_sums_of_sets():
     parts = random_split(both, [3, 4], torch.Generator().manual_seed(0))
     assert sorted(read(parts[0]) + read(parts[1])) == list(range(7))
     assert read(ConcatDataset([first, TensorDataset(X)])) is None
-    assert read(Subset(first, [])) == []
 
 
 @pytest.mark.parametrize(
     "dataset",
     [
         TensorDataset(X),
-        TensorDataset(X, X),
         TensorDataset(X, torch.ones(4, 2, dtype=torch.long)),
         TensorDataset(X, torch.rand(4, 1)),
-        Items([{"x": 1, "label": 0.5}]),
-        Items([{"x": 1, "label": "cat"}]),
-        Items([{"x": 1, "labels": None}]),
+        Items([torch.arange(3), torch.arange(3)]),
         Items([(X[0], [1, 2])]),
-        Items([{"x": 1, "y": torch.tensor([0, 1, 1])}]),
+        Items([{"x": 1, "label": "cat"}]),
         Items([{"x": 1, "y": 1}, {"x": 1}]),
     ],
 )
@@ -180,26 +191,36 @@ def test_reading_items_moves_no_generator_and_gives_the_same_labels_each_time():
     assert read(Drawn([0] * 20)) == first and len(set(first)) > 3
 
 
+def test_classes_have_the_names_of_the_set():
+    assert plan_of(Unread(targets=[0, 2, 1], classes=["a", "b", "c"])).class_names == ("a", "b", "c")
+    assert plan_of(Unread(targets=[0, 2, 1], classes=["a", "b"])).class_names == ()
+
+
 # ---------------------------------------------------------------- domains
-def domains(dataset, **kwargs):
-    values = domains_of(dataset, **kwargs)
-    return None if values is None else values.tolist()
+class Labelled(Unread):
+    def __init__(self, number=3, **attributes):
+        super().__init__(number, targets=[0] * number, **attributes)
+
+
+def domains(dataset, partitioner=None):
+    plan = plan_of(dataset, partitioner)
+    return None if plan.domains is None else [plan.domain_names[domain] for domain in plan.domains]
 
 
 def test_domains_are_a_column_of_numbers_or_names():
-    assert domains(Unread(domains=["art", "photo", "art"])) == ["art", "photo", "art"]
-    assert domains(Unread(domain=torch.tensor([1, 0, 1]))) == [1, 0, 1]
-    assert domains(Columns(domain=["a", "b"])) == ["a", "b"]
-    assert domains(Subset(Unread(domains=[3, 4, 5]), [2, 0])) == [5, 3]
-    assert domains(Unread(domain="art")) == ["art", "art", "art"]
-    for none in (Unread(), Unread(domains=["art"]), Unread(domains=[0.5, 1.5, 2.5])):
+    assert domains(Labelled(domains=["art", "photo", "art"])) == ["art", "photo", "art"]
+    assert domains(Labelled(domain=torch.tensor([1, 0, 1]))) == ["1", "0", "1"]
+    assert domains(Columns(label=[0, 1], domain=["a", "b"])) == ["a", "b"]
+    assert domains(Subset(Labelled(domains=[3, 4, 5]), [2, 0])) == ["5", "3"]
+    assert domains(Labelled(domain="art")) == ["art", "art", "art"]
+    for none in (Labelled(), Labelled(domains=["art"]), Labelled(domains=[0.5, 1.5, 2.5])):
         assert domains(none) is None
 
 
-def test_the_parts_of_a_sum_of_sets_are_domains_where_they_are_asked_for():
-    both = ConcatDataset([Unread(2), Unread(3)])
+def test_the_parts_of_a_sum_of_sets_are_domains_where_a_partitioner_needs_them():
+    both = ConcatDataset([Labelled(2), Labelled(3)])
     assert domains(both) is None
-    assert domains(both, from_parts=True) == [0, 0, 1, 1, 1]
-    assert domains(Subset(both, [4, 0]), from_parts=True) == [1, 0]
-    named = ConcatDataset([Unread(1, domains=["art"]), Unread(2, domains=["art", "photo"])])
-    assert domains(named, from_parts=True) == ["art", "art", "photo"]
+    assert domains(both, Natural()) == ["0", "0", "1", "1", "1"]
+    assert domains(Subset(both, [4, 0]), Natural()) == ["1", "0"]
+    named = ConcatDataset([Labelled(1, domains=["art"]), Labelled(2, domains=["art", "photo"])])
+    assert domains(named, Natural()) == ["art", "art", "photo"]

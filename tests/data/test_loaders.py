@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
-from fl_lightning.data import Batches, ClientLoader, Digits, RandomFlip, Rows, Synthetic, datamodule
-from fl_lightning.data.loaders import PlainLoader, as_client_loader
+from fl_lightning.data import Batches, ClientLoader, Digits, RandomFlip, Rows, Synthetic
+from fl_lightning.data.loaders import as_client_loader
 
 
 def images(number=10, size=4, **options):
@@ -21,63 +21,58 @@ def plain(number=10, size=4, **options):
     return DataLoader(TensorDataset(torch.arange(number)), batch_size=size, **options)
 
 
+def equal(first, second):
+    """Whether two batches are the same: a tensor, or several."""
+    pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def ready(data):
+    data.setup()
+    return data
+
+
 LOADERS = {
     "images": lambda: images(shuffle=True),
+    "augmented and noisy": lambda: images(shuffle=True, augment=[RandomFlip()], noise=0.1),
+    "digits": lambda: ready(Digits(num_clients=20)).train_dataloader(0),
+    "digits' test": lambda: ready(Digits()).test_dataloader(),
+    "synthetic": lambda: ready(Synthetic(num_clients=2, largest=99)).train_dataloader(0),
     "DataLoader": lambda: as_client_loader(plain(shuffle=True, generator=torch.Generator())),
     "list": lambda: as_client_loader([torch.arange(4), torch.arange(4, 8), torch.arange(8, 10)]),
 }
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_every_loader_keeps_the_protocol(name):
+def test_equal_seeds_give_equal_passes(name):
     loader = LOADERS[name]()
-    assert isinstance(loader, ClientLoader)
-    assert as_client_loader(loader) is loader
-    assert isinstance(loader.deterministic, bool)
+    assert isinstance(loader, ClientLoader) and as_client_loader(loader) is loader
+    assert loader.deterministic == (name not in ("augmented and noisy", "DataLoader", "list"))
     passes = []
-    for _ in range(2):
-        loader.seed(5)
-        passes.append(list(loader.batches()))
-    assert len(passes[0]) == len(loader) == 3
-    for (_, first), (_, second) in zip(*passes, strict=True):
-        pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
+    for seed in (5, 5, 6):
+        torch.rand(3)
+        loader.seed(seed)
+        before = torch.random.get_rng_state()
+        passes.append([batch for _, batch in loader.batches()])
+        if name != "DataLoader":  # PyTorch seeds the worker processes that it could have from the global generator
+            assert torch.equal(torch.random.get_rng_state(), before)
+    first, again, other = passes
+    assert len(first) == len(loader) == len(again)
+    assert all(map(equal, first, again))
+    assert all(map(equal, first, other)) == (name in ("list", "digits' test"))
 
 
-def test_an_object_without_all_members_is_adapted():
-    class Half:
-        deterministic = True
-
-        def __len__(self):
-            return 1
-
-        def __iter__(self):
-            return iter(["batch"])
-
-        def seed(self, seed):
-            raise AssertionError
-
-        def batches(self, channels_last=False):
-            raise AssertionError
-
-    loader = as_client_loader(Half())
-    assert isinstance(loader, PlainLoader) and not loader.deterministic
-    assert list(loader.batches()) == [(None, "batch")]
+# ---------------------------------------------------------------- batches of images
+def test_batches_are_normalised_per_channel():
+    values = torch.randint(256, (4, 2, 2, 3), dtype=torch.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    x, y = next(iter(Batches(values, torch.arange(4), torch.arange(4), 4, mean=mean, std=std)))
+    expected = values.permute(0, 3, 1, 2).double() / 255
+    expected = (expected - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(x.double(), expected, atol=1e-6, rtol=1e-5)
+    assert x.is_contiguous() and y.tolist() == [0, 1, 2, 3]
 
 
-def test_the_loaders_of_the_data_sets_need_no_adapter_or_have_one():
-    digits, synthetic = Digits(num_clients=2), Synthetic(num_clients=2, largest=99)
-    for data in (digits, synthetic):
-        data.setup()
-    assert isinstance(digits.train_dataloader(0), ClientLoader) and isinstance(digits.test_dataloader(), ClientLoader)
-    loader = as_client_loader(synthetic.train_dataloader(0))
-    loader.seed(1)
-    first = torch.cat([y for _, (_, y) in loader.batches()])
-    loader.seed(1)
-    assert torch.equal(torch.cat([y for _, (_, y) in loader.batches()]), first)
-
-
-# ---------------------------------------------------------------- rows
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_rows_belong_to_their_batch_also_where_batches_are_prepared_ahead(ahead):
     loader = images(shuffle=True, augment=[RandomFlip()])
@@ -95,42 +90,20 @@ def test_rows_belong_to_their_batch_also_where_batches_are_prepared_ahead(ahead)
     assert torch.cat(seen).sort().values.tolist() == list(range(10))
 
 
-def test_rows_of_two_passes_at_once_are_not_mixed_up():
-    loader = images(shuffle=True)
-    for (first, (_, one)), (second, (_, other)) in zip(loader.batches(), loader.batches(), strict=True):
-        assert torch.equal(loader.labels[loader.rows[first.index]], one)
-        assert torch.equal(loader.labels[loader.rows[second.index]], other)
-
-
-def test_rows_cannot_be_changed():
-    rows, _ = next(images().batches())
-    with pytest.raises(AttributeError):
-        rows.number = 3
-
-
-# ---------------------------------------------------------------- passes
 def test_a_pass_with_rows_has_the_bits_of_one_without():
-    options = {"shuffle": True, "augment": [RandomFlip()], "noise": 0.1, "mean": [0.5] * 3, "std": [0.25] * 3}
-    loader = images(**options)
+    loader = images(shuffle=True, augment=[RandomFlip()], noise=0.1, mean=[0.5] * 3, std=[0.25] * 3)
     loader.seed(7)
     with_rows = [batch for _, batch in loader.batches()]
-    loader.generator.manual_seed(7)
-    without = list(loader)
-    for (x, y), (again, labels) in zip(with_rows, without, strict=True):
-        assert torch.equal(x, again) and torch.equal(y, labels)
-
-
-def test_an_example_is_deterministic_without_augmentation_and_noise():
-    assert images(shuffle=True).deterministic
-    assert not images(augment=[RandomFlip()]).deterministic
-    assert not images(noise=0.1).deterministic
+    loader.seed(7)
+    assert all(map(equal, with_rows, list(loader)))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_full_batches_are_counted(drop_last):
-    loader = images(drop_last=drop_last)
-    sizes = [len(rows.index) for rows, _ in loader.batches()]
-    assert sizes == ([4, 4] if drop_last else [4, 4, 2]) and len(loader) == len(sizes)
+def test_a_last_batch_that_is_not_full_can_be_dropped(drop_last):
+    for number, sizes in ((10, [4, 4, 2]), (3, [3]), (8, [4, 4])):
+        loader = images(number, drop_last=drop_last)
+        expected = [size for size in sizes if size == 4 or not drop_last]
+        assert [len(rows.index) for rows, _ in loader.batches()] == expected and len(loader) == len(expected)
     assert list(Batches(loader.images, loader.labels, loader.rows[:0], 4, shuffle=True).batches()) == []
 
 
@@ -144,10 +117,8 @@ def test_channels_last_changes_the_layout_and_no_value(noise):
     for usual, last in zip(given(False), given(True), strict=True):
         assert usual.is_contiguous() and last.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(usual, last)
-    loader = images(mean=[0.5] * 3)
-    for _, (x, _) in loader.share(0, 2, channels_last=True):
+    for _, (x, _) in images(mean=[0.5] * 3).share(0, 2, channels_last=True):
         assert x.is_contiguous(memory_format=torch.channels_last)
-    assert next(iter(loader))[0].is_contiguous()
 
 
 # ---------------------------------------------------------------- shares of workers
@@ -163,51 +134,20 @@ def test_the_shares_of_all_workers_hold_every_batch_once(make, size, limit):
     together = dict(pair for share in shares for pair in share)
     assert sorted(together) == list(range(len(whole)))[:limit]
     assert sum(map(len, shares)) == len(together)
-    for index, batch in together.items():
-        assert all(torch.equal(one, other) for one, other in zip(batch, whole[index], strict=True))
+    assert all(equal(batch, whole[index]) for index, batch in together.items())
 
 
-def test_a_share_computes_its_own_batches_only(monkeypatch):
-    loader, computed = images(20, shuffle=True), []
-    real = Batches._batch
-    monkeypatch.setattr(
-        Batches, "_batch", lambda self, rows, last: computed.append(len(rows)) or real(self, rows, last)
-    )
+def test_a_share_is_in_the_order_of_the_rows_and_computes_its_own_batches_only():
+    computed = []
+
+    def count(images, generator):
+        computed.append(len(images))
+        return images
+
+    loader = images(20, shuffle=True, augment=[count])
     labels = [y for _, (_, y) in loader.share(1, 2)]
     assert computed == [4, 4]
-    # in the order of the rows, although passes are shuffled
     assert torch.equal(torch.cat(labels), loader.rows.view(5, 4)[1::2].flatten())
-
-
-# ---------------------------------------------------------------- the adapter
-def test_the_adapter_seeds_a_generator_where_there_is_one():
-    loader = as_client_loader(plain(shuffle=True, generator=torch.Generator()))
-
-    def order(seed):
-        loader.seed(seed)
-        return torch.cat([batch[0] for _, batch in loader.batches()]).tolist()
-
-    first = order(1)
-    assert order(2) != first == order(1)
-    for unseeded in (plain(shuffle=True), [1, 2]):
-        before = torch.random.get_rng_state()
-        as_client_loader(unseeded).seed(1)
-        assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_the_adapter_seeds_the_generators_of_samplers():
-    for make in (
-        lambda sampler: DataLoader(range(20), 4, sampler=sampler),
-        lambda sampler: DataLoader(range(20), batch_sampler=BatchSampler(sampler, 4, False)),
-    ):
-        loader = as_client_loader(make(WeightedRandomSampler(torch.ones(20), 20, generator=torch.Generator())))
-
-        def order(seed, loader=loader):
-            loader.seed(seed)
-            return torch.cat([batch for _, batch in loader.batches()]).tolist()
-
-        first = order(1)
-        assert order(2) != first == order(1)
 
 
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
@@ -223,13 +163,29 @@ def test_workers_agree_on_the_order_of_a_shuffled_loader(generator):
     assert order.sort().values.tolist() == list(range(12)) and order.tolist() != list(range(12))
 
 
+# ---------------------------------------------------------------- the adapter
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda sampler: DataLoader(range(20), 4, sampler=sampler),
+        lambda sampler: DataLoader(range(20), batch_sampler=BatchSampler(sampler, 4, False)),
+    ],
+    ids=["sampler", "batch sampler"],
+)
+def test_the_adapter_seeds_the_generators_of_samplers(make):
+    loader = as_client_loader(make(WeightedRandomSampler(torch.ones(20), 20, generator=torch.Generator())))
+
+    def order(seed):
+        loader.seed(seed)
+        return torch.cat([batch for _, batch in loader.batches()]).tolist()
+
+    first = order(1)
+    assert order(2) != first == order(1)
+
+
 def test_the_adapter_gives_batches_as_they_are():
     batches = [object(), {"x": 1}]
     loader = as_client_loader(batches)
     assert [rows for rows, _ in loader.batches(channels_last=True)] == [None, None]
     assert all(given is one for (_, given), one in zip(loader.batches(), batches, strict=True))
     assert list(loader.share(1, 2, channels_last=True)) == [(1, {"x": 1})]
-
-
-def test_batches_can_be_imported_from_where_they_were():
-    assert datamodule.Batches is Batches

@@ -5,7 +5,7 @@ import torch
 from helpers.errors import refused
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
 from fl_lightning import Partitioned
 from fl_lightning.data import (
@@ -18,7 +18,6 @@ from fl_lightning.data import (
     QuantityDirichlet,
     Shards,
 )
-from fl_lightning.data.labels import dataset_labels
 from fl_lightning.data.partitioned import own_module_of
 
 X, Y = torch.randn(90, 3), torch.arange(90) % 3
@@ -34,17 +33,6 @@ class Theirs(LightningDataModule):
 
     def test_dataloader(self):
         return DataLoader(TensorDataset(X[:10], Y[:10]), batch_size=4)
-
-
-class Items(Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
 
 
 def ready(data):
@@ -64,83 +52,6 @@ def test_every_sample_goes_to_one_client_in_the_users_own_batches():
     assert data.val_dataloader() == []
 
 
-def test_the_order_is_that_of_the_loaders_generator():
-    loader = ready(Partitioned(Theirs(), num_clients=2)).train_dataloader(0)
-
-    def order(seed):
-        loader.generator.manual_seed(seed)
-        return torch.cat([x[:, 0] for x, _ in loader]).tolist()
-
-    assert order(1) == order(1) != order(2)
-
-
-class Named(Items):
-    targets = (2, 0, 1)
-
-
-class Nothing(Items):
-    targets, labels = None, ("cat", "dog")
-
-
-class Uneven(Items):
-    targets = ([1], [2, 3])
-
-
-class Classes(Items):
-    labels = (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "labels"),
-    [
-        (Named([None] * 3), [2, 0, 1]),
-        (Subset(TensorDataset(X, Y), [4, 2]), [1, 2]),
-        (Items([(X[0], 1), (X[1], 0)]), [1, 0]),
-        (Items([(X[0], torch.tensor(1)), (X[1], torch.tensor(2))]), [1, 2]),
-        (Items([X[0], X[1]]), None),
-        (TensorDataset(X, torch.randn(90)), None),
-        (TensorDataset(X), None),
-        (Subset(Subset(TensorDataset(X, Y), [5, 4, 2]), [2, 0]), [2, 2]),
-        (Nothing([(X[0], 1), (X[1], 0)]), [1, 0]),
-        (Classes([(X[0], 1), (X[1], 0), (X[2], 0)]), [1, 0, 0]),
-        (Uneven([(X[0], 1), (X[1], 0)]), [1, 0]),
-        (Items([torch.arange(3), torch.arange(3)]), None),
-        (Items([{"x": 1}]), None),
-        (Items([(X[0], [1, 2])]), None),
-    ],
-)
-def test_labels_are_found_where_they_are(dataset, labels):
-    read = dataset_labels(dataset)
-    assert (None if read is None else read.tolist()) == labels
-
-
-def test_without_labels_only_iid_is_possible():
-    unlabelled = Theirs(TensorDataset(X))
-    data = ready(Partitioned(unlabelled, num_clients=3))
-    assert data.info(0).label_counts is None
-    assert data.info(0).num_examples == 30
-    with refused("data.partitioner='Dirichlet'"):
-        ready(Partitioned(unlabelled, Dirichlet(1.0), num_clients=3))
-
-
-def test_the_search_for_labels_stops_at_the_first_that_is_none():
-    class Counted(Items):
-        read = 0
-
-        def __getitem__(self, index):
-            self.read += 1
-            return super().__getitem__(index)
-
-    dataset = Counted([(X[0], 0.5)] * 20)
-    assert dataset_labels(dataset) is None
-    assert dataset.read == 1
-
-
-def test_negative_labels_are_refused():
-    with refused("data.datamodule='Theirs'"):
-        ready(Partitioned(Theirs(TensorDataset(X, Y - 1)), num_clients=3))
-
-
 def test_validation_data_never_stands_in_for_test_data():
     class Validated(LightningDataModule):
         train_dataloader = Theirs.train_dataloader
@@ -158,55 +69,42 @@ def test_validation_data_never_stands_in_for_test_data():
     assert (len(both.val_dataloader().dataset), len(both.test_dataloader().dataset)) == (7, 10)
 
 
-def test_a_training_loader_that_is_no_dataloader_is_refused():
-    theirs = Theirs()
-    theirs.train_dataloader = lambda: [1, 2]
-    with refused("data.datamodule='Theirs'"):
-        ready(Partitioned(theirs))
-
-
 # ---------------------------------------------------------------- sets without labels
-WITHOUT = {
-    "several labels": TensorDataset(X, torch.randint(2, (90, 4))),
-    "regression": TensorDataset(X, torch.rand(90, 1)),
-    "inputs alone": TensorDataset(X),
-}
+SEVERAL = TensorDataset(X, torch.randint(2, (90, 4)))
 
 
-@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("dataset", [SEVERAL, TensorDataset(X)])
 @pytest.mark.parametrize("partitioner", [IID(), QuantityDirichlet(1.0), Pooled()])
-def test_partitioners_that_need_no_labels_take_any_targets(name, partitioner):
-    clients = 1 if isinstance(partitioner, Pooled) else 3
-    data = ready(Partitioned(Theirs(WITHOUT[name]), partitioner, clients))
+def test_partitioners_that_need_no_labels_take_any_targets(dataset, partitioner):
+    data = ready(Partitioned(Theirs(dataset), partitioner, 1 if isinstance(partitioner, Pooled) else 3))
     assert sorted(row for part in data.plan.parts for row in part) == list(range(90))
     assert data.info(0).label_counts is None and data.plan.label_counts is None
+    assert data.info(0).num_examples == len(data.plan.parts[0])
 
 
 def test_by_domain_needs_no_labels():
     parts = [TensorDataset(X[:50], torch.rand(50)), TensorDataset(X[50:], torch.rand(40))]
     data = ready(Partitioned(Theirs(ConcatDataset(parts)), ByDomain(), 2))
     assert [sorted(part) for part in data.plan.parts] == [list(range(50)), list(range(50, 90))]
-    named = Items([X[0]] * 90)
+    named = TensorDataset(X)
     named.domains = ["photo", "art"] * 45
     data = ready(Partitioned(Theirs(named), ByDomain(), 4))
     assert [data.info(k).domain for k in range(4)] == ["art", "art", "photo", "photo"]
     assert data.info(3).label_counts is None
 
 
-def test_without_domains_their_remedy_is_named():
+@pytest.mark.parametrize("partitioner", [Dirichlet(1.0), ClientDirichlet(), Shards(), ClassesPerClient()])
+def test_partitioners_of_labels_or_domains_are_refused_without(partitioner):
+    with refused(f"data.partitioner='{type(partitioner).__name__}'", "IID", "QuantityDirichlet", "ByDomain"):
+        ready(Partitioned(Theirs(SEVERAL), partitioner, 3))
     with refused("'Theirs'", "TensorDataset"):
         ready(Partitioned(Theirs(), ByDomain(), 3))
 
 
-@pytest.mark.parametrize("partitioner", [Dirichlet(1.0), ClientDirichlet(), Shards(), ClassesPerClient()])
-def test_partitioners_of_labels_are_refused_without_labels(partitioner):
-    with refused(f"data.partitioner='{type(partitioner).__name__}'", "IID", "QuantityDirichlet", "ByDomain"):
-        ready(Partitioned(Theirs(WITHOUT["several labels"]), partitioner, 3))
-
-
-def test_integers_that_are_no_classes_are_refused():
-    with refused("data.datamodule='Theirs'", "1000000088", "floats"):
-        ready(Partitioned(Theirs(TensorDataset(X, torch.arange(90) + 999_999_999))))
+@pytest.mark.parametrize(("labels", "words"), [(Y - 1, ("is -1",)), (torch.arange(90) + 999_999_999, ("1000000088",))])
+def test_integers_that_are_no_classes_are_refused(labels, words):
+    with refused("data.datamodule='Theirs'", *words, "floats"):
+        ready(Partitioned(Theirs(TensorDataset(X, labels))))
 
 
 # ---------------------------------------------------------------- loaders and hooks of the user's data module
@@ -230,14 +128,8 @@ class Hooked(Theirs):
     def teardown(self, stage):
         self.called.append(("teardown", stage))
 
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return ("before", batch, dataloader_idx)
-
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         return ("moved", batch, device, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return ("after", batch, dataloader_idx)
 
     def on_exception(self, exception):
         self.called.append(exception)
@@ -255,9 +147,7 @@ class Hooked(Theirs):
 def test_hooks_reach_the_users_data_module():
     theirs = Hooked()
     data = Partitioned(theirs)
-    assert data.on_before_batch_transfer("batch", 1) == ("before", "batch", 1)
     assert data.transfer_batch_to_device("batch", "cpu", 2) == ("moved", "batch", "cpu", 2)
-    assert data.on_after_batch_transfer("batch", 3) == ("after", "batch", 3)
     error = ValueError()
     data.on_exception(error)
     data.load_state_dict({"a": 1})
@@ -280,15 +170,6 @@ def test_teardown_ends_what_setup_began_and_a_later_setup_begins_it_again():
     stages = [("setup", "fit"), ("setup", "test")]
     assert theirs.called == [*stages, ("teardown", "fit"), ("teardown", "test"), *stages]
     assert data.plan.hash == plan
-
-
-def test_the_trainer_is_that_of_the_users_data_module():
-    theirs, first, second = Theirs(), object(), object()
-    theirs.trainer, theirs.prepare_data_per_node = first, False
-    data = Partitioned(theirs)
-    assert data.trainer is theirs.trainer is first and data.prepare_data_per_node is False
-    data.trainer = second
-    assert theirs.trainer is second
 
 
 def test_a_random_split_of_setup_is_the_same_in_every_process_and_stage():

@@ -1,15 +1,14 @@
 """A user's loader on each client's part: its sampler and its arguments are kept, or refused in one line."""
 
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_trainer
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities import CombinedLoader
+from helpers.tiny import TinyModule
+from lightning.pytorch import LightningDataModule
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,18 +16,16 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 from fl_lightning import Partitioned
-from fl_lightning.data import Dirichlet, FromPlan, Partitioner, Pooled
+from fl_lightning.data import Dirichlet, Partitioner
 
 N = 90
-X, Y = torch.arange(float(N)).view(N, 1), torch.arange(N) % 3
+X, Y = torch.arange(float(N)).view(N, 1).repeat(1, 8), torch.arange(N) % 3
 DATA = TensorDataset(X, Y)
 
 
@@ -60,7 +57,7 @@ def divided(sizes=(30, 60), dataset=DATA, **kwargs):
 def rows_of(loader, seed=0):
     """The rows of one pass, in its order."""
     loader.generator.manual_seed(seed)
-    return [int(row) for x, _ in loader for row in x]
+    return [int(row[0]) for x, _ in loader for row in x]
 
 
 def passes(data, k, number=20):
@@ -84,9 +81,7 @@ def test_weights_of_the_users_sampler_are_those_of_the_clients_rows():
     assert all(row < 30 for one in passes(data, 0) for row in one)
 
 
-@pytest.mark.parametrize(
-    ("number", "shares"), [(90, [30, 60]), (45, [15, 30]), (1, [1, 1]), (10, [3, 7]), (300, [100, 200])]
-)
+@pytest.mark.parametrize(("number", "shares"), [(90, [30, 60]), (1, [1, 1]), (10, [3, 7]), (300, [100, 200])])
 def test_num_samples_is_in_proportion_to_the_rows_rounded_and_at_least_one(number, shares):
     for sampler in (WeightedRandomSampler(torch.ones(N), number), RandomSampler(DATA, True, number)):
         data = divided(batch_size=8, sampler=sampler)
@@ -107,12 +102,6 @@ def test_without_replacement_no_row_comes_twice():
     assert sorted(rows_of(data.train_dataloader(0))) == [0, 1]
 
 
-def test_with_replacement_rows_come_several_times():
-    for sampler in (WeightedRandomSampler(torch.ones(N), N), RandomSampler(DATA, replacement=True)):
-        rows = rows_of(divided(batch_size=8, sampler=sampler).train_dataloader(0))
-        assert len(set(rows)) < len(rows) == 30
-
-
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
 def test_a_subset_sampler_keeps_those_of_its_indices_that_a_client_holds(kind):
     data = divided(batch_size=8, sampler=SubsetRandomSampler(kind([5, 80, 29, 31, 5, -90])))
@@ -126,7 +115,6 @@ def test_a_subset_sampler_keeps_those_of_its_indices_that_a_client_holds(kind):
     [
         WeightedRandomSampler(torch.rand(N), 50),
         SubsetRandomSampler(range(0, N, 2)),
-        RandomSampler(DATA),
         RandomSampler(DATA, True, 50, torch.Generator()),
     ],
 )
@@ -138,13 +126,6 @@ def test_a_pass_is_a_function_of_the_loaders_generator(sampler):
     before = torch.random.get_rng_state()
     rows_of(loader)
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_a_shuffled_loader_has_the_bits_of_shuffle_true():
-    data = divided(batch_size=8, shuffle=True, drop_last=True)
-    part = Subset(DATA, data.plan.parts[1].tolist())
-    plain = DataLoader(part, 8, shuffle=True, drop_last=True, generator=torch.Generator())
-    assert rows_of(data.train_dataloader(1), 3) == rows_of(plain, 3)
 
 
 def test_a_plain_batch_sampler_is_batch_size_and_drop_last():
@@ -160,10 +141,10 @@ def test_batches_of_a_sampler_without_automatic_batching():
     with refused("data.datamodule='Module'", "sampler", "shuffle", "RandomSampler"):
         divided(sampler=[[1, 2], [3]], batch_size=None)
     singles = divided(batch_size=None, shuffle=True).train_dataloader(0)
-    assert singles.batch_size is None and sorted(int(x) for x, _ in singles) == list(range(30))
+    assert singles.batch_size is None and sorted(int(x[0]) for x, _ in singles) == list(range(30))
     batches = list(data.train_dataloader(0))
     assert [len(y) for _, y in batches] == [7, 7, 7, 7, 2]
-    assert torch.cat([x for x, _ in batches]).sort(0).values.flatten().tolist() == list(range(30))
+    assert torch.cat([x[:, 0] for x, _ in batches]).sort().values.tolist() == list(range(30))
 
 
 # ---------------------------------------------------------------- what a client is said to hold
@@ -206,14 +187,6 @@ class Mine(Sampler):
         return 3
 
 
-class MyWeighted(WeightedRandomSampler):
-    pass
-
-
-class MyBatches(BatchSampler):
-    pass
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[0], 1)] * 10)
@@ -222,61 +195,28 @@ class Stream(IterableDataset):
         return 10
 
 
-class Fast(DataLoader):
-    def __iter__(self):
-        return iter([])
-
-
-class Named(DataLoader):
-    """Overrides nothing that a part would lose, as the loaders of PyTorch Geometric."""
-
-    def __init__(self, dataset, extra, **kwargs):
-        super().__init__(dataset, collate_fn=lambda items: (extra, len(items)), **kwargs)
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda: DataLoader(DATA, sampler=Mine()), ("sampler", "Mine", "shuffle")),
-        (lambda: DataLoader(DATA, sampler=MyWeighted(torch.ones(N), 3)), ("sampler", "MyWeighted", "shuffle")),
-        (
-            lambda: DataLoader(DATA, batch_sampler=MyBatches(range(N), 3, False)),
-            ("batch_sampler", "MyBatches", "batch_size"),
-        ),
         (lambda: DataLoader(DATA, batch_sampler=[[0, 1]]), ("batch_sampler", "list", "batch_size")),
         (lambda: DataLoader(DATA, batch_sampler=BatchSampler(Mine(), 3, False)), ("sampler", "Mine", "shuffle")),
-        (
-            lambda: DataLoader(Stream(), batch_size=2),
-            ("Stream", "length"),
-        ),
-        (lambda: Fast(DATA), ("Fast", "__iter__", "DataLoader")),
-        (lambda: {"a": DataLoader(DATA)}, ("train_dataloader()", "dict", "DataLoader")),
+        (lambda: DataLoader(Stream(), batch_size=2), ("Stream", "length")),
         (lambda: [DataLoader(DATA)], ("train_dataloader()", "list", "DataLoader")),
-        (lambda: CombinedLoader({"a": DataLoader(DATA)}), ("train_dataloader()", "CombinedLoader", "DataLoader")),
         (lambda: DataLoader(DATA, num_workers=1, in_order=False), ("in_order=False",)),
-        (
-            lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)),
-            ("WeightedRandomSampler", "4 weights", "90 examples"),
-        ),
+        (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)), ("4 weights", "90 examples")),
         (lambda: DataLoader(DATA, sampler=RandomSampler(range(4))), ("RandomSampler", "4 examples")),
-        (lambda: DataLoader(DATA, sampler=SequentialSampler(range(4))), ("SequentialSampler", "4 examples")),
         (lambda: DataLoader(DATA, sampler=SubsetRandomSampler([90])), ("SubsetRandomSampler", "90 examples")),
     ],
 )
 def test_what_cannot_be_divided_is_named_with_the_remedy(make, named):
-    with refused("data.datamodule='Module'", *named) as caught:
+    with refused("data.datamodule='Module'", *named):
         Partitioned(Module(make), num_clients=3).setup()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_data_module_without_training_data_is_refused():
     with refused("'LightningDataModule'", "train_dataloader"):
         Partitioned(LightningDataModule()).setup()
 
 
 # ---------------------------------------------------------------- arguments of the loader
-def started(worker_id):
-    """A user's worker_init_fn."""
 
 
 def test_the_arguments_of_the_loader_are_kept():
@@ -286,7 +226,7 @@ def test_the_arguments_of_the_loader_are_kept():
         "persistent_workers": True,
         "timeout": 7,
         "multiprocessing_context": "spawn",
-        "worker_init_fn": started,
+        "worker_init_fn": print,
         "collate_fn": list,
         "pin_memory": True,
         "drop_last": True,
@@ -296,12 +236,6 @@ def test_the_arguments_of_the_loader_are_kept():
     kept = {name: getattr(loader, name) for name in given}
     assert kept.pop("multiprocessing_context").get_start_method() == given.pop("multiprocessing_context")
     assert kept == given
-
-
-def test_a_loader_with_its_own_collate_fn_is_kept_by_it():
-    data = Partitioned(Module(lambda: Named(DATA, "more", batch_size=40)), Pooled(), 1)
-    data.setup()
-    assert list(data.train_dataloader()) == [("more", 40), ("more", 40), ("more", 10)]
 
 
 # ---------------------------------------------------------------- random numbers of items
@@ -318,14 +252,13 @@ class Noisy(Dataset):
         return X[index] + noise, Y[index]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_items_get_their_random_numbers_from_the_generator_in_worker_processes(workers):
-    loader = divided((20, 70), Noisy(), batch_size=5, shuffle=True, num_workers=workers).train_dataloader(0)
+def test_items_get_their_random_numbers_from_the_generator_in_worker_processes():
+    loader = divided((20, 70), Noisy(), batch_size=5, shuffle=True, num_workers=2).train_dataloader(0)
 
     def one_pass(seed):
         random.seed(random.random())
         loader.generator.manual_seed(seed)
-        return torch.cat([x for x, _ in loader])
+        return torch.cat([x[:, 0] for x, _ in loader])
 
     first = one_pass(1)
     assert torch.equal(one_pass(1), first) and not torch.equal(one_pass(2), first)
@@ -333,57 +266,24 @@ def test_items_get_their_random_numbers_from_the_generator_in_worker_processes(w
     assert len((first % 1).unique()) == 20
 
 
-class Line(LightningModule):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(1, 3)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.layer(x / N), y)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
+def trained(tmp_path, workers=1, **how):
+    torch.manual_seed(0)
+    model = TinyModule()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    data = Partitioned(Module(lambda: DataLoader(Noisy(), batch_size=8, **how)), Dirichlet(1.0, 5), num_clients=3)
+    small_trainer(tmp_path, devices=workers, enable_progress_bar=False).fit(model, data)
+    return before, model.state_dict()
 
 
-HOW = {
-    "weighted": lambda: {"sampler": WeightedRandomSampler((Y == 0) + 0.1, N)},
-    "subset": lambda: {"sampler": SubsetRandomSampler(range(5, N), torch.Generator())},
-    "sequential": dict,
-    "replacement": lambda: {"sampler": RandomSampler(DATA, True, 60, torch.Generator())},
-    "worker processes": lambda: {"shuffle": True, "num_workers": 1},
-    "persistent": lambda: {"shuffle": True, "num_workers": 2, "persistent_workers": True},
-}
-
-
-def trained(tmp_path, how, workers, partitioner=None):
-    data = Partitioned(
-        Module(lambda: DataLoader(Noisy(), batch_size=8, **how)), partitioner or Dirichlet(1.0, 5), num_clients=3
-    )
-    model = Line()
-    small_trainer(tmp_path, devices=workers, local_epochs=2, enable_progress_bar=False).fit(model, data)
-    return model.state_dict()
-
-
-@pytest.mark.parametrize("name", HOW)
-def test_one_and_two_workers_train_the_same_bits(tmp_path, name):
-    one, two = (trained(tmp_path, HOW[name](), workers) for workers in (1, 2))
+@pytest.mark.thorough
+def test_one_and_two_workers_train_the_same_bits_where_their_loaders_have_processes(tmp_path, undrawn):
+    how = {"shuffle": True, "num_workers": 2, "persistent_workers": True}
+    (before, one), (_, two) = (trained(tmp_path, workers, **how) for workers in (1, 2))
     assert_same_bits(one, two)
-    assert differs(one, Line().state_dict())
+    assert differs(one, before)
 
 
-def test_a_run_trains_what_the_loader_draws(tmp_path):
+def test_a_run_trains_what_the_loader_draws(tmp_path, undrawn):
     """Class 0 alone, on every client: the bias of the others falls."""
-    state = trained(tmp_path, {"sampler": WeightedRandomSampler((Y == 0).float(), N)}, 1)
-    before = Line().state_dict()
-    assert (state["layer.bias"] - before["layer.bias"]).sign().tolist() == [1, -1, -1]
-
-
-def test_a_plan_of_another_run_deals_the_same_parts_to_any_sampler(tmp_path):
-    first = divided(batch_size=8, shuffle=True)
-    first.plan.save(tmp_path / "plan.npz")
-    make = partial(DataLoader, TensorDataset(X), batch_size=8)
-    other = Partitioned(Module(make), FromPlan(str(tmp_path / "plan.npz")), 2)
-    other.setup()
-    assert other.plan.hash == first.plan.hash and other.info(0).label_counts is None
+    before, after = trained(tmp_path, sampler=WeightedRandomSampler((Y == 0).float(), N))
+    assert (after["head.bias"] - before["head.bias"]).sign().tolist() == [1, -1, -1]

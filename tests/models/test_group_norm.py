@@ -6,7 +6,7 @@ from helpers.errors import refused
 from torch import nn
 from torchvision.models import resnet18
 
-from fl_lightning.models import MLP, ImageClassifier, MobileNetV2, Projector, with_group_norm
+from fl_lightning.models import ImageClassifier, MobileNetV2, with_group_norm
 
 BATCH = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -40,12 +40,6 @@ def test_scale_shift_and_epsilon_are_kept_and_a_layer_in_two_places_stays_one():
     assert module[3].weight is None
     x = torch.randn(2, 6, 5, 5)
     torch.testing.assert_close(module[1](x), nn.functional.group_norm(x, 2, layer.weight, layer.bias, 0.1))
-
-
-def test_a_last_batch_of_one_example_is_trained_on_once_no_layer_needs_two():
-    model = ImageClassifier(MLP(4, [6]), Projector(8), num_classes=3)
-    assert model.min_batch_size == 2
-    assert with_group_norm(model).min_batch_size == 1
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
 """Networks have the published numbers of parameters, and taps where they say."""
 
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
-from helpers.errors import assert_names, refused
-from torchvision.models import AlexNet
+from helpers.errors import refused
+from helpers.tiers import sample
+from torchvision.models import mobilenet_v3_small, squeezenet1_1
 
-from fl_lightning.cli.program import Parser, main
-from fl_lightning.errors import UsageError
+from fl_lightning.cli.program import Parser
 from fl_lightning.models import (
     MLP,
     MOONCNN,
@@ -27,6 +26,7 @@ from fl_lightning.models import (
     ResNet20,
     ResNet32,
     ResNet50,
+    with_group_norm,
 )
 
 
@@ -36,7 +36,6 @@ def count(model):
 
 SIZES = {
     "FedUV's CNN": (lambda: FedUVCNN(4), Projector, 10, 1_331_402),
-    "FedUV's CNN on 7 classes": (lambda: FedUVCNN(4), Projector, 7, 1_330_631),
     "FedUV's CNN of width 1": (lambda: FedUVCNN(1), Projector, 10, 161_594),
     "FedCKA's CNN": (FedCKACNN, None, 10, 151_802),
     "MOON's CNN": (MOONCNN, ProjectionHead, 10, 92_626),
@@ -47,22 +46,24 @@ SIZES = {
     "MOON's ResNet-50": (ResNet50, lambda: ProjectionHead(2048), 100, 28_246_948),
     "FedUV's ResNet-18": (lambda: ResNet18(first_stride=2, init="default"), lambda: Projector(512), 100, 11_751_716),
     "FedUV's ResNet-50": (lambda: ResNet50(stem="large", init="default"), lambda: Projector(2048), 200, 32_318_728),
-    "FedUV's ResNet-50 on 65": (lambda: ResNet50(stem="large"), lambda: Projector(2048), 65, 32_042_113),
     "FedDecorr's ResNet-32": (ResNet32, None, 10, 464_154),
+    "MLP": (lambda: MLP(64, [32, 16]), None, 10, 64 * 32 + 32 + 32 * 16 + 16 + 160 + 10),
     "ResNet-20": (ResNet20, None, 10, 269_722),
     "FedDecorr's MobileNetV2": (MobileNetV2, None, 10, 2_296_922),
-    "FedDecorr's MobileNetV2 on 100": (MobileNetV2, None, 100, 2_412_212),
     "FedDecorr's MobileNetV2 on 200": (MobileNetV2, None, 200, 2_540_312),
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
+LARGE = ("MOON's ResNet-18", "MOON's ResNet-50")
+
+
+@pytest.mark.parametrize("name", sample(list(SIZES), *(name for name in SIZES if name not in LARGE)))
 def test_networks_have_the_published_sizes(name):
     encoder, head, classes, parameters = SIZES[name]
     assert count(ImageClassifier(encoder(), head and head(), classes)) == parameters
 
 
-@pytest.mark.parametrize("size", [32, 64, 96])
+@pytest.mark.parametrize("size", [32, 96])
 @pytest.mark.parametrize(
     ("build", "width", "blocks", "smallest"),
     [(lambda s: MobileNetV2(), 1280, 18, 8), (lambda s: ResNet20(), 64, 10, 4), (lambda s: MOONCNN(3, s), 84, 4, None)],
@@ -79,55 +80,32 @@ def test_networks_take_the_sizes_of_the_papers(build, width, blocks, smallest, s
         assert taps["early.0"][-1] == size
 
 
-def test_mobilenet_has_a_shortcut_in_every_block_of_stride_1():
-    blocks = list(MobileNetV2().layers)[1:-1]
-    strides = [block.layers[1][0].stride[0] for block in blocks]
-    assert [block.shortcut is not None for block in blocks] == [stride == 1 for stride in strides]
-    assert sum(strides) - len(strides) == 3
-    block = blocks[1].eval()
-    x = torch.randn(2, 16, 8, 8)
-    torch.testing.assert_close(block(x), block.layers(x) + block.shortcut[1](block.shortcut[0](x)))
-
-
-def test_thin_resnets_shortcut_is_every_second_pixel_and_zeros():
-    block, x = ResNet20().layer2[0], torch.randn(2, 16, 6, 6)
-    shortcut = block.downsample(x)
-    assert shortcut.shape == (2, 32, 3, 3)
-    assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
-    assert not shortcut[:, :8].any() and not shortcut[:, 24:].any()
-    assert not list(block.downsample.parameters())
-
-
-def test_projection_head_is_linear_relu_linear_and_takes_the_encoders_width():
-    model = ImageClassifier(MLP(64, [32]), ProjectionHead(16, 8))
-    kinds = [type(layer).__name__ for layer in model.projector.layers]
-    assert kinds == ["Linear", "ReLU", "Linear"]
-    assert [tuple(p.shape) for p in model.projector.parameters()] == [(16, 32), (16,), (8, 16), (8,)]
-    assert model.projector(torch.randn(99, 32)).min() < 0
-
-
-def test_logistic_is_a_linear_classifier():
-    model = ImageClassifier(Logistic(12), num_classes=3)
-    x = torch.randn(4, 3, 2, 2)
-    torch.testing.assert_close(model(x), x.flatten(1) @ model.classifier.weight.T + model.classifier.bias)
-    assert count(model) == 39
-
-
 def test_any_network_of_torchvision_is_a_backbone():
-    from torchvision.models import mobilenet_v3_small, squeezenet1_1
-
     network = {"network": mobilenet_v3_small, "options": {"dropout": 0.0}}
     model = ImageClassifier(Backbone(**network, early=["features.0", "features.1"], named={"pool": "avgpool"})).eval()
     taps = shapes(model, torch.randn(1, 3, 32, 32))
     assert taps["early.0"] == (1, 16, 16, 16) and taps["early.1"] == (1, 16, 8, 8)
     assert taps["pool"] == (1, 576, 1, 1)
     assert taps["representation"] == (1, 1024) and taps["logits"] == (1, 10)
-    with refused("Backbone.head='classifier.1'", "classifier.0", "classifier.3"):
-        Backbone(mobilenet_v3_small, head="classifier.1")
-    with refused("Backbone.early='nope'", "features.0"):
-        Backbone(mobilenet_v3_small, early=["nope"])
-    with refused("Backbone.head=''", "(no linear layer)"):
-        Backbone(squeezenet1_1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Backbone(mobilenet_v3_small, head="classifier.1"),
+            ("head='classifier.1'", "classifier.0", "classifier.3"),
+        ),
+        (lambda: Backbone(mobilenet_v3_small, early=["nope"]), ("early='nope'", "features.0")),
+        (lambda: Backbone(mobilenet_v3_small, named={"pool": "nope"}), ("named='nope'",)),
+        (lambda: Backbone(squeezenet1_1), ("head=''", "(no linear layer)")),
+        (lambda: Backbone(torch.nn.Linear(3, 2)), ("head=''", "(no linear layer)")),
+        (lambda: Backbone(mobilenet_v3_small(), {"dropout": 0.1}), ("options={'dropout'", "network.init_args")),
+    ],
+)
+def test_a_backbone_whose_layers_or_options_do_not_exist_is_refused(make, words):
+    with refused(f"Backbone.{words[0]}", *words[1:]):
+        make()
 
 
 def built(network, **options):
@@ -145,10 +123,9 @@ ALEXNET = {"class_path": "torchvision.models.AlexNet", "init_args": {"num_classe
     ("network", "options"),
     [
         (ALEXNET, {}),
-        ({**ALEXNET, "class_path": "torchvision.models.alexnet"}, {}),
         ("torchvision.models.alexnet", {"options": ALEXNET["init_args"]}),
     ],
-    ids=["class", "function", "path and options"],
+    ids=["class", "path and options"],
 )
 def test_the_command_line_builds_a_backbone(network, options):
     encoder = built(network, **options, early=["features.0"], named={"pool": "avgpool"})
@@ -158,90 +135,26 @@ def test_the_command_line_builds_a_backbone(network, options):
     assert ImageClassifier(encoder).eval()(torch.zeros(1, 3, 63, 63)).shape == (1, 10)
 
 
-def test_a_backbone_that_is_built_takes_no_options():
-    with refused("Backbone.options={'dropout'", "network.init_args"):
-        Backbone(AlexNet(), {"dropout": 0.1})
-    assert Backbone(AlexNet(), {}).out_features == 4096
-
-
-def test_a_backbone_is_more_than_one_layer_and_its_names_are_named():
-    with refused("Backbone.head=''", "(no linear layer)"):
-        Backbone(torch.nn.Linear(3, 2))
-    with refused("Backbone.named='nope'"):
-        Backbone(AlexNet(), named={"pool": "nope"})
-
-
 def test_an_activation_in_place_does_not_overwrite_the_tap_before_it():
-    encoder = Backbone(AlexNet(), early=["features.0", "features.3"]).eval()
-    assert any(part.inplace for part in AlexNet().modules() if isinstance(part, torch.nn.ReLU))
-    seen = {}
-    for path in encoder.early:
-        encoder.get_submodule(path).register_forward_hook(lambda m, a, out, path=path: seen.__setitem__(path, out))
-    x, layers = torch.randn(2, 3, 63, 63), encoder.network.features
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(inplace=True), torch.nn.Conv2d(4, 5, 3), torch.nn.Flatten()]
+    encoder = Backbone(torch.nn.Sequential(*layers, torch.nn.Linear(80, 2)), early=["0", "2"]).eval()
+    seen, x = tapped(encoder, dict(zip("ab", encoder.early, strict=True))), torch.randn(2, 3, 8, 8)
     encoder(x)
     first = layers[0](x)
     assert first.min() < 0
-    torch.testing.assert_close(seen["network.features.0"], first)
-    torch.testing.assert_close(seen["network.features.3"], layers[3](layers[2](torch.relu(first))))
-
-
-SHAPES = {
-    "FedUV's CNN": {
-        "encoder.layers.2.0.weight": (128, 64, 3, 3),
-        "encoder.layers.7.1.running_var": (256,),
-        "projector.layers.0.weight": (256, 256),
-        "classifier.weight": (10, 256),
-    },
-    "MOON's CNN": {
-        "encoder.layers.5.0.weight": (120, 400),
-        "projector.layers.2.weight": (256, 84),
-        "classifier.bias": (10,),
-    },
-    "FedUV's ResNet-18": {
-        "encoder.stem.0.weight": (64, 3, 3, 3),
-        "encoder.layer1.0.downsample.0.weight": (64, 64, 1, 1),
-        "encoder.layer4.1.conv2.weight": (512, 512, 3, 3),
-        "classifier.weight": (100, 512),
-    },
-    "FedUV's ResNet-50": {
-        "encoder.stem.0.weight": (64, 3, 7, 7),
-        "encoder.layer1.0.downsample.0.weight": (256, 64, 1, 1),
-        "encoder.layer4.2.conv3.weight": (2048, 512, 1, 1),
-        "projector.layers.3.weight": (2048, 2048),
-    },
-    "FedDecorr's MobileNetV2": {
-        "encoder.layers.1.layers.0.0.weight": (32, 32, 1, 1),
-        "encoder.layers.1.shortcut.0.weight": (16, 32, 1, 1),
-        "encoder.layers.17.layers.1.0.weight": (960, 1, 3, 3),
-        "encoder.layers.18.0.weight": (1280, 320, 1, 1),
-    },
-    "FedDecorr's ResNet-32": {
-        "encoder.layer2.0.conv1.weight": (32, 16, 3, 3),
-        "encoder.layer3.4.conv2.weight": (64, 64, 3, 3),
-        "classifier.weight": (10, 64),
-    },
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_networks_have_their_layers_by_name(name):
-    encoder, head, classes, _ = SIZES[name]
-    state = ImageClassifier(encoder(), head and head(), classes).state_dict()
-    assert {key: tuple(state[key].shape) for key in SHAPES[name]} == SHAPES[name]
+    torch.testing.assert_close(seen["a"], first)
+    torch.testing.assert_close(seen["b"], layers[2](torch.relu(first)))
 
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 UNFIT = {
     "channels": (lambda: FedUVCNN(1, 1), IMAGES, ("FedUVCNN.in_channels=1", "3 x 32 x 32", "give 3")),
-    "channels of a ResNet": (lambda: ResNet20(1), IMAGES, ("ResNet20.in_channels=1", "3 x 32 x 32", "give 3")),
     "channels of MobileNetV2": (lambda: MobileNetV2(1), IMAGES, ("MobileNetV2.in_channels=1", "give 3")),
     "no images": (FedCKACNN, torch.zeros(2, 60), ("FedCKACNN.in_channels=3", "60")),
     "size": (lambda: FedCKACNN(3, 28), IMAGES, ("FedCKACNN.image_size=28", "3 x 32 x 32")),
     "not square": (MOONCNN, IMAGES[:, :, :28], ("MOONCNN.image_size=32", "3 x 28 x 32")),
-    "of FedDyn's": (lambda: FedDynCNN(3, 16), IMAGES, ("FedDynCNN.image_size=16", "3 x 32 x 32")),
     "too small": (FedUVCNN, IMAGES[..., :20], ("FedUVCNN.smallest=21", "3 x 32 x 20")),
     "features": (lambda: Logistic(60), IMAGES, ("Logistic.in_features=60", "3 x 32 x 32", "give 3072")),
-    "features of an MLP": (lambda: MLP(64), torch.zeros(2, 60), ("MLP.in_features=64", "60", "give 60")),
 }
 
 
@@ -252,36 +165,18 @@ def test_inputs_that_do_not_fit_the_network_are_refused(case):
         ImageClassifier(build())(x)
 
 
-@pytest.mark.parametrize(
-    ("build", "size"), [(lambda: FedUVCNN(1), 21), (lambda: ResNet18(), 1), (lambda: MLP(12), 2), (FedCKACNN, 32)]
-)
-def test_the_smallest_inputs_that_fit_are_taken(build, size):
-    assert ImageClassifier(build()).eval()(torch.zeros(2, 3, size, size)).shape == (2, 10)
-
-
-def test_a_model_that_does_not_fit_the_data_ends_the_command_in_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
-    smoke = Path(__file__).parents[2] / "experiments" / "smoke" / "fedavg.yaml"
-    wrong = "--model.init_args.encoder.init_args.in_channels=3"
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", f"--config={smoke}", wrong, f"--trainer.default_root_dir={tmp_path}"])
-    assert stopped.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert_names(last, "error: FedUVCNN.in_channels=3", "1 x 24 x 24", "give 1")
-
-
-def test_mlp_size():
-    assert count(ImageClassifier(MLP(64, [32, 16]))) == 64 * 32 + 32 + 32 * 16 + 16 + 160 + 10
+def tapped(module, paths):
+    """What the submodules at these paths give, by name, after a forward pass."""
+    seen = {}
+    for name, path in paths.items():
+        module.get_submodule(path).register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out))
+    return seen
 
 
 def shapes(model, x):
-    shapes_of_taps = {}
-    for tap, path in model.taps.items():
-        model.get_submodule(path).register_forward_hook(
-            lambda m, a, out, tap=tap: shapes_of_taps.__setitem__(tap, tuple(out.shape))
-        )
+    seen = tapped(model, model.taps)
     model(x)
-    return shapes_of_taps
+    return {name: tuple(out.shape) for name, out in seen.items()}
 
 
 def test_feduv_cnn_maps_have_the_published_sizes_at_32_and_96_px():
@@ -307,12 +202,7 @@ def test_fedcka_cnn_taps_are_after_relu_and_before_pooling():
     assert model.get_submodule(model.taps["early.0"])(torch.randn(1, 3, 32, 32)).min() == 0
 
 
-@pytest.mark.parametrize("size", [16, 28, 33])
-def test_fedcka_cnn_takes_other_sizes(size):
-    assert FedCKACNN(1, size)(torch.zeros(2, 1, size, size)).shape == (2, 256)
-
-
-@pytest.mark.parametrize("size", [32, 64, 96])
+@pytest.mark.parametrize("size", sample([32, 64, 96], 32))
 def test_resnet_taps_are_the_stem_every_block_and_the_stages(size):
     model = ImageClassifier(ResNet18())
     taps = shapes(model, torch.randn(1, 3, size, size))
@@ -326,11 +216,7 @@ def test_resnet_taps_are_the_stem_every_block_and_the_stages(size):
 
 def test_resnet_taps_hold_what_the_layers_give_and_carry_gradient():
     model = ImageClassifier(ResNet18(1)).eval()
-    seen = {}
-    for tap in ("early.0", "early.1", "early.2"):
-        model.get_submodule(model.taps[tap]).register_forward_hook(
-            lambda m, a, out, tap=tap: seen.__setitem__(tap, out)
-        )
+    seen = tapped(model, {tap: model.taps[tap] for tap in ("early.0", "early.1")})
     x = torch.randn(2, 1, 16, 16)
     model(x).sum()
     encoder = model.encoder
@@ -359,7 +245,7 @@ GROUPED = {"ResNet-18": ResNet18, "FedUV's CNN": lambda norm: FedUVCNN(1, norm=n
 def test_group_normalisation_keeps_no_running_statistics_and_sees_one_image_at_a_time(name):
     """Whatever images are with it, an image has the same output, in training and in evaluation, alone or not."""
     torch.manual_seed(0)
-    model, images = GROUPED[name](norm="group"), torch.randn(5, 3, 32, 32)
+    model, images = GROUPED[name](norm="group"), torch.randn(3, 3, 32, 32)
     assert not list(model.buffers())
     together = model.train()(images)
     alone = torch.cat([model.train()(image[None]) for image in images])
@@ -370,48 +256,27 @@ def test_group_normalisation_keeps_no_running_statistics_and_sees_one_image_at_a
     assert not torch.allclose(batched.train()(images)[:2], batched.train()(images[:2]), rtol=1e-2)
 
 
-@pytest.mark.parametrize("build", [FedUVCNN, MOONCNN])
-def test_an_unknown_normalisation_is_refused(build):
-    with refused(f"{build.__name__}.norm", "batch", "group"):
-        build(norm="layer")
-
-
-def test_the_projector_is_twice_linear_batchnorm_relu():
-    projector = Projector(8)
-    projector(torch.zeros(2, 5))
-    assert [type(layer).__name__ for layer in projector.layers] == ["Linear", "BatchNorm1d", "ReLU"] * 2
-    assert projector(torch.randn(4, 5)).min() == 0
-
-
 def test_a_last_batch_of_one_is_skipped_only_where_batchnorm_needs_two():
     batch = (torch.randn(1, 64), torch.tensor([1]))
     assert ImageClassifier(MLP(64), Projector(8)).training_step(batch, 0) is None
     assert ImageClassifier(MLP(64)).training_step(batch, 0) is not None
+    assert with_group_norm(ImageClassifier(MLP(64), Projector(8))).training_step(batch, 0) is not None
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("kind", "bad"),
     [
-        lambda: FedUVCNN(0),
-        lambda: FedCKACNN(3, 8),
-        lambda: ImageClassifier(MLP(4), num_classes=1),
-        lambda: ResNet18(first_stride=3),
-        lambda: ResNet50(0),
-        lambda: FedUVCNN(1, 0),
-        lambda: FedCKACNN(0),
-        lambda: MOONCNN(0),
-        lambda: FedDynCNN(-1),
+        *((kind, {"in_channels": 0}) for kind in (FedCKACNN, MOONCNN, FedDynCNN, ResNet50)),
+        (FedUVCNN, {"width": 0}),
+        (FedCKACNN, {"image_size": 8}),
+        (ResNet18, {"first_stride": 3}),
+        *((ResNet50, {key: "weird"}) for key in ("stem", "norm", "init")),
+        *((kind, {"norm": "layer"}) for kind in (FedUVCNN, MOONCNN)),
+        (partial(ImageClassifier, MLP(4)), {"num_classes": 1}),
     ],
 )
-def test_sizes_out_of_range_are_refused(build):
-    with pytest.raises(UsageError):
-        build()
-
-
-@pytest.mark.parametrize("build", [ResNet18, ResNet50])
-@pytest.mark.parametrize(
-    ("key", "choices"), [("stem", ("small", "large")), ("norm", ("batch", "group")), ("init", ("he", "default"))]
-)
-def test_unknown_forms_of_a_resnet_are_refused(build, key, choices):
-    with refused(f"{key}='weird'", *choices):
-        build(**{key: "weird"})
+def test_arguments_out_of_range_are_refused_by_name(kind, bad):
+    ((key, value),) = bad.items()
+    with refused(f"={value!r}") as caught:
+        kind(**bad)
+    assert f".{key}=" in str(caught.value)
