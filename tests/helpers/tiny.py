@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import Partitioned
 from fl_lightning.data.partitioners import Partitioner, Pooled
 
+SGD_WITH_MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
 
 class TinyModule(LightningModule):
     """A classifier of rows of 8 numbers in 3 classes: two layers and SGD with momentum.
@@ -19,7 +21,7 @@ class TinyModule(LightningModule):
         optimizer: makes the optimizer of the parameters.
     """
 
-    def __init__(self, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)):
+    def __init__(self, optimizer=SGD_WITH_MOMENTUM):
         super().__init__()
         self.body, self.head = nn.Sequential(nn.Linear(8, 6), nn.Tanh()), nn.Linear(6, 3)
         self.optimizer = optimizer
