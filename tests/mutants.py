@@ -36,8 +36,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fl_lightning"
-# seconds of processor time that the tests of a module may use, and of the clock
-PROCESSOR_LIMIT, CLOCK_LIMIT = 60, 600
+# seconds of processor time that the tests of a mutant may use, those of a fault, and seconds of the clock
+PROCESSOR_LIMIT, FAULT_LIMIT, CLOCK_LIMIT = 60, 300, 600
 MODULES = {
     "sums": "sums",
     "method": "method.py",
@@ -232,7 +232,8 @@ class Worker:
     def run(self, module: str, keeps_bytecode: bool = False) -> tuple[str, float]:
         """Run the tests of a module until the first failure; return the outcome and the seconds."""
         tests, started = [test for test in TESTS[module] if (self.folder / test).exists()], time.monotonic()
-        print(int(keeps_bytecode), self.tier, *tests, file=self.process.stdin, flush=True)
+        limit = FAULT_LIMIT if module == "fault" else PROCESSOR_LIMIT
+        print(int(keeps_bytecode), limit, self.tier, *tests, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip(), time.monotonic() - started
 
     def run_mutant(self, mutant: Mutant) -> tuple[str, float]:
@@ -262,11 +263,11 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     for line in sys.stdin:
-        keeps_bytecode, tier, *tests = line.split()
+        keeps_bytecode, limit, tier, *tests = line.split()
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
-            resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_LIMIT, PROCESSOR_LIMIT))
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
             sys.dont_write_bytecode = not int(keeps_bytecode)
             os.environ["PYTHONDONTWRITEBYTECODE"] = "" if int(keeps_bytecode) else "1"
             log = os.open("tests.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
