@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.errors import refused, warned
 from helpers.quadratics import Curved, curved_data
-from helpers.runs import assert_same_bits, small_data, small_trainer
+from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from helpers.workers import together
 from torch import nn
@@ -428,3 +428,14 @@ def test_weights_of_0_alone_leave_the_global_model_with_a_warning(tmp_path):
     with warned("round 0", "weight 0"):
         trainer = weighted(tmp_path, 0.0, 0.0, 0.0)
     assert trainer.metrics["drift/global"] == 0
+
+
+def test_random_numbers_differ_between_rounds_and_clients(tmp_path):
+    drawn = []
+
+    class Draws(Method):
+        def on_client_start(self, client):
+            drawn.append(float(torch.rand(())))
+
+    small_trainer(tmp_path, max_rounds=2).fit(small_model(), small_data(), [Draws()])
+    assert len(set(drawn)) == len(drawn) >= 8
