@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sklearn.datasets
 import torch
+from helpers.notes import noted
 from helpers.runs import small_data, small_model, small_trainer
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -61,15 +62,16 @@ def _same_start(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test cuts the power
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a test that plays another worker leaves its rank behind
     torch.manual_seed(0)
+    noted.clear()
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """The folder of a run of three rounds by the command line, with spectra; tests only read it, or copy it first."""
     folder = tmp_path_factory.mktemp("finished")
-    config, model = SMOKE / "fedavg.yaml", "--model.init_args.encoder.init_args.width=1"
     size = ["--trainer.max_rounds=3", "--data.train_size=200", "--data.test_size=100"]
-    main(["fit", f"--config={config}", model, *size, f"--trainer.default_root_dir={folder}", "--trainer.name=finished"])
+    where = [f"--trainer.default_root_dir={folder}", "--trainer.name=finished"]
+    main(["fit", f"--config={SMOKE / 'fedavg.yaml'}", *size, *where])
     return folder / "finished" / "version_0"
 
 

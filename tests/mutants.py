@@ -48,11 +48,15 @@ MODULES = {
     "partitioners": "data/partitioners",
     "statistics": "bench/statistics.py",
 }
+SAME_BITS = "tests/engine/test_same_bits.py"
 TESTS = {
     "sums": ["tests/sums", "tests/engine/test_rounds.py"],
-    "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods/test_common.py"],
-    "server": ["tests/test_server.py", "tests/optim", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"],
-    "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py"],
+    "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods/test_common.py", SAME_BITS],
+    "server": [
+        *("tests/test_server.py", "tests/optim", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
+        SAME_BITS,
+    ],
+    "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],
     "local_training": [
         *(f"tests/conformance/test_{name}.py" for name in ("fit", "hook_order", "fit_logging")),
         "tests/engine/test_rounds.py",
@@ -61,7 +65,8 @@ TESTS = {
     "partitioners": ["tests/data/test_partitioners.py"],
     "statistics": ["tests/bench/test_statistics.py"],
     "fault": [
-        *(f"tests/{name}.py" for name in ("engine/test_rounds", "engine/test_same_bits", "conformance/test_fit")),
+        *(f"tests/{name}.py" for name in ("engine/test_rounds", "conformance/test_fit")),
+        SAME_BITS,
         *(f"tests/{name}" for name in ("methods", "client", "conformance", "test_trainer.py", "test_server.py")),
     ],
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import assert_names, refused
+from helpers.notes import noted
 from helpers.runs import assert_same_bits, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
@@ -16,14 +17,6 @@ from fl_lightning import Method, Server, ServerValue, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import SharedStateError
 from fl_lightning.methods import FedBN, FedProx
-
-# what visits note, where none puts it back
-_noted = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_noted():
-    _noted.clear()
 
 
 class Net(TinyModule):
@@ -56,7 +49,7 @@ class Leaky(Method):
         return 0.01 * self.last * client.live[client.trainable[-1]].square().sum()
 
     def on_client_end(self, client):
-        _noted.append((self.name, self.last / client.num_steps))
+        noted.append((self.name, self.last / client.num_steps))
 
 
 class Tally:
@@ -196,7 +189,7 @@ def test_every_visit_begins_with_what_the_server_left(tmp_path):
     methods = [kind() for kind in LEAKY]
     fit(tmp_path, methods)
     values = defaultdict(list)
-    for name, value in _noted:
+    for name, value in noted:
         values[name].append(value)
     assert values.keys() == {method.name for method in methods}
     assert {name: len(per_visit) for name, per_visit in values.items()} == dict.fromkeys(values, 6)
@@ -226,7 +219,7 @@ class Aliases(Method):
 
     def on_client_start(self, client):
         before = client.memory(self).get("total", torch.zeros(2))
-        _noted.append((client.info.id, before.tolist(), list(client.memory(self).get("seen", []))))
+        noted.append((client.info.id, before.tolist(), list(client.memory(self).get("seen", []))))
         self.total.zero_()
         self.seen.clear()
 
@@ -251,7 +244,7 @@ class Aliases(Method):
 def test_what_a_method_sends_and_remembers_stays_when_its_attributes_are_put_back(tmp_path):
     fit(tmp_path, [Aliases()])
     first = [(k, [0.0, 0.0], []) for k in range(3)]
-    assert _noted == first + [(k, 2 * [2.0 * (k + 1)], [0, 1]) for k in range(3)]
+    assert noted == first + [(k, 2 * [2.0 * (k + 1)], [0, 1]) for k in range(3)]
 
 
 # ---------------------------------------------------------------- what is the server's

@@ -3,20 +3,13 @@
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.notes import noted
 from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 
 from fl_lightning import Method
 from fl_lightning.errors import ClientError
-
-# what the hooks of a test note, where no visit puts it back
-_noted = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_noted():
-    _noted.clear()
 
 
 class Net(TinyModule):
@@ -123,13 +116,13 @@ def test_names_and_callback_metrics_are_lightnings(train):
 
     def look(self, *args):
         found = self.trainer.callback_metrics
-        _noted.append({name: float(found[name]) for name in found if not name.startswith("loss")})
+        noted.append({name: float(found[name]) for name in found if not name.startswith("loss")})
 
     metrics = train(made(**step(log), on_train_batch_end=look, on_train_epoch_end=look))
     now = {"step": 3.0, "both": 3.0, "both_step": 3.0, "hidden": 3.0}
     mean = pytest.approx((4 * 1 + 2 * 3) / 6)
-    assert _noted[1] == now
-    assert _noted[2] == {**now, "both": mean, "both_epoch": mean, "epoch": mean}
+    assert noted[1] == now
+    assert noted[2] == {**now, "both": mean, "both_epoch": mean, "epoch": mean}
     logged = {name: metrics[f"train/{name}"] for name in ("step", "epoch", "both_epoch", "both_step")}
     assert logged == {"step": mean, "epoch": mean, "both_epoch": mean, "both_step": 3.0}
     assert "train/hidden" not in metrics and "train/both" not in metrics

@@ -4,6 +4,7 @@ import tempfile
 
 import pytest
 import torch
+from helpers.notes import noted
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 
@@ -11,14 +12,6 @@ from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.systems import SystemsHeterogeneity
-
-# what visits and rounds note, where none puts it back
-_noted = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_noted():
-    _noted.clear()
 
 
 class Remembers(Method):
@@ -31,7 +24,7 @@ class Remembers(Method):
         memory = client.memory(self)
         if not memory:
             memory.update(w=torch.zeros(1000), deep={"list": [torch.zeros(1)]}, n=0)
-        _noted.append((client.info.id, memory["w"].max().item(), len(memory["deep"]["list"]), memory["n"]))
+        noted.append((client.info.id, memory["w"].max().item(), len(memory["deep"]["list"]), memory["n"]))
 
     def on_client_end(self, client):
         memory = client.memory(self)
@@ -54,13 +47,13 @@ def test_a_visit_finds_what_the_last_one_left_and_one_that_fails_changes_nothing
     trainer = fit(tmp_path, Remembers(fails_in=1), client_memory=limit, on_client_error="skip")
     visits = [[(k, float(n), n + 1, n) for k in range(4)] for n in range(3)]
     visits[2][1] = visits[1][1]
-    assert _noted == [visit for round_ in visits for visit in round_]
+    assert noted == [visit for round_ in visits for visit in round_]
     assert [row.get("clients/failed", 0) for row in trainer.history] == [0, 1, 0]
 
 
 def test_a_visit_whose_update_is_lost_changes_nothing(tmp_path):
     fit(tmp_path, Remembers(), systems=SystemsHeterogeneity(dropout_after=1.0))
-    assert _noted == 3 * [(k, 0.0, 1, 0) for k in range(4)]
+    assert noted == 3 * [(k, 0.0, 1, 0) for k in range(4)]
 
 
 class Lists(Callback):
@@ -70,7 +63,7 @@ class Lists(Callback):
         self.folder = folder
 
     def on_round_end(self, trainer):
-        _noted.append(sorted(path.stem for path in self.folder.rglob("*.pt")))
+        noted.append(sorted(path.stem for path in self.folder.rglob("*.pt")))
 
 
 def test_beyond_the_limit_the_least_recently_visited_lie_on_disk_until_the_run_ends(tmp_path, monkeypatch):
@@ -78,7 +71,7 @@ def test_beyond_the_limit_the_least_recently_visited_lie_on_disk_until_the_run_e
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     # room for the memories of two of the four clients, in GiB
     fit(tmp_path, Remembers(), client_memory=2 * 4100 / 2**30, callbacks=[Lists(tmp_path / "temporary")])
-    listed = [one for one in _noted if isinstance(one, list)]
+    listed = [one for one in noted if isinstance(one, list)]
     assert listed[0] == ["0", "1"] and all({"0", "1"} <= {*names} for names in listed)
     assert not list((tmp_path / "temporary").iterdir())
 

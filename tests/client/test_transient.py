@@ -7,18 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused, warned
+from helpers.notes import noted
 from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 from torchmetrics import MeanMetric
-
-# what the visits of a test note, where no visit puts it back
-_noted = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_noted():
-    _noted.clear()
 
 
 def fit(tmp_path, model, **kwargs):
@@ -63,12 +56,12 @@ class Messy(TinyModule):
         return repr([*(part.tolist() for part in parts), *plain, *modes, *counts])
 
     def on_train_start(self):
-        _noted.append(self.values())
+        noted.append(self.values())
 
     def training_step(self, batch, batch_idx):
         if batch_idx == 0:
             draws = torch.rand((), generator=self.generator), self.random.random(), self.rng.random()
-            _noted.append(tuple(map(float, draws)))
+            noted.append(tuple(map(float, draws)))
         self.number, self.text, self.nothing, self.new, self.average.new = 2, "c", 3, 4, 5
         for value in (self.tensor, self.array, self.list[0], self.pair[0], self.average.shadow):
             value += 1
@@ -94,7 +87,7 @@ class Messy(TinyModule):
 def test_all_that_is_outside_of_the_state_is_restored_for_each_visit(tmp_path):
     fresh = Messy().train().values()
     fit(tmp_path, Messy())
-    values, draws = _noted[::2], _noted[1::2]
+    values, draws = noted[::2], noted[1::2]
     assert values == 6 * [fresh]
     assert len(draws) == 6 and len(set(draws)) == 1
 
@@ -110,7 +103,7 @@ class Hooked(TinyModule):
         head = self.head
         hooks = head._forward_hooks, head._backward_hooks, head.bias._backward_hooks
         later = head.weight._post_accumulate_grad_hooks, nn.modules.module._global_forward_pre_hooks
-        _noted.append([len(one or ()) for one in (*hooks, *later)])
+        noted.append([len(one or ()) for one in (*hooks, *later)])
         head.register_forward_hook(lambda *args: None)
         head.register_full_backward_hook(lambda *args: None)
         head.bias.register_hook(lambda gradient: gradient * 2)
@@ -121,8 +114,8 @@ class Hooked(TinyModule):
 def test_hooks_that_a_visit_registers_are_removed_and_the_others_stay(tmp_path):
     model = Hooked()
     fit(tmp_path, model)
-    assert _noted == 6 * [_noted[0]]
-    assert _noted[0][0] >= 1 and _noted[0][2] == 1 and _noted[0][3:] == [0, 0]
+    assert noted == 6 * [noted[0]]
+    assert noted[0][0] >= 1 and noted[0][2] == 1 and noted[0][3:] == [0, 0]
     assert len(model.head._forward_hooks) == 1 and not nn.modules.module._global_forward_pre_hooks
 
 
@@ -132,7 +125,7 @@ def settings():
 
 class Sets(TinyModule):
     def on_train_start(self):
-        _noted.append(settings())
+        noted.append(settings())
 
     def on_train_end(self):
         torch.set_default_dtype(torch.float64)
@@ -142,7 +135,7 @@ class Sets(TinyModule):
 
 def test_settings_of_the_process_that_a_visit_changes_are_put_back(tmp_path):
     fit(tmp_path, Sets())
-    assert [*_noted, settings()] == 7 * [(torch.float32, True, False)]
+    assert [*noted, settings()] == 7 * [(torch.float32, True, False)]
 
 
 # ---------------------------------------------------------------- what no run can federate
@@ -194,8 +187,8 @@ class Changes(TinyModule):
         self.register_buffer("mean", torch.zeros(2))
 
     def on_train_end(self):
-        _noted.append(1)
-        if len(_noted) == 1:
+        noted.append(1)
+        if len(noted) == 1:
             self.change(self)
 
 

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fl_lightning import FederatedTrainer, callbacks
+from helpers.notes import note, noted
 from helpers.tiny import TinyData, clients
 
 TOLERANCE = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 1e-5, "bf16-true": 1e-5}
@@ -34,19 +35,12 @@ LEFT_OUT = {
 }
 FIRST_BATCH = {"fl_lightning.engine.commands.fit.meet_first_batch": lambda run: None}
 
-_noted = []
-
-
-def note(*values):
-    """Keep values outside of the module, where no visit resets them."""
-    _noted.append(values[0] if len(values) == 1 else values)
-
 
 def notes_of(train):
     """Return what ``train()`` returns, and what was noted meanwhile."""
-    _noted.clear()
+    noted.clear()
     result = train()
-    return result, list(_noted)
+    return result, list(noted)
 
 
 class _Visits(Callback):

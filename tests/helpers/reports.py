@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from fl_lightning.cli import main
 from fl_lightning.report.figures import Card
 
@@ -20,9 +22,12 @@ _spec.loader.exec_module(benchmark)
 write_run = benchmark.write_run
 
 
-def report_of(folder, *sources, arguments=()):
-    """The files of a report by their endings, such as ``md``, which lists all warnings; it is written to a folder."""
-    main(["report", *map(str, sources), "--output", str(folder / "page.html"), *map(str, arguments)])
+def report_of(folder, *sources, arguments=(), drawn=True):
+    """Write a report to a folder; return its files by their endings, such as ``md``, which lists all warnings."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            undraw(patch)
+        main(["report", *map(str, sources), "--output", str(folder / "page.html"), *map(str, arguments)])
     return {path.name.removeprefix("page."): path.read_text(encoding="utf-8") for path in folder.glob("page.*")}
 
 

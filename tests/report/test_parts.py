@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.reports import figures_of, report_of, undraw, write_run
+from helpers.reports import figures_of, report_of, write_run
 
 pytest_plugins = ["helpers.report_fixtures"]
 
@@ -47,9 +47,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(root, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
-        return report_of(tmp_path_factory.mktemp("report"), root)
+    return report_of(tmp_path_factory.mktemp("report"), root, drawn=False)
 
 
 def rows_of(files, beginning):

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.errors import refused
-from helpers.reports import accuracies, held, report_of, undraw, warnings_of, write_run
+from helpers.reports import accuracies, held, report_of, warnings_of, write_run
 
 from fl_lightning.bench.statistics import paired_difference
 
@@ -51,9 +51,7 @@ def template(tmp_path_factory):
 @pytest.fixture(scope="module")
 def table(template, tmp_path_factory):
     """The report of these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
-        return report_of(tmp_path_factory.mktemp("report"), template)
+    return report_of(tmp_path_factory.mktemp("report"), template, drawn=False)
 
 
 @pytest.fixture
