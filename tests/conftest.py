@@ -11,7 +11,7 @@ import pytest
 import sklearn.datasets
 import torch
 from helpers.notes import noted
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import train
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -77,14 +77,8 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path):
-    """``run(methods)`` trains and gives (final global state, trainer)."""
-
-    def train(methods=(), kind="mlp", data=None, model=None, **kwargs):
-        trainer = small_trainer(tmp_path, **kwargs)
-        trainer.fit(model or small_model(kind), data or small_data(kind), list(methods))
-        return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
-
-    return train
+    """``run(methods)`` trains and returns (final global state, trainer)."""
+    return functools.partial(train, tmp_path)
 
 
 @pytest.fixture

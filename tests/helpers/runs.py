@@ -61,6 +61,13 @@ def small_trainer(tmp_path, **kwargs):
     )
 
 
+def train(folder, methods=(), kind="mlp", data=None, model=None, **kwargs):
+    """Train a small run; return the final global state and the trainer."""
+    trainer = small_trainer(folder, **kwargs)
+    trainer.fit(model or small_model(kind), data or small_data(kind), list(methods))
+    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+
+
 def history(trainer):
     """The metrics of all rounds but for seconds and places."""
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
