@@ -18,8 +18,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import FederatedCLI, main
 
-# a program that needs a browser, which tests start in a process of its own
-collect_ignore = ["helpers/browser.py", "helpers/flower.py"]
+# a program that tests start in a process of its own
+collect_ignore = ["helpers/flower.py"]
 
 
 SMOKE = Path(__file__).resolve().parents[1] / "experiments" / "smoke"

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.pages import needs_browser, of_level, requests_but, shown, text_of
 
 ROOT = Path(__file__).resolve().parent.parent
 for name in ("sphinx", "furo", "myst_nb", "sphinx-mathjax-offline"):
@@ -56,28 +55,3 @@ def test_formulas_are_typeset(site):
     for page in ("methods", "theory"):
         text = (site / f"{page}.html").read_text()
         assert 'class="math notranslate' in text and "$$" not in text, page
-
-
-@needs_browser
-@pytest.mark.parametrize("page", ["index", "methods", "api/data"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_page_is_readable_and_alone(site, page, width, theme):
-    found = text_of((site / f"{page}.html").as_uri(), width, theme)
-    assert found["console"] == []
-    assert requests_but(found, site.as_uri()) == []
-    assert found["page"] <= found["screen"]  # nothing has to be scrolled sideways
-    assert (found["pictures"] or page == "methods") and all(found["pictures"])
-    assert found["texts"] > 50 and found["contrast"] >= 4.5, found["where"]
-    assert (found["background"] == "rgb(255, 255, 255)") == (theme == "light")
-
-
-@needs_browser
-def test_a_browser_typesets_the_formulas_without_another_machine(site):
-    typeset = """document.querySelectorAll("mjx-container").length >= document.querySelectorAll(".math").length
-        && JSON.stringify({formulas: document.querySelectorAll("mjx-container").length,
-            failed: document.querySelectorAll("mjx-merror, [data-mjx-error]").length})"""
-    found = shown((site / "methods.html").as_uri(), (1280, 1600), typeset)
-    assert found["formulas"] > 20 and found["failed"] == 0
-    assert of_level(found, "error") == []
-    assert requests_but(found, site.as_uri()) == []

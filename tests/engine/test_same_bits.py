@@ -9,15 +9,17 @@ import pytest
 import torch
 from helpers.domains import TwoDomains
 from helpers.methods import METHODS
-from helpers.runs import Stops, plain_sgd_model, small_trainer
+from helpers.runs import Stops, small_trainer
 from helpers.tiers import sample
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr
+from fl_lightning.models import MLP, ImageClassifier, Projector
 
 METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()], **METHODS}
 KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
@@ -47,15 +49,35 @@ OF_THE_MACHINE = ("time/", "placed/", "memory/", "seconds", "memory_")
 UNCOMPARED = ("lock", "environment.json", ".ckpt.json", "projector_config.pbtxt")
 
 
+class ByStep(ImageClassifier):
+    """Its rate falls with each step."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.99), "interval": "step"}]
+
+
+class Plateau(ImageClassifier):
+    """Its rate falls by half after each round whose test loss is no higher."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ReduceLROnPlateau(optimizer, "max", 0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "test/loss"}}
+
+
 def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
     left_out = OF_A_GLOBAL_MODEL if name in KEEP_ENTRIES else ()
     watching = [getattr(callbacks, kind)(**given) for kind, given in ARGUMENTS.items() if kind not in left_out]
     how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "precision": precision}
+    how["server_optimizer"] = functools.partial(torch.optim.SGD, lr=1.0, momentum=0.5)
     trainer = small_trainer(folder, callbacks=[*watching, Stops(stop)], devices=workers, logger=True, name="run", **how)
     data = TwoDomains(
         num_clients=4, batch_size=32, train_size=160, test_size=120, eval_batch_size=50, partitioner=Dirichlet(0.5)
     )
-    model = plain_sgd_model()
+    torch.manual_seed(0)
+    kind = Plateau if name == "FedBN" else ByStep
+    model = kind(MLP(64, [32, 24]), Projector(16), optimizer=functools.partial(torch.optim.SGD, lr=0.1))
     model.encoder.layers.append(torch.nn.Dropout(0.2))
     trainer.fit(model, data, METHODS[name](), ckpt_path)
     return outputs(trainer)
