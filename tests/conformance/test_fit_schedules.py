@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.conformance import StopAfter, by_lightning, by_rounds, conform, note, notes_of
+from helpers.conformance import by_lightning, by_rounds, conform, note, notes_of
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, history
 from helpers.tiny import TinyData, TinyModule, clients
@@ -345,15 +345,3 @@ def test_a_metric_that_nothing_logs_is_refused_by_name():
 
     with refused("monitor='no_such_metric'", "val_loss"):
         by_rounds(Model(), two_clients(), rounds=1, epochs=1)
-
-
-@pytest.mark.parametrize("make", [partial(Scheduled, "OneCycleLR"), Plateau], ids=["OneCycleLR", "Plateau"])
-def test_a_run_that_resumes_continues_the_schedule(make, tmp_path):
-    def rates(folder, **options):
-        how = {"rounds": 4, "epochs": 1, "checkpoint_every_n_rounds": 1, **options}
-        return rates_by_rounds(make(), two_clients(), folder=folder, **how)[0]
-
-    whole = rates(tmp_path / "whole")
-    stopped = rates(tmp_path / "part", callbacks=[StopAfter(2)])
-    assert stopped | rates(tmp_path / "part", ckpt_path="last") == whole
-    assert len(set(whole[0, 2] + whole[0, 3])) > 1

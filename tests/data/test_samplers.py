@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import assert_same_bits, differs, small_trainer
+from helpers.runs import small_trainer
 from helpers.tiny import TinyModule
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import (
@@ -273,14 +273,6 @@ def trained(tmp_path, workers=1, **how):
     data = Partitioned(Module(lambda: DataLoader(Noisy(), batch_size=8, **how)), Dirichlet(1.0, 5), num_clients=3)
     small_trainer(tmp_path, devices=workers, enable_progress_bar=False).fit(model, data)
     return before, model.state_dict()
-
-
-@pytest.mark.thorough
-def test_one_and_two_workers_train_the_same_bits_where_their_loaders_have_processes(tmp_path, undrawn):
-    how = {"shuffle": True, "num_workers": 2, "persistent_workers": True}
-    (before, one), (_, two) = (trained(tmp_path, workers, **how) for workers in (1, 2))
-    assert_same_bits(one, two)
-    assert differs(one, before)
 
 
 def test_a_run_trains_what_the_loader_draws(tmp_path, undrawn):
