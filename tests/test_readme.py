@@ -46,7 +46,7 @@ def test_every_command_is_known_to_a_test():
     ]
     known += ["--method+=", "CCVR", "EarlyStopping", "protocols/short.yaml", "cifar10.yaml", "--weights", "torchrun"]
     known += ["cli.py test", "cli.py predict", "cli.py doctor", "cli.py partition", "--ckpt_path last"]
-    known += ["--trainer.devices auto", "scaled/seconds.yaml", "--scale 0.02"]
+    known += ["--trainer.devices auto", "scaled/seconds.yaml", "--scale 0.02", "download.pytorch.org", "ExponentialLR"]
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
 
@@ -66,7 +66,7 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("text", ["--method+=", "CCVR", "protocols/short.yaml"])
+@pytest.mark.parametrize("text", ["--method+=", "ExponentialLR", "CCVR", "protocols/short.yaml"])
 def test_composed_commands_run(text, capsys):
     main([*command(text), *ONCE])
     assert "1 round, test/accuracy" in capsys.readouterr().out

@@ -60,6 +60,12 @@ def test_taps_name_the_module_and_who_reads_them(tmp_path):
     assert "read by MOON, FedDecorr, SpectrumMonitor" in as_text(plan)
 
 
+def test_a_plan_without_spectra_says_how_to_add_them(tmp_path):
+    plans = [examined(tmp_path, callbacks=callbacks) for callbacks in ([], [SpectrumMonitor()])]
+    assert ["SpectrumMonitor" in plan["run"]["callbacks"] for plan in plans] == [False, True]
+    assert ["--trainer.callbacks+=SpectrumMonitor" in as_text(plan) for plan in plans] == [True, False]
+
+
 def test_frozen_and_kept_entries_are_counted(tmp_path):
     model = small_model()
     model.classifier.requires_grad_(False)

@@ -44,6 +44,7 @@ BATCHES, EVALUATED = 4, 2
 # phases of the stopwatch that are spent once a batch; the others are once a visit
 OF_BATCHES = ("data", "forward_backward", "correct", "step")
 # what is named in a line of the text; of more, only their number
+SPECTRA = "add --trainer.callbacks+=SpectrumMonitor, which reads the taps representation and logits"
 TAPS_SHOWN = 6
 ENTRIES_SHOWN, LONGEST = 2, 100
 
@@ -105,6 +106,7 @@ def examine(
             "clients_per_step": run.local_training.choice.size,
             "side_by_side": run.local_training.choice.reason,
             "systems": None if trainer.systems is None else plain_arguments(trainer.systems),
+            "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         },
         "methods": {
             method.name: {"class": type(method).__name__, "arguments": plain_arguments(method)}
@@ -321,6 +323,8 @@ def as_text(plan: Outline) -> str:
         ("client optimizer", ", ".join([optimizers["client"], *optimizers["schedulers"]])),
         ("server optimizer", optimizers["server"] or "none: nothing travels"),
         *headed("taps", taps or ["none"]),
+        ("callbacks", ", ".join(run["callbacks"]) or "none"),
+        *([] if "SpectrumMonitor" in run["callbacks"] else [("", f"no spectra: {SPECTRA}")]),
         ("examples", f"{listed(clients['examples'])} a client (min, median, max)"),
         ("batches", f"{listed(clients['batches'])} a visit (min, median, max)"),
         ("", f"of {count(clients['number'], 'client')}, {ends or 'all end with a full batch'}"),
