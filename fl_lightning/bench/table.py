@@ -239,6 +239,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     level = f"{100 * suite.confidence:g} % interval"
     judged = any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", level, "pairs = looks" if suite.decide else "pairs"]
+    if suite.decide:
+        heads += [f"Student's, {suite.decide.max_seeds} pairs", "p by Holm", f"{comparison.baseline}, same seeds"]
     heads += ["paper's difference"] * bool(table.published) + ["verdict"] * (judged or bool(table.published))
     lines = []
     for row in comparison.rows:
@@ -257,7 +259,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         texts = [
             f"{about} in the order of the seeds; the interval is a confidence sequence, which holds at each of its "
             f"looks, one after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one "
-            "setting, not per table."
+            f"setting, not per table. Student's is that of {suite.decide.max_seeds} pairs without looks; pairs that "
+            f"ended earlier have none. p by Holm holds for all {len(lines)} comparisons of this table together."
         ]
         texts += [f"No difference: within {suite.decide.margin:g}."] * (table.show in OF_METRIC)
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
@@ -272,13 +275,16 @@ def difference_texts(
     """Our difference, its interval and number of pairs, with the footnotes that they need but ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     if entry.difference is None:
-        return [Text(NONE, marks=marks), Text(NONE), Text("0")]
-    interval = entry.difference.interval
-    ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
+        return [Text(NONE, marks=marks), Text(NONE), Text("0"), *[Text(NONE)] * (3 * bool(comparison.suite.decide))]
     daggers = (DAGGER, *marks) if entry.scale != 1 else marks
     mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
     marks = footnotes(entry.difference.notes, notes)
-    return [Text(mean, marks=daggers), Text(ends, marks=marks), Text(str(entry.difference.n))]
+    both = (entry.difference.interval, entry.student)
+    own, student = (NONE if one is None else f"[{', '.join(signed(end, comparison) for end in one)}]" for one in both)
+    texts = [Text(mean, marks=daggers), Text(own, marks=marks), Text(str(entry.difference.n))]
+    if entry.holm is not None and entry.baseline is not None:
+        texts += [Text(student), Text(f"{entry.holm:.3f}"), Text(number_text(entry.baseline, comparison))]
+    return texts
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
@@ -432,6 +438,8 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
+            **{"baseline_mean": entry.baseline, "p_holm": entry.holm},
+            **dict(zip(("student_low", "student_high"), entry.student or (None, None), strict=True)),
             "verdict": verdict_at_scale(entry),
             **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},
         }
