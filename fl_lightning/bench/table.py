@@ -283,7 +283,8 @@ def difference_texts(
     own, student = (NONE if one is None else f"[{', '.join(signed(end, comparison) for end in one)}]" for one in both)
     texts = [Text(mean, marks=daggers), Text(own, marks=marks), Text(str(entry.difference.n))]
     if entry.holm is not None and entry.baseline is not None:
-        texts += [Text(student), Text(f"{entry.holm:.3f}"), Text(number_text(entry.baseline, comparison))]
+        p = "< 0.001" if entry.holm < 0.001 else f"{entry.holm:.3f}"
+        texts += [Text(student), Text(p), Text(number_text(entry.baseline, comparison))]
     return texts
 
 
