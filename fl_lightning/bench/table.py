@@ -425,6 +425,8 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
         low, high = apart.interval if apart and apart.interval else (None, None)
+        student = dict(zip(("student_low", "student_high"), entry.student or (None, None), strict=True))
+        of_pairs = {**student, "p_holm": entry.holm, "baseline_mean": entry.baseline}
         notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
             **{"table": at, "caption": comparison.table.caption, "shows": what_is_shown(comparison)},
@@ -439,8 +441,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
-            **{"baseline_mean": entry.baseline, "p_holm": entry.holm},
-            **dict(zip(("student_low", "student_high"), entry.student or (None, None), strict=True)),
+            **(of_pairs if suite.decide else {}),
             "verdict": verdict_at_scale(entry),
             **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},
         }

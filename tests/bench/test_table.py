@@ -466,7 +466,7 @@ def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
     cells = suite.cells(seeds=range(8))
     text = tables_of(suite, cells, results_of(cells, finals))
     assert row_of(text, "FedProx", "0.1")[2:] == ["8", "[-0.09, +0.09]", "1.000", "60.88", "no difference"]
-    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "< 0.001", "60.88", "above"]
+    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "0.002", "60.88", "above"]
     assert row_of(text, "MOON", "1")[2::4] == ["8", "below"]
     # the seed before the last has no number, so that the last does not count yet
     # so neither do all 8 nor the baseline's own last two
