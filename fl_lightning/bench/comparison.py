@@ -277,11 +277,7 @@ class Comparison:
     def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
         """The entry of the cells that differ in their seed alone."""
         labels = numbers[0].cell.labels
-        bounds = {
-            ">" if number.missed else "<" * bool(number.partner and number.partner.missed)
-            for number in numbers
-            if number.pair
-        }
+        bounds = {">" if one.missed else "<" * bool(one.partner and one.partner.missed) for one in numbers if one.pair}
         suite, decide = self.suite, self.suite.decide
         pairs = self._first_pairs(numbers) if decide else [number.pair for number in numbers if number.pair]
         how = (suite.interval, suite.confidence, decide.prior_scale if decide else 1.0)

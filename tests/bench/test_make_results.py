@@ -98,7 +98,7 @@ def test_a_part_names_the_coefficients_of_each_method(tmp_path):
     methods = {"FedAvg": {}, "FedProx": {"method": [prox]}, "FedAvgM": avgm}
     suite = suite_in(tmp_path, axes={"method": methods}, tables=[{"show": "final"}])
     save(suite, suite.cells(), {cell.digest: result(cell, [0.6]) for cell in suite.cells()}, tmp_path / "results")
-    assert "- Coefficients: FedProx mu 0.1; FedAvgM lr 1, momentum 0.5\n" in make(tmp_path)
+    assert "- Coefficients: FedAvgM lr 1, momentum 0.5; FedProx mu 0.1\n" in make(tmp_path)
 
 
 @pytest.mark.parametrize(
