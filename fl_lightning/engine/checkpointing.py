@@ -23,6 +23,7 @@ from fl_lightning.engine.identity.changes import (
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ChangedCodeError, UsageError
+from fl_lightning.method import MethodList
 from fl_lightning.records.checkpoint import (
     BEST,
     LAST,
@@ -128,8 +129,7 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:
         run.server.load_state_dict(state_of_server(run, checkpoint, changes))
-        for method in stay:
-            method.load_state_dict(checkpoint["methods"][method.name])
+        MethodList(stay).load_state_dict(checkpoint["methods"], run.fabric.device)
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
         run.resident.evaluated = checkpoint.get("evaluated", {})
         run.metrics.restore(checkpoint["history"] if source.history is None else source.history)

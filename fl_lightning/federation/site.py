@@ -149,7 +149,7 @@ class Site:
         for begin in (lambda _: None, run.methods.on_round_start):
             begin(server)
             server.assign(state)
-            run.methods.load_state_dict(methods)
+            run.methods.load_state_dict(methods, run.fabric.device)
         run.resident.begin_round(round_)
         run.local_training.monitored.load_state_dict(shared.get("client_schedulers", {}))
         run.resident.evaluated = shared.get("evaluated", {})

@@ -140,7 +140,7 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
     load_state(run.client.module, record["state_dict"], "ckpt_path", path)
     run.server.assign(run.client.state())
     try:
-        run.methods.load_state_dict(record["methods"])
+        run.methods.load_state_dict(record["methods"], run.fabric.device)
     except KeyError as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a record of this run: it has no {error}") from error
 
