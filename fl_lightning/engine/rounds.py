@@ -176,18 +176,11 @@ def train_group(
     memories = run.client.memories()
     # a visit can be repeated in its group alone; that of a client that fails is recorded with what all remembered
     outcome.remembered = {k: memories.get(k, {}) for k in group}
-    visits = side_by_side(run, group, round_, fates)
     with ExitStack() as stack:
         stack.callback(memories.drop_all, group)
-        try:
-            stack.enter_context(visits.training_all())
-        except LostWorkerError:
-            raise
-        except (ClientError, UsageError) as error:  # which client failed, if it is one, is found one by one
+        visits = begun_beside(run, group, round_, fates, stack)
+        if visits is None:  # which client failed, if it is one, is found one by one
             memories.drop_all(group)
-            # each reason is shown once
-            why = located(error.__cause__ or error)
-            run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":
@@ -220,6 +213,23 @@ def side_by_side(run: Run, group: list[int], round_: int, fates: dict[int, Fate]
     return Group(run.local_training, members, round_, run.server.state)
 
 
+def begun_beside(
+    run: Run, group: list[int], round_: int, fates: dict[int, Fate], stack: ExitStack
+) -> Group | None:
+    """The visits of clients that have trained side by side; None, and nothing of them in memory, where they cannot."""
+    visits = side_by_side(run, group, round_, fates)
+    try:
+        stack.enter_context(visits.training_all())
+    except LostWorkerError:
+        raise
+    except (ClientError, UsageError) as error:
+        # each reason is shown once
+        why = located(error.__cause__ or error)
+        run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
+        return None
+    return visits
+
+
 @contextmanager
 def failing_alone(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
     """In this block a failure is that of client ``k``; neither the sums nor its memory may have changed before it."""
@@ -235,8 +245,16 @@ def note_failure(run: Run, k: int, error: Exception, outcome: Outcome) -> None:
     """Record that client ``k`` failed."""
     outcome.errors[k] = error
     record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
-    if isinstance(error, SharedStateError) and run.trainer.on_client_error != "raise":
-        raise error  # later clients would begin with what it has written
+    # later clients would begin with what it has written; and it is not the client that lacks memory
+    lasting = isinstance(error, SharedStateError) or is_out_of_memory(error.__cause__)
+    if lasting and run.trainer.on_client_error != "raise":
+        raise error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that the memory of a GPU, or of the machine, is used up."""
+    of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return of_cpu or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
