@@ -54,6 +54,7 @@ def save_run(run: Run, folder: Path) -> None:
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),
             "client_schedulers": run.local_training.monitored.state_dict(),
+            "scaling": run.local_training.scaling,
             "evaluated": run.resident.evaluated,
             "callbacks": states(run.callbacks),
             "changes": run.folder.changes,
@@ -131,6 +132,7 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
         run.server.load_state_dict(state_of_server(run, checkpoint, changes))
         MethodList(stay).load_state_dict(checkpoint["methods"], run.fabric.device)
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
+        run.local_training.scaling = checkpoint.get("scaling") or run.local_training.scaling
         run.resident.evaluated = checkpoint.get("evaluated", {})
         run.metrics.restore(checkpoint["history"] if source.history is None else source.history)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:

@@ -124,6 +124,7 @@ def restore_failure(
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
+    run.local_training.scaling = record.get("scaling") or run.local_training.scaling
     run.resident.evaluated = record["evaluated"]
     for k, memory in {**record.get("memories", {}), client: record["memory"]}.items():
         if memory:
