@@ -364,7 +364,7 @@ class Client(LightningModule):
         if self.kept:
             # what methods ask for while they give the initial state is of this client
             self.visit = Visit(info, dict(received), clock, logged, server)
-            own = self.own_entries(info.id) or methods.initial_state(self)
+            own = self._memories.visited(info.id).get("state") or methods.initial_state(self)
         self.visit = visit = Visit(info, {**received, **own}, clock, logged, server)
         return visit, own
 
