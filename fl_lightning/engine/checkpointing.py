@@ -37,6 +37,7 @@ from fl_lightning.records.checkpoint import (
 )
 from fl_lightning.records.files import DamagedFileError, load, stamp_of
 from fl_lightning.records.manifest import manifest_path
+from fl_lightning.state import uncompiled_names
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -48,7 +49,7 @@ def save_run(run: Run, folder: Path) -> None:
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
         state = {
-            "state_dict": run.methods.evaluated_state(run.server),
+            "state_dict": uncompiled_names(run.methods.evaluated_state(run.server)),
             "server": run.server.state_dict(),
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),
