@@ -472,9 +472,12 @@ class Client(LightningModule):
             self.visit.outputs = {} if loss is None else {"loss": loss.detach() / self.visit.clock.accumulate, **rest}
         return loss
 
-    def end_step(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped: call the methods, and count the step."""
+    def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
+        """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
         visit = self.visit
+        if lost:
+            visit.num_lost += 1
+            return
         visit.lr = optimizer.param_groups[0]["lr"]
         visit.lr_total += visit.lr
         self.methods.call("on_after_optimizer_step", self, optimizer)

@@ -237,7 +237,9 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     try:
         frozen: Any = copy.deepcopy(module, {id(shared): shared})
     except Exception as error:
-        part = next((name for name, value in own_attributes(module) if not can_copy(value, shared)), "it")
+        parts = [(f"{path}.", part) for path, part in module.named_modules()]
+        own = ((path + key, value) for path, part in parts for key, value in vars(part).items() if key not in OWN)
+        part = next((name.lstrip(".") for name, value in own if not can_copy(value, shared)), "it")
         why = f"{part} cannot be copied, and a reference model is a copy: {clipped(text_of(error), 80)}"
         hint = "keep it outside of the model, and use torch.nn.utils.parametrizations.weight_norm"
         raise UsageError(f"model={type(module).__name__}: {why}; {hint}") from error
@@ -245,12 +247,6 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
     frozen.log = frozen.log_dict = lambda *args, **kwargs: None
     return frozen.eval().requires_grad_(False)
-
-
-def own_attributes(module: LightningModule) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module and its parts that are neither torch's nor Lightning's, by name."""
-    for path, part in module.named_modules():
-        yield from ((f"{path}.{key}".lstrip("."), value) for key, value in vars(part).items() if key not in OWN)
 
 
 def can_copy(value: Any, shared: object) -> bool:

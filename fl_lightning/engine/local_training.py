@@ -288,14 +288,7 @@ class LocalTraining:
                 take_step(optimizer)
             else:
                 self.fabric.strategy.optimizer_step(optimizer)
-            self._end_step(optimizer)
-
-    def _end_step(self, optimizer: Optimizer) -> None:
-        """Count the step; one that the gradient scaler has left out is lost."""
-        if self._overflows:
-            self.client.visit.num_lost += 1
-        else:
-            self.client.end_step(optimizer)
+            self.client.end_step(optimizer, self._overflows)
 
     def _call_step(self, closure: Closure, index: int, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when the closure runs.
@@ -337,7 +330,7 @@ class LocalTraining:
             if self._has_gradients:
                 self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
-            self._end_step(optimizer)
+            self.client.end_step(optimizer, self._overflows)
         return result
 
     def _gradients(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> torch.Tensor | None:

@@ -178,11 +178,19 @@ def train_group(
     memories = run.client.memories()
     # a visit can be repeated in its group alone; that of a client that fails is recorded with what all remembered
     outcome.remembered = {k: memories.get(k, {}) for k in group}
+    visits, why = side_by_side(run, group, round_, fates), ""
     with ExitStack() as stack:
         stack.callback(memories.drop_all, group)
-        visits = begun_beside(run, group, round_, fates, stack)
-        if visits is None:  # which client failed, if it is one, is found one by one
+        try:
+            stack.enter_context(visits.training_all())
+        except LostWorkerError:
+            raise
+        except (ClientError, UsageError) as error:
+            why = located(error.__cause__ or error)  # each reason is shown once
+        if why:  # which client failed, if it is one, is found one by one, once the group's memory is free
+            del visits
             memories.drop_all(group)
+            run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":
@@ -213,21 +221,6 @@ def side_by_side(run: Run, group: list[int], round_: int, fates: dict[int, Fate]
     """The visits of the clients of a group."""
     members = [Member(k, fates[k].work) for k in group]
     return Group(run.local_training, members, round_, run.server.state)
-
-
-def begun_beside(run: Run, group: list[int], round_: int, fates: dict[int, Fate], stack: ExitStack) -> Group | None:
-    """The visits of clients that have trained side by side; None, and nothing of them in memory, where they cannot."""
-    visits = side_by_side(run, group, round_, fates)
-    try:
-        stack.enter_context(visits.training_all())
-    except LostWorkerError:
-        raise
-    except (ClientError, UsageError) as error:
-        # each reason is shown once
-        why = located(error.__cause__ or error)
-        run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
-        return None
-    return visits
 
 
 @contextmanager
