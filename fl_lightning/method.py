@@ -169,7 +169,10 @@ class Method:
         return None
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Before the gradients, which are unscaled, are clipped and applied: correct them in place."""
+        """Before the gradients, which are unscaled, are clipped and applied: correct them in place.
+
+        A step that 16-mixed loses, since its gradients overflow, calls none of the hooks around the optimizer's step.
+        """
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
         """After the corrections of all methods and clipping: read the gradients, but do not change them."""
