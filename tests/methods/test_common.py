@@ -1,5 +1,7 @@
 """Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
 
+import threading
+import warnings
 from functools import partial
 
 import pytest
@@ -287,3 +289,29 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
     assert_same_bits(*states)
     # a last batch is run in each epoch, and once more for the cache; whole ones once
     assert 0 < numbers[1] < 0.75 * numbers[0]
+
+
+class Locked(ImageClassifier):
+    """Holds something that cannot be copied."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        self.encoder.guard = threading.Lock()
+
+
+class Normalised(ImageClassifier):
+    """Has a layer with the old weight_norm."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        with warnings.catch_warnings(action="ignore"):
+            torch.nn.utils.weight_norm(self.classifier)
+
+
+@pytest.mark.parametrize("method", [MOON(), FedCKA()], ids=lambda method: method.name)
+@pytest.mark.parametrize(("model", "part"), [(Locked, "encoder.guard"), (Normalised, "classifier.weight")])
+def test_a_model_that_cannot_be_copied_is_refused_before_round_0(run, tmp_path, method, model, part):
+    with refused(f"model={model.__name__}", part):
+        run([method], model=model())
+    assert not [*tmp_path.iterdir()]
+    run([], model=model(), max_rounds=1)  # without copies it trains
