@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,24 +19,19 @@ def packaged_config(name: str | Path) -> Path | None:
 
 
 def short_name(path: str | Path) -> str:
-    """The name of a config, given a path that ends in it; the suites of papers begin with the name of the paper."""
+    """The name of a config, given its path; the suites of papers begin with the name of the paper."""
     return Path(path).as_posix().removeprefix("experiments/").removeprefix("papers/").removesuffix(".yaml")
 
 
 def named_configs() -> dict[str, Path]:
     """The configs and suites that the package carries, by name."""
-    folder = config_folder()
+    folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
     paths = [path for part in PARTS for path in sorted((folder / part).rglob("*.yaml"))]
     return {short_name(path.relative_to(folder)): path for path in paths}
 
 
-def config_folder() -> Path:
-    """The folder of the configs."""
-    return next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
-
-
-def names_near(name: str | Path, examples: Sequence[str] = ()) -> str:
-    """Some names similar to ``name``, or else examples, by default the first ones, and the folder of all of them."""
+def names_near(name: str) -> str:
+    """Some names similar to ``name``, or else the first ones, and the folder of all of them."""
     known = named_configs()
-    near = get_close_matches(short_name(name), known, 5, cutoff=0.7) or examples or list(known)[:5]
-    return f"{', '.join(near)}, or another one of {config_folder()}"
+    near = get_close_matches(short_name(name), known, 5, cutoff=0.7) or list(known)[:5]
+    return f"{', '.join(near)}, or another one of {next(iter(known.values())).parents[1] if known else FOLDERS[0]}"

@@ -24,7 +24,7 @@ from fl_lightning.bench.suite import (
     file_part,
 )
 from fl_lightning.errors import UsageError, printable, require
-from fl_lightning.packaged import names_near, packaged_config
+from fl_lightning.packaged import packaged_config
 from fl_lightning.yaml_files import read_yaml
 
 # the kinds of the values of a suite's keys, as YAML gives them
@@ -49,7 +49,7 @@ def load_suite(path: str | Path) -> Suite:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
     found = Path(path) if os.path.exists(path) else packaged_config(path)
-    hint = f"no such file; give one, or a suite of the package: {names_near(path, ['feduv/table1'])}"
+    hint = "there is no such file; give another, or a suite of the package, such as feduv/table1"
     require(found is not None, "SUITE", str(path), hint)
     path = found or Path(path)
     raw = read_yaml(path)

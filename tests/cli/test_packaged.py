@@ -31,8 +31,7 @@ def test_a_config_has_the_same_name_with_and_without_its_ending():
 
 
 def test_bench_takes_the_name_of_a_suite_and_fit_does_not(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["bench", "feduv/table1", "--status"])
+    main(["bench", "feduv/table1", "--status"])
     assert "FedUV, Table 1" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "feduv/tabel1"])
