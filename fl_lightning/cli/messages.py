@@ -200,7 +200,7 @@ def line_of_value(place: ErrorPlace, match: re.Match[str]) -> str:
         suggestion = near(value.strip("'"), names)
         return f"{place.key}={value}: no such class; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
     kind = several[1] if several else match["type"]
-    other = re.fullmatch(r"'(True|False|[-+.\d]+)'|null", value) and "str" in kind
+    other = re.fullmatch(r"'(True|False|[-+.\d]+)'|null", value) and re.search(r"\bstr\b", kind) and "float" not in kind
     hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if other else ""
     return f"{where}={value}: give {wanted(kind)}{hint}"
 

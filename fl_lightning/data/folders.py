@@ -73,16 +73,18 @@ class FolderDataModule(FileDataModule):
         image_size: int = 96,
         split_seed: int = 0,
         offline: bool = False,
-        value_range: Literal["auto"] | tuple[float, float] = "auto",
+        value_range: list[float] | str = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(root, offline, **kwargs)
         require(
             1 <= image_size <= LARGEST_IMAGE, "data.image_size", image_size, f"give 1 or more, up to {LARGEST_IMAGE}"
         )
-        ordered = value_range == "auto" or -math.inf < value_range[0] < value_range[1] < math.inf
+        low, high = value_range if not isinstance(value_range, str) and len(value_range) == 2 else (0.0, 0.0)
+        ordered = value_range == "auto" or -math.inf < low < high < math.inf
         require(ordered, "data.value_range", value_range, "give auto, or [low, high]")
         self.image_size, self.split_seed, self.value_range = image_size, split_seed, value_range
+        self.given_range = None if value_range == "auto" else (float(low), float(high))
         self.used_range: Range | None = None
 
     @abstractmethod
@@ -107,10 +109,9 @@ class FolderDataModule(FileDataModule):
         test, val = splits == "test" if splits[0] else self._draw_test(labels, domains), splits == "val"
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
-        low, high = (0, 0) if self.value_range == "auto" else self.value_range
-        given, paths = (float(low), float(high)) if low < high else None, [file.path for file in files]
-        images, self.used_range = decoded(self.cache_folder(), paths, self.image_size, given, rows[0])
-        if given is None and self.used_range is not None:
+        paths = [file.path for file in files]
+        images, self.used_range = decoded(self.cache_folder(), paths, self.image_size, self.given_range, rows[0])
+        if self.given_range is None and self.used_range is not None:
             self.measured = ("value_range",)
             rank_zero_info(f"data.value_range=auto: black is 0, white is {self.used_range[1]:.0f} in the 16-bit images")
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)

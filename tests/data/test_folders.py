@@ -170,7 +170,7 @@ def test_white_is_the_largest_number_of_the_bits_that_the_training_images_use(x_
 def test_the_range_of_the_values_can_be_given(x_rays):
     assert shown(pooled(x_rays, image_size=8, value_range=[1000, 2008])).unique()[[0, -1]].tolist() == [0, 255]
     assert shown(pooled(x_rays, image_size=8, value_range=[0, 65535])).max() == round(4032 / 257)
-    for wrong in ([5, 5], [float("nan"), 1], [0, float("inf")]):
+    for wrong in ([5, 5], [4], [float("nan"), 1], [0, float("inf")], "12"):
         with refused("data.value_range"):
             pooled(x_rays, value_range=wrong)
 
