@@ -26,6 +26,7 @@ import matplotlib.figure  # noqa: F401  imported here for all that is forked
 import scipy.spatial.distance  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
+from fl_lightning.records.checkpoint import valid_checkpoint
 from torch.optim import SGD, Adam
 
 from fl_lightning import FederatedTrainer
@@ -36,7 +37,6 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.records import files
-from fl_lightning.records.checkpoint import valid_checkpoint
 
 ROUNDS = 4
 CASES = {

@@ -144,7 +144,8 @@ def timed(
     marks: list[tuple[float, int, int]] = []
     while len(marks) < rounds:
         (file,) = [*done.parent.rglob(done.name)] or [done]
-        if file.exists() and len(file.read_text().splitlines()) > len(marks):
+        header = file.suffix == ".csv"
+        if file.exists() and len(file.read_text().splitlines()) - header > len(marks):
             marks.append((time.perf_counter(), relay.up, relay.down))
         if process.poll() is not None and len(marks) < rounds:
             raise RuntimeError(flower.log("run")[-2000:])
@@ -176,7 +177,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 for turn in range(args.turns):
                     of = {"model": model, "turn": turn, "machine": machine()}
                     root = folder / f"{model}-{turn}"
-                    costs = timed(flower, relay, ours, root / "history.jsonl", args.rounds, {"root": str(root)})
+                    costs = timed(flower, relay, ours, root / "metrics.csv", args.rounds, {"root": str(root)})
                     rows += [{"side": OURS, **of, **cost} for cost in costs]
                     done = folder / f"{model}-{turn}.done"
                     own = {"model": model, "images": str(images), "rounds": args.rounds, "done": str(done)}

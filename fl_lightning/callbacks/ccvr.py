@@ -25,9 +25,9 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.by_client import need_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
-from fl_lightning.records.files import save
 from fl_lightning.seeding import torch_rng
 from fl_lightning.state import State, clone, uncompiled_names
+from fl_lightning.storage.atomic_io import save
 from fl_lightning.sums import Sums
 
 

@@ -16,8 +16,8 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Periodic
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import num_batches
-from fl_lightning.records.files import write_atomically
 from fl_lightning.state import num_bytes
+from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.sums import Sums, Weighted
 
 # column of the file: tag of the round's metric

@@ -14,8 +14,8 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.by_client import finite_mean
 from fl_lightning.errors import require
-from fl_lightning.records.files import write_atomically
 from fl_lightning.records.summary import aligned, told
+from fl_lightning.storage.atomic_io import write_atomically
 
 # the metrics that come first in the table
 USUAL = ("accuracy", "loss")

@@ -7,7 +7,9 @@ FedUV's Figure 3 (Son et al., CVPR 2024), the training loss.
 from __future__ import annotations
 
 import csv
+import hashlib
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +20,9 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Periodic, keep_other, log_pictures
 from fl_lightning.client import Client
 from fl_lightning.pictures import Panel, Picture, Shown
-from fl_lightning.records.files import DamagedFileError, Stamp, Stamping, write_atomically
-from fl_lightning.records.history import MetricsRow, json_line, read_table
+from fl_lightning.storage.atomic_io import write_atomically
 
+Row = dict[str, float]
 KEYS = ("round", "client", "epoch")
 
 
@@ -52,11 +54,11 @@ class LocalLosses(Periodic):
         super().on_fit_start(trainer)
         self._source = trainer.resumed_from
         self._path = None if trainer.run_dir is None else trainer.run_dir / self.file
-        self._continues, self._stamping = False, Stamping()
-        self._columns, self._latest = list[str](), list[MetricsRow]()
+        self._continues, self._number, self._digest = False, 0, hashlib.sha256()
+        self._columns, self._latest = list[str](), list[Row]()
 
     def on_round_start(self, trainer: RunAccess) -> None:
-        self._rows: list[MetricsRow] = []
+        self._rows: list[Row] = []
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
@@ -73,26 +75,32 @@ class LocalLosses(Periodic):
             log_pictures(trainer, [picture_of(term, self._latest)], partial(arrays_of, term, self._latest))
 
     def state_dict(self) -> dict[str, Any]:
-        # a checkpoint must not grow with the rounds: the rows are in their file, and this tells whether it is theirs
-        return {"stamp": list(self._stamping.stamp())}
+        # the rows themselves are in the file
+        return {"rows": self._number, "sha256": self._digest.hexdigest()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._source is None or not state.get("stamp", [0])[0]:
+        if self._source is None or not state.get("rows"):
             return
+        path = self._source / self.file
         try:
-            rows = read_table(self._source / self.file, Stamp(*state["stamp"]))
-        except DamagedFileError as error:
-            rank_zero_warn(f"{self._source / self.file}: {error}; it begins anew with the rounds after the checkpoint")
+            rows = read_rows(path, state["rows"])
+        except (OSError, ValueError, TypeError, csv.Error):
+            rows = []
+        digest = hashlib.sha256()
+        update(digest, rows)
+        if digest.hexdigest() != state["sha256"]:
+            text = "is missing or was altered; it begins anew with the rounds after the checkpoint"
+            rank_zero_warn(f"{path} {text}")
             return
         self._continues = True
         self._append(rows)
 
-    def _append(self, rows: list[MetricsRow]) -> None:
+    def _append(self, rows: list[Row]) -> None:
         """Add rows to the file, which is written anew the first time, and where a column is new."""
         last = max((row["round"] for row in rows), default=None)
         self._latest = [row for row in rows if row["round"] == last] or self._latest
-        for row in rows:
-            self._stamping.write(json_line(row).encode())
+        self._number += len(rows)
+        update(self._digest, rows)
         before = list(self._columns)
         self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
         if self._path is None or not rows:
@@ -117,14 +125,27 @@ class LocalLosses(Periodic):
             writer.writerows(rows)
 
 
-def picture_of(term: str, rows: list[MetricsRow]) -> Picture:
+def read_rows(path: Path, number: int) -> list[Row]:
+    """Return the first rows of the table. Raises the errors of ``csv`` and ``float`` if it is damaged."""
+    with path.open(newline="") as file:
+        table = islice(csv.DictReader(file), number)
+        return [{key: int(text) if key in KEYS else float(text) for key, text in row.items() if text} for row in table]
+
+
+def update(digest: Any, rows: list[Row]) -> None:
+    """Add rows to a digest, which does not depend on the order of their columns."""
+    for row in rows:
+        digest.update(repr(sorted((key, float(value)) for key, value in row.items())).encode())
+
+
+def picture_of(term: str, rows: list[Row]) -> Picture:
     """What a figure shows of a term in the visits of one round: a line for each client, over the local epochs."""
     lines = tuple(Shown(f"client {k}", f"client {k}") for k in sorted({int(row["client"]) for row in rows}))
     panel = Panel("curves", lines, axis="local epoch", names=("epochs",), values=f"{term}, mean over the epoch")
     return Picture(f"local_losses/{term}", f"{term} within the visits", (panel,))
 
 
-def arrays_of(term: str, rows: list[MetricsRow]) -> dict[str, np.ndarray]:
+def arrays_of(term: str, rows: list[Row]) -> dict[str, np.ndarray]:
     """The arrays of :func:`picture_of`: the rows as values ``(1, E)`` of each client, nan where there is none."""
     number = 1 + max(int(row["epoch"]) for row in rows)
     arrays = {"rounds": np.array([int(rows[0]["round"])]), "epochs": np.arange(1, number + 1)[None]}

@@ -17,7 +17,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
 from fl_lightning.pictures import Picture
-from fl_lightning.records.files import set_aside, write_atomically
+from fl_lightning.storage.atomic_io import set_aside, write_atomically
 
 # what reading a file that was altered, cut or removed may raise
 UNREADABLE = (

@@ -18,7 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.records.files import stamp_of, write_atomically
+from fl_lightning.storage.atomic_io import digest_of, write_atomically
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
 # the charts of TensorBoard's page Custom Scalars: by panel and title, the regular expression of a tag's beginning.
@@ -82,7 +82,7 @@ class RunRecord(Callback):
             "data": getattr(trainer.data, "inference_arguments", dict)(),
         }
         if trainer.weights is not None:
-            record["weights"] = {"path": str(trainer.weights), "sha256": stamp_of(trainer.weights).sha256}
+            record["weights"] = {"path": str(trainer.weights), "sha256": digest_of(trainer.weights)}
         text = json.dumps(record, indent=2) + "\n"
         write_atomically(trainer.run_dir / "environment.json", lambda partial: partial.write_text(text))
         self._layout_is_due = True

@@ -44,9 +44,9 @@ from fl_lightning.errors import (
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
 from fl_lightning.packaged import packaged_config
-from fl_lightning.records.checkpoint import find_checkpoint, in_place
-from fl_lightning.records.files import write_atomically
 from fl_lightning.records.summary import final_names, told
+from fl_lightning.storage.atomic_io import write_atomically
+from fl_lightning.storage.checkpoint import find_checkpoint, in_place
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
 

@@ -13,10 +13,19 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from fl_lightning.collectives import Collectives
-from fl_lightning.records.files import Stamp, flush, flush_folder, load, partial_of, save, write_stamped
 from fl_lightning.records.plain import packed, unpacked, with_tensors
 from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
+from fl_lightning.storage.atomic_io import (
+    digest_of,
+    dump,
+    flush,
+    flush_folder,
+    in_parallel,
+    load,
+    partial_of,
+    save,
+)
 
 Memory = dict[str, dict[str, Any]]
 
@@ -37,15 +46,13 @@ class Memories(Mapping[int, Memory]):
 
     Attributes:
         owners: owner rank of each client that remembers something, the same on all workers.
-        files: name of each client's file in the last checkpoint, the same on all workers.
-        stamps: stamp of each of these files, by its name.
+        files: name and SHA-256 of each client's file in the last checkpoint, the same on all workers.
     """
 
     def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
         self.limit, self.device = limit, torch.device(device)
         self.owners: dict[int, int] = {}
-        self.files: dict[int, str] = {}
-        self.stamps: dict[str, Stamp] = {}
+        self.files: dict[int, tuple[str, str]] = {}
         self._held: OrderedDict[int, Memory] = OrderedDict()
         # the copies on which visits work
         self._visited: dict[int, Memory] = {}
@@ -154,28 +161,23 @@ class Memories(Mapping[int, Memory]):
         """
         written = self._write(folder, {k: f"{k}-{done}.pt" for k in sorted(self._changed)})
         self._changed.clear()
-        new = {k: file for files in workers.gather(written) for k, file in files.items()}
-        self.files = self.files | {k: name for k, (name, _) in new.items()}
-        stamps = self.stamps | dict(new.values())
-        self.stamps = {name: stamps[name] for name in self.files.values()}
+        self.files = self.files | {k: file for files in workers.gather(written) for k, file in files.items()}
 
-    def state_dict(self) -> dict[int, str]:
-        """The name of each client's file, of the clients that remember something."""
-        return dict(self.files)
-
-    def restore(self, paths: Mapping[int, Path], workers: Collectives, stamps: Mapping[str, Stamp] | None) -> None:
+    def restore(
+        self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None
+    ) -> None:
         """Deal the clients of a checkpoint out over the workers.
 
         Args:
             paths: file of each client.
             workers: the workers, over which the clients are dealt out in turn.
-            stamps: stamp of each file by its name, where the run resumes in the folder of the checkpoint; None where
+            files: name and SHA-256 of each client's file, if the run resumes in the folder of the checkpoint; None if
                 the next checkpoint writes every file anew.
         """
         self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
         self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
-        if stamps is not None:
-            self.files, self.stamps = {k: path.name for k, path in paths.items()}, dict(stamps)
+        if files is not None:
+            self.files = dict(files)
         else:
             self._changed |= {*self}
 
@@ -185,18 +187,20 @@ class Memories(Mapping[int, Memory]):
             self._scratch.close()
 
     # ------------------------------------------------------------------ inside
-    def _write(self, folder: Path, names: Mapping[int, str]) -> dict[int, tuple[str, Stamp]]:
-        """Write the memories of clients, and flush them together; returns the name and the stamp of each file."""
+    def _write(self, folder: Path, names: Mapping[int, str]) -> dict[int, tuple[str, str]]:
+        """Write the memories of clients, and flush them together; returns the name and SHA-256 of each file."""
         if not names:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
-        partials = {name: partial_of(folder / name) for name in names.values()}
-        stamps = {k: (name, write_stamped(self[k], partials[name])) for k, name in names.items()}
-        flush(partials.values())
-        for name, partial in partials.items():
+        partials = [partial_of(folder / name) for name in names.values()]
+        for k, partial in zip(names, partials, strict=True):
+            dump(self[k], partial)
+        in_parallel(flush, partials)
+        digests = in_parallel(digest_of, partials)
+        for name, partial in zip(names.values(), partials, strict=True):
             partial.replace(folder / name)
         flush_folder(folder)
-        return stamps
+        return dict(zip(names, zip(names.values(), digests, strict=True), strict=True))
 
     def _settle(self, k: int) -> None:
         if self.device.type != "cpu":

@@ -24,20 +24,17 @@ from fl_lightning.engine.model_files import call_on_load, entries_of_module, res
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ChangedCodeError, UsageError
 from fl_lightning.method import MethodList
-from fl_lightning.records.checkpoint import (
-    BEST,
+from fl_lightning.state import uncompiled_names
+from fl_lightning.storage.atomic_io import load
+from fl_lightning.storage.checkpoint import (
     LAST,
-    Checkpoint,
     client_files,
     find_checkpoint,
     read,
     resumes_in_place,
+    unpack_rows,
     valid_checkpoint,
-    verified,
 )
-from fl_lightning.records.files import DamagedFileError, load, stamp_of
-from fl_lightning.records.manifest import manifest_path
-from fl_lightning.state import uncompiled_names
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -61,13 +58,13 @@ def save_run(run: Run, folder: Path) -> None:
             "changes": run.folder.changes,
             **identity(run),
             "round": done,
-            "clients": memories.state_dict(),
+            "clients": memories.files,
         }
-        run.folder.checkpoints.save(state, memories.stamps, run.metrics.history, run.trainer.keep_as_best)
+        run.folder.checkpoints.save(state, run.metrics.history, run.trainer.keep_as_best)
     run.trainer.keep_as_best = False
 
 
-def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint | None:
+def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
     """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
 
     Raises:
@@ -80,7 +77,7 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint |
     return checkpoint
 
 
-def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Checkpoint | None:
+def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Path | None:
     """The checkpoint that is asked for, or the one before it; None where there is none. All workers call this.
 
     From before it is read, the folder of the run that it ``resumes`` is held, so that it stays the last one.
@@ -88,7 +85,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     Raises:
         UsageError: there is none at the path, or none is valid.
     """
-    outcome: Checkpoint | str | None = None
+    outcome: Path | str | None = None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
             path = find_checkpoint(ckpt_path, run.folder.root)
@@ -103,7 +100,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     return outcome
 
 
-def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False) -> dict[str, Any]:
+def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
     """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
     Without one nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
@@ -114,9 +111,9 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
             ChangedCodeError where the user's own source code is another one, too.
     """
     ours = identity(run)  # as the run begins
-    if source is None:
+    if path is None:
         return {"round": 0}
-    path, checkpoint = source.path, read(source.path)
+    checkpoint = read(path)
     before = checkpoint.get("description", {}).get("code")
     try:
         changes = changes_of(ours, run, path, checkpoint, allow_changes)
@@ -132,10 +129,10 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
     try:
         run.server.load_state_dict(state_of_server(run, checkpoint, changes))
         MethodList(stay).load_state_dict(checkpoint["methods"], run.fabric.device)
-        restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
-        run.local_training.scaling = checkpoint.get("scaling") or run.local_training.scaling
-        run.resident.evaluated = checkpoint.get("evaluated", {})
-        run.metrics.restore(checkpoint["history"] if source.history is None else source.history)
+        restore_schedule(run, checkpoint["client_schedulers"], changes)
+        run.local_training.scaling = checkpoint["scaling"]
+        run.resident.evaluated = checkpoint["evaluated"]
+        run.metrics.restore(unpack_rows(checkpoint["history"]))
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
@@ -143,34 +140,26 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
     if changes:
         files = {k: file for k, file in files.items() if any(what_stays(run, load(file), stay).values())}
     elif resumes_in_place(path):
-        manifest = source.manifest
-        known = {file.name: stamp_of(file) for file in files.values()} if manifest is None else manifest.clients
+        known = checkpoint["clients"]
     run.client.memories().restore(files, run.workers, known)
     if changes:
         forget_the_rest(run, stay)
     call_on_load(run.client, checkpoint)
-    restore_data(run.data, checkpoint.get("datamodule", {}))
+    restore_data(run.data, checkpoint["datamodule"])
     return checkpoint
 
 
-def begin_in_folder(run: Run, source: Checkpoint | None) -> Path | None:
+def begin_in_folder(run: Run, source: Path | None) -> Path | None:
     """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer.
 
     Returns:
         Where that checkpoint lies then; None without one.
     """
     if source is None or not run.folder.resumed or run.folder.shared is None:
-        return None if source is None else source.path
+        return source
     if run.folder.checkpoints is not None:
-        run.folder.checkpoints.resume(source)
-        best = run.folder.checkpoints.path / BEST
-        try:
-            if best.is_file() or manifest_path(best).is_file():
-                verified(best, run.trainer.warn)
-        except DamagedFileError as error:  # no round that is worse makes it anew
-            text = f"{error}; it cannot be used, and the next round that is better replaces it"
-            run.trainer.warn(f"{str(best)!r}: {text}")
-    return source.path.with_name(LAST)
+        run.folder.checkpoints.resume(source, run.trainer.warn)
+    return source.with_name(LAST)
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:

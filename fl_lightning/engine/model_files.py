@@ -16,11 +16,11 @@ from fl_lightning.engine.checks import few
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
 from fl_lightning.namespaces import is_overridden, namespace_of
-from fl_lightning.records.checkpoint import client_files, read, read_weights
-from fl_lightning.records.files import load, save
 from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
 from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
+from fl_lightning.storage.atomic_io import load, save
+from fl_lightning.storage.checkpoint import client_files, read, read_weights
 
 NAMES_SHOWN = 3
 
@@ -141,19 +141,14 @@ def restore_data(data: Any, states: Mapping[str, Any]) -> None:
 
 
 def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint.
-
-    It is not called for a checkpoint of a run that was written before ``on_save_checkpoint`` was called.
-    """
-    of_run = "server" in contents
+    """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint."""
     checkpoint = dict(contents)
-    if of_run:  # as Lightning's are
+    if "server" in contents:  # a checkpoint of a run gets the form of Lightning's
         checkpoint = {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
-    if not of_run or "module" in contents:
-        if of_run and "on_load_checkpoint" in client.resident.hooks:
+        if "on_load_checkpoint" in client.resident.hooks:
             checkpoint = {**objects_of_module(client), **checkpoint}
-        client.resident.call("on_load_checkpoint", checkpoint)
-        client.resident.begin_run()  # visits begin with the attributes that it set
+    client.resident.call("on_load_checkpoint", checkpoint)
+    client.resident.begin_run()  # visits begin with the attributes that it set
     return checkpoint
 
 

@@ -25,10 +25,10 @@ from fl_lightning.engine.processes.workers import place
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import sent_down
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
-from fl_lightning.records.files import save
 from fl_lightning.records.summary import tagged
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
+from fl_lightning.storage.atomic_io import save
 from fl_lightning.sums import Totals, Update
 from fl_lightning.systems import Fate
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.federation.data import Sites
-from fl_lightning.records.files import write_atomically
+from fl_lightning.storage.atomic_io import write_atomically
 
 SECTIONS = ("seed_everything", "model", "data", "method", "trainer")
 PROJECT = """\

@@ -37,9 +37,9 @@ from fl_lightning.federation.agreement import (
 from fl_lightning.federation.data import OneSite
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, Packet, receive, send
-from fl_lightning.records.files import load, save
 from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes
+from fl_lightning.storage.atomic_io import load, save
 
 # letters of a socket's path, which the system limits
 LONGEST_PATH = 100

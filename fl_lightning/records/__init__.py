@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, metrics, checkpoints and plan."""
+"""What a run leaves behind: its folder, metrics and plan."""

@@ -16,9 +16,8 @@ from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fl_lightning.errors import ClientError, require, text_of
 from fl_lightning.records import loggers
-from fl_lightning.records.checkpoint import in_place, resumes_in_place
-from fl_lightning.records.checkpoint_folder import CheckpointFolder
 from fl_lightning.records.temporary import lock
+from fl_lightning.storage.checkpoint import CheckpointFolder, in_place, resumes_in_place
 
 # what the system says where a disk is full, or a limit of it is reached
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from helpers.checkpoints import make_older
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.tiny import Sizes, TinyData, TinyModule, clients
@@ -23,7 +22,7 @@ from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, SpectrumMonitor
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
 from fl_lightning.errors import UsageError
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedLC, FedProx
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedProx
 from fl_lightning.optim import FedAdam
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.systems import SystemsHeterogeneity
@@ -418,29 +417,6 @@ def test_callbacks_are_known_by_class_and_arguments(tmp_path, recwarn):
     assert [one.given for one in swapped] == [{"name": "b"}, {}, {"name": "a"}]
     fit(tmp_path, "last", callbacks=[Notes("a")], max_rounds=3)
     assert any("trainer.callbacks: Notes, Notes.1" in str(one.message) for one in recwarn)
-
-
-# ------------------------------------------------------------------ checkpoints of older versions
-def test_a_checkpoint_without_a_description_resumes(tmp_path, recwarn):
-    whole = fit(tmp_path, name="whole", max_rounds=3)
-    path = make_older(fit(tmp_path), lambda contents: contents.pop("description"))
-    with refused("trainer.server_optimizer='Adam'", "(was 'another')"):
-        fit(tmp_path, path, max_rounds=3, server_optimizer=partial(Adam, lr=0.1))
-    assert_same_bits(fit(tmp_path, path, max_rounds=3).server.state, whole.server.state)
-
-
-def test_a_checkpoint_older_than_an_argument_resumes_with_its_default_alone(tmp_path, recwarn):
-    how = {"max_rounds": 3, "method": lambda: [FedLC()]}
-    whole = fit(tmp_path, name="whole", **how)
-
-    def change(contents):
-        del contents["description"]["method"]["FedLC"]["margin"]
-        del contents["description"]["code"]
-
-    path = make_older(fit(tmp_path, method=how["method"]), change)
-    with refused("method.FedLC.margin='log_prior'", "(was 'fourth_root')"):
-        fit(tmp_path, path, max_rounds=3, method=lambda: [FedLC(margin="log_prior")])
-    assert_same_bits(fit(tmp_path, path, **how).server.state, whole.server.state)
 
 
 # ------------------------------------------------------------------ continuing with changes

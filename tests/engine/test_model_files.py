@@ -6,7 +6,6 @@ import lightning.pytorch
 import numpy as np
 import pytest
 import torch
-from helpers.checkpoints import make_older
 from helpers.errors import refused, warned
 from helpers.methods import METHODS
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
@@ -202,16 +201,6 @@ def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_
     assert "data" not in torch.load(file(tmp_path), weights_only=True)
     _, model = fit(tmp_path, Holds(8), max_rounds=2, ckpt_path="last")
     assert model.labels == [1] and model.seen["names"] == ["a", "b"]
-
-
-def test_a_checkpoint_of_a_former_version_resumes(tmp_path):
-    def change(contents):
-        del contents["module"], contents["datamodule"]
-
-    make_older(fit(tmp_path)[0], change)
-    with warned("manifest"):
-        trainer, model = fit(tmp_path, ckpt_path="last", max_rounds=2)
-    assert model.seen is None and len(trainer.history) == 2
 
 
 # ---------------------------------------------------------------------- given weights

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from fl_lightning.data import Dirichlet
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr
 from fl_lightning.models import MLP, ImageClassifier, Projector
+from fl_lightning.storage.checkpoint import unpack_rows
 
 METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()], **METHODS}
 KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
@@ -46,7 +46,7 @@ ARGUMENTS = {
 OF_A_GLOBAL_MODEL = ("BatchNormGap", "CCVR", "Scores")
 OF_THE_MACHINE = ("time/", "placed/", "memory/", "seconds", "memory_")
 # torch's writer begins the last of these anew where a run resumes
-UNCOMPARED = ("lock", "environment.json", ".ckpt.json", "projector_config.pbtxt")
+UNCOMPARED = ("lock", "environment.json", "projector_config.pbtxt")
 
 
 class ByStep(ImageClassifier):
@@ -102,10 +102,16 @@ def contents(path):
     readers = {
         ".npz": lambda: dict(np.load(path)),
         ".csv": lambda: list(csv.DictReader(path.read_text().splitlines())),
-        ".jsonl": lambda: [json.loads(line) for line in path.read_text().splitlines()],
+        ".pt": lambda: torch.load(path, weights_only=True),
+        ".ckpt": lambda: checkpoint_of(path),
     }
-    readers[".ckpt"] = readers[".pt"] = lambda: torch.load(path, weights_only=True)
     return readers.get(path.suffix, path.read_bytes)()
+
+
+def checkpoint_of(path):
+    """A checkpoint, with the metrics of its rounds as rows."""
+    found = torch.load(path, weights_only=True)
+    return found | {"history": unpack_rows(found["history"])} if "history" in found else found
 
 
 def leaves(value, place):

@@ -1,7 +1,6 @@
 """A run through Flower itself, with TLS and keys on this machine's own address, has the bits of ``fit``."""
 
 import copy
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from helpers.sites import SMALL, Here, alone, app_of, numbers_of, serve, sites_h
 from fl_lightning.federation.link import FlowerLink
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
+from fl_lightning.storage.checkpoint import read, unpack_rows
 
 SITES, ROUNDS = 2, 2
 
@@ -35,13 +35,11 @@ def test_a_run_through_flower_has_the_bits_of_fit_and_its_server_cannot_read_dat
             flower.register(f"node-{k}")
             flower.start_node(f"node-{k}", f'socket="{tmp_path / f"{k}.sock"}"')
         said = flower.run(app, root=tmp_path / "server")
-    found = [*(tmp_path / "server").rglob("history.jsonl")]
+    found = [*(tmp_path / "server").rglob("last.ckpt")]
     assert found, said
-    (history,) = found
-    trainer = alone(tmp_path, config)
-    ours = torch.load(history.with_name("last.ckpt"), weights_only=True)["state_dict"]
-    assert_same_bits(ours, trainer.server.state)
-    rows = [json.loads(line) for line in history.read_text().splitlines()]
+    ours, trainer = read(found[0]), alone(tmp_path, config)
+    assert_same_bits(ours["state_dict"], trainer.server.state)
+    rows = unpack_rows(ours["history"])
     assert len(rows) == ROUNDS and numbers_of(rows) == numbers_of(trainer.history)
 
 

@@ -13,9 +13,9 @@ from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.method import MethodList, ServerValue
-from fl_lightning.records.checkpoint import client_files, read
-from fl_lightning.records.files import load
 from fl_lightning.records.plain import with_tensors
+from fl_lightning.storage.atomic_io import load
+from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.sums import Totals
 
 CUDA = torch.device("cuda", 0)

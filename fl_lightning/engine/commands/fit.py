@@ -31,14 +31,13 @@ from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.checkpoint import Checkpoint
-from fl_lightning.records.files import save
 from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
 from fl_lightning.records.plain import is_storable, on_cpu
 from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
+from fl_lightning.storage.atomic_io import save
 
 # arguments of the command that change what is done now, not what the run is
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
@@ -48,7 +47,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
     """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
     source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     with run.folder.needing_room(run.server):
-        run.folder.open(None if source is None else source.path, run.metrics.history)
+        run.folder.open(source, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
         begun = begin_in_folder(run, source)
         status, params = "failed", hyperparameters(run)
@@ -78,7 +77,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
 
 def prepare_fit(
     run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
-) -> tuple[Checkpoint | None, dict[str, Any]]:
+) -> tuple[Path | None, dict[str, Any]]:
     """All that a fit does before it writes anything.
 
     Returns:
@@ -168,7 +167,7 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     require(ckpt_path is None or source is not None, "ckpt_path", str(ckpt_path), hint)
     if source is None and weights is not None:
         load_weights(run, weights)
-    return {} if source is None else load_model(run, source.path)
+    return {} if source is None else load_model(run, source)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:

@@ -20,7 +20,7 @@ from fl_lightning.engine.processes.launch import threads
 from fl_lightning.engine.rounds import cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
-from fl_lightning.records.checkpoint import Checkpoint, in_place, read
+from fl_lightning.storage.checkpoint import in_place, read
 from fl_lightning.systems import Fate
 
 
@@ -47,7 +47,7 @@ def replay(
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
     source, contents = find_visit(run, ckpt_path, round_, client)
-    with threads(threads_of(source.path, contents)):
+    with threads(threads_of(source, contents)):
         run.methods.on_fit_start(run.server)
         choose(run)
         run.description.pop("code", None)  # a replay is where a correction of the code is tried
@@ -82,7 +82,7 @@ def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates:
     return True
 
 
-def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Checkpoint, dict[str, Any]]:
+def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:
     """The file that holds the visit, and its contents.
 
     Raises:
@@ -98,18 +98,18 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
     if source is None:
         raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
-    return source, read(source.path)
+    return source, read(source)
 
 
 def restore_failure(
-    run: Run, source: Checkpoint, record: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, path: Path, record: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring server, methods and the client's memory to where they were when the client failed.
 
     Raises:
         UsageError: the record is that of another visit or of another run.
     """
-    failure, path = record["failure"], source.path
+    failure = record["failure"]
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
     changes = differences(identity(run), record)
@@ -147,7 +147,7 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_round(
-    run: Run, source: Checkpoint, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
+    run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
 
@@ -155,10 +155,9 @@ def restore_round(
         UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
     """
     done = checkpoint.get("round")
-    path = source.path
     hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
-    restore_run(run, source, allow_changes)
+    restore_run(run, path, allow_changes)
     fates = draw_fates(run, round_, cohort(run, round_))
     run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))

@@ -26,10 +26,8 @@ from fl_lightning.engine.processes.presence import LOOK, SILENCE
 from fl_lightning.engine.processes.signals import Signals
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import LostWorkerError, UsageError, require
-from fl_lightning.records.checkpoint import Checkpoint
-from fl_lightning.records.files import UNSAFE, Stamp
-from fl_lightning.records.manifest import Manifest
 from fl_lightning.records.plain import packed, unpacked
+from fl_lightning.storage.atomic_io import UNSAFE
 from fl_lightning.sums.reduced import Reduced
 from fl_lightning.sums.weighted import Weighted
 
@@ -37,7 +35,7 @@ Gathered = TypeVar("Gathered")
 # bytes of the first message of a gather; most values fit into it, and need no second one
 ROOM = 4096
 # what the workers of several machines exchange beside tensors, arrays and plain values
-MESSAGES = (type(Path()), signal.Signals, BatchIndex, Checkpoint, Form, Manifest, Note, Reduced, Stamp, Weighted)
+MESSAGES = (type(Path()), signal.Signals, BatchIndex, Form, Note, Reduced, Weighted)
 # bytes of a message; a larger number comes from no worker
 LARGEST = 2**34
 # seconds between the end of a connection and the news why: a signal to this worker, too, or the other one's status

@@ -1,0 +1,1 @@
+"""Writes and reads checkpoints and other files of a run."""

@@ -1,0 +1,142 @@
+"""Writes files atomically, so that a crash leaves the old file or the new one, and reads them back safely."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+# files handled in parallel, so that the file system commits its journal once for several of them
+MAX_THREADS = 16
+UNSAFE = re.compile(r"[Uu]nsupported global: GLOBAL (\S+)")
+NO_CHECKPOINT = "not a checkpoint of tensors and plain values, as torch.save writes them since 1.6"
+
+
+class DamagedFileError(ValueError):
+    """A file cannot be read, or its contents have changed. The message says why."""
+
+
+def save(contents: Any, path: Path) -> None:
+    """Write tensors and plain values; a missing folder is made."""
+    write_atomically(path, lambda partial: dump(contents, partial))
+
+
+def dump(contents: Any, path: Path) -> None:
+    """Write tensors and plain values to ``path`` directly, without renaming or flushing.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full.
+    """
+    with path.open("wb") as file:
+        try:
+            torch.save(contents, file)
+        except RuntimeError as error:
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+def load(path: Path) -> Any:
+    """Read tensors and plain values. The file is memory-mapped, so tensors are read on first use.
+
+    Raises:
+        DamagedFileError: the file is no file of ``torch.save``, or holds other objects.
+    """
+    try:
+        return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+    except Exception as error:  # torch raises errors of many types
+        unsafe = UNSAFE.search(str(error))
+        raise DamagedFileError(f"{NO_CHECKPOINT}{f': it holds {unsafe[1]}' if unsafe else ''}") from error
+
+
+def load_checked(path: Path) -> Any:
+    """Read a file like :func:`load`, after comparing the CRC-32 checksums that ``torch.save`` writes.
+
+    Raises:
+        DamagedFileError: the file is damaged, or no file of ``torch.save``.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # zipfile raises errors of many types
+        raise DamagedFileError(NO_CHECKPOINT) from error
+    if damaged:
+        raise DamagedFileError("its checksums differ: it was altered")
+    return load(path)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` create a temporary file in the same folder, and rename it when it is complete.
+
+    Raises:
+        OSError: the file cannot be written. The error has its name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_of(path)
+    try:
+        write(partial)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # errors of write(), unlike those of open(), have no name
+        raise
+    os.replace(partial, path)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None if there is no file."""
+    if not path.exists():
+        return None
+    places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    return path.rename(next(place for place in places if not place.exists()))
+
+
+def partial_of(path: Path) -> Path:
+    """Return the name of a file while it is incomplete."""
+    # np.savez appends .npz to other names
+    return path.with_name(f"{path.stem}.partial{path.suffix if path.suffix == '.npz' else ''}")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    _fsync(path, os.O_RDWR)
+
+
+def flush_folder(path: Path) -> None:
+    """Wait until the file names in a folder are on the disk, if the operating system supports it."""
+    with suppress(OSError):
+        _fsync(path, os.O_RDONLY)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files. Missing files are ignored."""
+    in_parallel(lambda path: path.unlink(missing_ok=True), paths)
+
+
+def in_parallel(work: Callable[[Path], Result], paths: Iterable[Path]) -> list[Result]:
+    """Call a function for many files in threads, since each call waits for the disk."""
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        return list(pool.map(work, paths))
+
+
+def _fsync(path: Path, mode: int) -> None:
+    number = os.open(path, mode)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
