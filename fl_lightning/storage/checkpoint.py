@@ -127,7 +127,12 @@ class PackedRows:
 
     def __init__(self) -> None:
         self._tags: dict[str, int] = {}
-        self._lengths, self._columns, self._integers, self._values = array("i"), array("i"), array("b"), array("d")
+        self._parts: dict[str, array[Any]] = {
+            "lengths": array("i"),
+            "columns": array("i"),
+            "integers": array("b"),
+            "values": array("d"),
+        }
 
     def pack(self, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """Return the rows as tensors, from which :func:`unpack_rows` restores them.
@@ -136,18 +141,13 @@ class PackedRows:
             ``tags``, the names of the columns; ``lengths`` ``(R,)``, the number of values of each of R rows;
             ``columns``, ``integers`` and ``values`` ``(N,)``, the column, type and value of each of N values.
         """
-        for row in rows[len(self._lengths) :]:
-            self._lengths.append(len(row))
-            self._columns.extend(self._tags.setdefault(tag, len(self._tags)) for tag in row)
-            self._integers.extend(isinstance(value, int) for value in row.values())
-            self._values.extend(row.values())
-        packed = {
-            "lengths": self._lengths,
-            "columns": self._columns,
-            "integers": self._integers,
-            "values": self._values,
-        }
-        return {"tags": list(self._tags), **{key: torch.from_numpy(np.array(part)) for key, part in packed.items()}}
+        parts = self._parts
+        for row in rows[len(parts["lengths"]) :]:
+            parts["lengths"].append(len(row))
+            parts["columns"].extend(self._tags.setdefault(tag, len(self._tags)) for tag in row)
+            parts["integers"].extend(isinstance(value, int) for value in row.values())
+            parts["values"].extend(row.values())
+        return {"tags": list(self._tags), **{key: torch.from_numpy(np.array(part)) for key, part in parts.items()}}
 
 
 def unpack_rows(packed: Mapping[str, Any]) -> list[dict[str, float]]:

@@ -203,7 +203,7 @@ def within_save(frame):
     return frame is not None
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_save_that_is_killed_at_any_line_leaves_a_run_that_resumes(tmp_path, step):
     def resume(rounds):
         return fit(tmp_path, "last", max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
