@@ -10,7 +10,7 @@ import argparse
 import collections
 import contextlib
 import csv
-import json
+import io
 import os
 import random
 import shutil
@@ -26,7 +26,6 @@ import matplotlib.figure  # noqa: F401  imported here for all that is forked
 import scipy.spatial.distance  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
-from fl_lightning.records.checkpoint import valid_checkpoint
 from torch.optim import SGD, Adam
 
 from fl_lightning import FederatedTrainer
@@ -36,7 +35,7 @@ from fl_lightning.engine.processes.launch import begin_forked_process, without_c
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
-from fl_lightning.records import files
+from fl_lightning.storage.checkpoint import unpack_rows, valid_checkpoint
 
 ROUNDS = 4
 CASES = {
@@ -136,15 +135,16 @@ def outcome(folder):
     checkpoints = versions[-1] / "checkpoints"
     state = torch.load(checkpoints / "last.ckpt", weights_only=True)
     state["clients"] = {
-        k: torch.load(checkpoints / "clients" / name, weights_only=True) for k, name in sorted(state["clients"].items())
+        k: torch.load(checkpoints / "clients" / name, weights_only=True)
+        for k, (name, _) in sorted(state["clients"].items())
     }
     state["model"] = torch.load(checkpoints / "model.ckpt", weights_only=True)["state_dict"]
     with (versions[-1] / "metrics.csv").open(newline="") as file:
         state["metrics"] = [timeless(row) for row in csv.DictReader(file)]
-    state["history"] = [timeless(json.loads(line)) for line in (checkpoints / "history.jsonl").open()]
+    state["history"] = [timeless(row) for row in unpack_rows(state["history"])]
     try:
         best = valid_checkpoint(checkpoints / "best.ckpt", print)
-        state["best"] = torch.load(best.path, weights_only=True)["state_dict"]
+        state["best"] = torch.load(best, weights_only=True)["state_dict"]
     except UsageError:
         state["best"] = "named as damaged"
     return state
@@ -201,15 +201,17 @@ def dies_in_writing(number):
 
         return call
 
-    def half_of(stamping, block):
+    def half_of(contents, file):
         left[0] -= 1
         if left[0] <= 0:
-            stamping.file.write(bytes(block)[: len(block) // 2])
-            stamping.file.flush()
+            buffer = io.BytesIO()
+            save(contents, buffer)
+            file.write(buffer.getvalue()[: buffer.tell() // 2])
+            file.flush()
             os.killpg(os.getpgid(0), signal.SIGKILL)
-        return write(stamping, block)
+        return save(contents, file)
 
-    write, files._Stamping.write = files._Stamping.write, half_of
+    save, torch.save = torch.save, half_of
     for name in ("replace", "fsync", "link", "unlink"):
         setattr(os, name, counted(getattr(os, name), before=number % 2 == 0))
 
@@ -281,23 +283,17 @@ def swap(path, rng, others):
 
 
 def foreign(path, rng, others):
-    """Replace a file, or the checkpoint with its manifest, by those of another run."""
+    """Replace a file by one of another run."""
     like = [one for one in sorted(others.rglob("*")) if one.is_file() and one.suffix == path.suffix]
     pick = rng.choice(like or [others / "last.ckpt"])
     shutil.copyfile(pick, path)
-    if path.suffix == ".ckpt" and rng.random() < 0.5:
-        shutil.copyfile(f"{pick}.json", f"{path}.json")
-        return f"replaced by {pick.name} and its manifest of another run"
     return f"replaced by {pick.name} of another run"
 
 
 def older(path, rng, others):
-    """Put the previous checkpoint, with or without its manifest, in the place of the last."""
+    """Put the previous checkpoint in the place of the last."""
     folder = next(one for one in path.parents if one.name.startswith("version_")) / "checkpoints"
     shutil.copyfile(folder / "previous.ckpt", folder / "last.ckpt")
-    if rng.random() < 0.5:
-        shutil.copyfile(folder / "previous.ckpt.json", folder / "last.ckpt.json")
-        return "previous.ckpt and its manifest in the place of the last"
     return "previous.ckpt in the place of the last"
 
 
@@ -328,7 +324,7 @@ def corrupt(number, rng, reference, root, cases):
     what = rng.choice(DAMAGES)(path, rng, others)
     status = ended(forked(partial(fit, case, folder), folder / "log"))
     lines = (folder / "log").read_text().splitlines()
-    named = any("ckpt_path=" in line and ("instead" in line or "metrics.csv" in line) for line in lines)
+    named = any("ckpt_path=" in line and "instead" in line for line in lines)
     wrong = []
     if status == 0:
         final, result = outcome(folder), "fallen back from" if named else "harmless"
@@ -358,9 +354,9 @@ def both_changed(before, after):
     changed = {name for name in before if before[name] != after.get(name)}
     parts = []
     for name in ("last", "previous"):
-        own = {f"checkpoints/{name}.ckpt", f"checkpoints/{name}.ckpt.json"}
-        clients = json.loads(before[f"checkpoints/{name}.ckpt.json"])["clients"]
-        parts.append(own | {f"checkpoints/clients/{one}" for one in clients})
+        contents = torch.load(io.BytesIO(before[f"checkpoints/{name}.ckpt"]), weights_only=True)
+        clients = {f"checkpoints/clients/{one}" for one, _ in contents["clients"].values()}
+        parts.append({f"checkpoints/{name}.ckpt"} | clients)
     return all(part & changed for part in parts)
 
 

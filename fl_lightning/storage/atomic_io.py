@@ -73,12 +73,13 @@ def load_checked(path: Path) -> Any:
     return load(path)
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
+def digest_of(path: Path, size: int | None = None) -> str:
+    """Return the SHA-256 of a file, or of its first ``size`` bytes, as hexadecimal digits."""
+    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
     with path.open("rb") as file:
-        while block := file.read(2**20):
+        while block := file.read(min(left, 2**20)):
             digest.update(block)
+            left -= len(block)
     return digest.hexdigest()
 
 

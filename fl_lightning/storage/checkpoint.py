@@ -1,7 +1,7 @@
 """Checkpoints of a run: ``last.ckpt``, the one before it, the best one, and a file for the memory of each client.
 
 A checkpoint holds the metrics of all rounds, and the names and SHA-256 digests of the client files that belong to it.
-Its own integrity is checked by the CRC-32 checksums of ``torch.save``.
+Its own SHA-256 follows the archive of ``torch.save``: the checksums inside the archive do not cover its directory.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from fl_lightning.storage.atomic_io import (
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 # layout of the contents
 FORMAT = 2
+# of a SHA-256, at the end of a checkpoint
+DIGITS = 64
 CLIENT_FILE = re.compile(r"\d+-\d+\.pt", re.ASCII)
 # files that a killed process may have left, by folder
 LEFTOVERS = {
@@ -99,6 +101,8 @@ class CheckpointFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         path, partial = self.path / LAST, partial_of(self.path / LAST)
         dump({**contents, "format": FORMAT, "history": self._rows.pack(history)}, partial)
+        with partial.open("ab") as file:
+            file.write(digest_of(partial).encode())
         flush(partial)
         if best:
             os.replace(_copy(partial, partial_of(self.path / BEST)), self.path / BEST)
@@ -223,13 +227,24 @@ def verify(path: Path) -> None:
     """
     if not path.is_file():
         raise DamagedFileError("there is no such file")
-    contents = load_checked(path)
+    contents = _load_verified(path)
     if isinstance(contents, dict) and "server" in contents:
         hint = "another version of fl_lightning has written it; resume with that version, or give it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
     for k, file in client_files(path, contents).items():
         if not file.is_file() or digest_of(file) != contents["clients"][k][1]:
             raise DamagedFileError(f"clients/{file.name} {'was altered' if file.is_file() else 'is missing'}")
+
+
+def _load_verified(path: Path) -> Any:
+    """Read a file of ``torch.save``, and compare the SHA-256 at its end if it is a checkpoint of this format."""
+    contents = load_checked(path)
+    if isinstance(contents, dict) and "server" in contents and contents.get("format") == FORMAT:
+        with path.open("rb") as file:
+            file.seek(-DIGITS, os.SEEK_END)
+            if file.read() != digest_of(path, path.stat().st_size - DIGITS).encode():
+                raise DamagedFileError("its SHA-256 differs: it was altered")
+    return contents
 
 
 def client_files(path: Path, contents: Any) -> dict[int, Path]:
@@ -267,7 +282,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: there is no such file, it is damaged, or it holds no weights.
     """
-    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", load_checked)
+    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", _load_verified)
     plain = isinstance(contents, dict) and bool(contents)
     usable = plain and ("state_dict" in contents or any(isinstance(value, Tensor) for value in contents.values()))
     require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")

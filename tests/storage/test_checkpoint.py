@@ -21,7 +21,7 @@ from fl_lightning.engine.checkpointing import save_run
 from fl_lightning.methods import SCAFFOLD
 from fl_lightning.storage import atomic_io, checkpoint
 from fl_lightning.storage.atomic_io import DamagedFileError
-from fl_lightning.storage.checkpoint import PackedRows, unpack_rows, verify
+from fl_lightning.storage.checkpoint import CheckpointFolder, PackedRows, unpack_rows, verify
 
 
 def fit(folder, ckpt_path=None, **kwargs):
@@ -78,49 +78,24 @@ def test_a_file_that_both_checkpoints_need_ends_in_one_line(tmp_path, checkpoint
     assert "\n" not in str(caught.value)
 
 
-def is_noticed(path, contents):
-    """Whether a damaged checkpoint is refused. One that is not has the contents that it had."""
-    try:
-        verify(path)
-    except DamagedFileError:
-        return True
-    assert_same_contents(torch.load(path, weights_only=True), contents)
-    return False
-
-
-def assert_same_contents(ours, theirs):
-    assert type(ours) is type(theirs)
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    elif isinstance(ours, dict):
-        assert list(ours) == list(theirs)
-        for key in ours:
-            assert_same_contents(ours[key], theirs[key])
-    else:
-        assert repr(ours) == repr(theirs)
-
-
 @pytest.mark.parametrize("number", [100, pytest.param(3000, marks=pytest.mark.thorough)])
-def test_a_flipped_bit_is_noticed_or_changes_nothing(checkpoints, number):
+def test_a_flipped_bit_is_noticed(checkpoints, number):
     rng = random.Random(0)
     files = [checkpoints / "last.ckpt", *sorted((checkpoints / "clients").glob("*-3.pt"))]
-    contents, noticed = torch.load(files[0], weights_only=True), 0
     for _ in range(number):
         path = rng.choice(files)
         before = path.read_bytes()
         flip(path, rng.random(), rng.randrange(8))
-        noticed += is_noticed(checkpoints / "last.ckpt", contents)
+        with pytest.raises(DamagedFileError):
+            verify(files[0])
         path.write_bytes(before)
-    assert noticed > number / 2
 
 
 # ---------------------------------------------------------------------- a checkpoint of another version
 def test_a_checkpoint_of_another_version_is_refused_and_its_weights_can_be_used(tmp_path, begun, checkpoints):
     path = checkpoints / "last.ckpt"
     contents = torch.load(path, weights_only=True)
-    del contents["format"]
-    torch.save(contents, path)
+    torch.save({**contents, "format": 1}, path)
     with refused("ckpt_path=", "last.ckpt", "version", "weights"):
         fit(tmp_path, "last")
     trainer = small_trainer(tmp_path, max_rounds=0)
@@ -155,7 +130,7 @@ def test_client_files_outside_the_folder_are_refused(checkpoints, tmp_path):
     path = checkpoints / "last.ckpt"
     contents = torch.load(path, weights_only=True)
     contents["clients"][0] = ("../../1-1.pt", "")
-    torch.save(contents, path)
+    CheckpointFolder(checkpoints).save(contents, [])
     with refused("ckpt_path=", "../../1-1.pt"):
         fit(tmp_path, "last")
 
