@@ -97,10 +97,6 @@ class DividedLoader:
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
             self._require(not len(rows) or bool(self.drawn[rows].any()), hint)
 
-    def is_idle(self, rows: np.ndarray) -> bool:
-        """Whether a part ``(n,)`` has rows, and all its batches are dropped."""
-        return bool(self.drops) and len(rows) > 0 and len(self.on(rows)) == 0
-
     def on(self, rows: np.ndarray) -> DataLoader:
         """The loader of a part ``(n,)``, seeded by its ``generator`` alone."""
         generator = torch.Generator()

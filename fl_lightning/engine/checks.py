@@ -181,16 +181,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
-    empty: list[int] = []
     if isinstance(data, FederatedDataModule):
         hint = f"its plan has {len(data.plan.parts)} parts; give a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
-        empty = np.flatnonzero(data.plan.sizes == 0).tolist()
-    for k in (0, *empty):
-        num_batches(data, k)
-    if empty and not getattr(data, "elsewhere", False):  # a site that joins late tells its size late
-        text = "no examples: they train nothing; give the partitioner a min_size, or fewer data.num_clients"
-        trainer.warn(f"data: {len(empty)} of {number} clients ({few(empty, CLIENTS_SHOWN)}) have {text}")
+    num_batches(data, 0)
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
@@ -202,9 +196,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
     if getattr(data, "elsewhere", False):  # each site looks at its own
         return
-    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        text = "no training batch: they train nothing, and their weight is 0; give fewer data.num_clients, the partitioner "
+        text += "a min_size, or data.drop_last false or singletons"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
         for name in TRANSFER_HOOKS:
@@ -386,6 +381,9 @@ def check_buffers(trainer: RunArguments, client: Client) -> None:
             server optimizer would move the statistics as well.
     """
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
+    if rule == "keep" and client.batch_norms:
+        text = f"the running statistics of {len(client.batch_norms)} BatchNorm layers stay as they are at the start"
+        trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
     if rule not in RECALIBRATES:
         return
     hint = f"{kind} has no BatchNorm layer that updates running statistics; give average"

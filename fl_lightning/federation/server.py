@@ -233,14 +233,14 @@ class ClientsAtSites:
             seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer does not say how many steps it took") from None
-        totals.add(update)
-        outcome.arrived.append(k)
+        if steps:
+            totals.add(update)
+            outcome.arrived.append(k)
+            outcome.rates[k] = rate
         outcome.counts.update(
             visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
         )
         outcome.scalings += scalings
-        if steps:
-            outcome.rates[k] = rate
         return seconds
 
     def _check_weight(self, run: Run, k: int, weight: float) -> None:

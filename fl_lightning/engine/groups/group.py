@@ -398,7 +398,7 @@ class Group:
         change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
         # with the bits that each would have by itself
         drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
-        good = drift.isfinite() & ~self.log.bad
+        good = drift.isfinite() & ~self.log.bad & (self.num_steps > 0).to(drift.device)
         for name in client.others:
             if name in state and state[name].is_floating_point():
                 good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
