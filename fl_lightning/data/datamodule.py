@@ -283,6 +283,7 @@ class ImageDataModule(FederatedDataModule):
         require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
         require(0 <= client_noise < math.inf, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
+        require(drop_last in (True, False, "singletons"), "data.drop_last", drop_last, "give true, false or singletons")
         require(eval_batch_size >= 1, "data.eval_batch_size", eval_batch_size, "give 1 or more")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_size, self.test_size = train_size, test_size

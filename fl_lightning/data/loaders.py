@@ -126,6 +126,31 @@ def num_batches(data: Any, k: int) -> int:
         raise UsageError(f"{key}={type(loader).__name__!r}: {what}; {hint}") from error
 
 
+def last_batch(data: Any, k: int) -> str:
+    """Return the kind of the last batch of client ``k``: ``full``, ``short``, ``single`` (one example), ``dropped``.
+
+    ``unknown`` where the loader does not know its batch size.
+    """
+    loader = data.train_dataloader(k)
+    size = getattr(loader, "batch_size", None)
+    if not size:
+        return "unknown"
+    try:
+        number = len(loader.sampler)
+    except (AttributeError, TypeError):
+        number = data.info(k).num_examples
+    rest, drops = number % size, getattr(loader, "drop_last", False)
+    if rest == 0:
+        return "full"
+    return "dropped" if drops is True or (drops and rest == 1) else "single" if rest == 1 else "short"
+
+
+def without_singles(data: Any) -> str:
+    """Return the remedy for a last batch of one example."""
+    own = "drop_last=True in the training loader"
+    return f"give {'data.drop_last=singletons' if hasattr(data, 'drop_last') else own}, or another batch size"
+
+
 def leaves_of(loaders: Any) -> Iterator[Any]:
     """What lies in nested lists, tuples and mappings."""
     if isinstance(loaders, (list, tuple, Mapping)):

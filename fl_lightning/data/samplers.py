@@ -62,7 +62,6 @@ class DividedLoader:
     Attributes:
         dataset: the user's data set.
         drawn: whether the sampler can draw a row ``(N,)``.
-        drops: whether a batch that is not full is dropped.
 
     Raises:
         UsageError: the loader cannot be divided; the error names the part of it that cannot, and the remedy.
@@ -79,9 +78,8 @@ class DividedLoader:
             "drop_last": getattr(batches, "drop_last", False),
         }
         self._sampler = self._base = loader.sampler if batches is None else batches.sampler
-        self.drops = self._batching["drop_last"]
         while type(self._base) is BatchSampler:
-            self.drops, self._base = self.drops or self._base.drop_last, self._base.sampler
+            self._base = self._base.sampler
         self._check_sampler(self._base)
         self._times = self._times_drawn(self._base)
         self.drawn = self._times > 0

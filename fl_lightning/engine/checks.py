@@ -13,7 +13,6 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
@@ -24,6 +23,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.client import Client
+from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
@@ -198,8 +198,8 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no training batch: they train nothing, and their weight is 0; give fewer data.num_clients, the partitioner "
-        text += "a min_size, or data.drop_last false or singletons"
+        text = "no training batch: they train nothing, and their weight is 0; give the partitioner a min_size, fewer "
+        text += "data.num_clients, or drop_last=false"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
         for name in TRANSFER_HOOKS:
@@ -376,13 +376,16 @@ def check_folder(key: str, folder: Path) -> None:
 def check_buffers(trainer: RunArguments, client: Client) -> None:
     """Refuse to recompute the running statistics of a model that has none, or that is not one model for all.
 
+    Warn of statistics that nobody updates.
+
     Raises:
         UsageError: no BatchNorm layer updates running statistics, entries of the state stay with the clients, or the
             server optimizer would move the statistics as well.
     """
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
-    if rule == "keep" and client.batch_norms:
-        text = f"the running statistics of {len(client.batch_norms)} BatchNorm layers stay as they are at the start"
+    stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
+    if stale:
+        text = f"the running statistics of {len(stale)} BatchNorm layers stay as they are at the start of the run"
         trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
     if rule not in RECALIBRATES:
         return

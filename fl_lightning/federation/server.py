@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES
+from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
@@ -193,7 +193,8 @@ class ClientsAtSites:
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
             taken = self._taken(run, k, answer, totals, outcome)
-            self.sites.accepted[k] = round_
+            if k in outcome.arrived:
+                self.sites.accepted[k] = round_
             seconds.append(taken)
 
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
@@ -221,7 +222,8 @@ class ClientsAtSites:
         expected = run.server.state
         if "parameters" in contents:
             check_state("parameters", contents["parameters"], expected, largest, client.sent)
-        check_state("buffers", contents.get("buffers"), expected, largest, client.sent_others)
+        buffers = [name for name in client.sent_others if are_exact(expected[name])]
+        check_state("buffers", contents.get("buffers"), expected, largest, buffers)
         check_numbers("update", dict(tensors_of(contents)), largest)
         if {*contents["payload"]} - {*run.methods.names}:
             raise BadMessageError("it sends something for a method that the run does not have")

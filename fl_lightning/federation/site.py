@@ -162,13 +162,12 @@ class Site:
         memories, client = run.client.memories(), run.client
         run.stopwatch.reset()
         with memories.unchanged():
-            before = self.memory(shared, own)
-            memories.visited(k).update(move_data_to_device(before, memories.device))
+            memories.visited(k).update(move_data_to_device(self.memory(shared, own), memories.device))
             update = run.local_training.visit(k, round_, run.server.state)
             contents = contents_of(client, update)
             check_update(contents, self.declared, client.sent_frozen)
             # not the memory of the site as long as the server does not name it
-            save(on_cpu(memories.get(k, {})) if client.num_steps else before, self.file(shared, round_))
+            save(on_cpu(memories.get(k, {})), self.file(shared, round_))
             answer = {
                 "update": contents,
                 "steps": client.num_steps,
