@@ -198,13 +198,9 @@ def sums_of_recalibration(run: Run) -> list[Entry]:
     """Return the sums from which the server recomputes the statistics of BatchNorm: counts, inputs and squares."""
     if run.trainer.buffers not in RECALIBRATES:
         return []
-    layers = {path: tuple(run.client.live[statistics_of(path)[0]].shape) for path in run.client.batch_norms}
-    shapes = {"count": lambda size: (), "sums": lambda size: (2, *size)}
-    return [
-        Entry(f"recalibration/{path}.{n}", "float64", of(size))
-        for path, size in layers.items()
-        for n, of in shapes.items()
-    ]
+    sizes = {path: run.client.live[statistics_of(path)[0]].numel() for path in run.client.batch_norms}
+    parts = [(path, *part) for path, size in sizes.items() for part in (("count", ()), ("sums", (2, size)))]
+    return [Entry(f"recalibration/{path}.{name}", "float64", shape) for path, name, shape in parts]
 
 
 def group_of(run: Run, k: int) -> list[int]:
