@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,13 @@ from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import prints
 
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sums.reduced import EMPTY, Kind, Reduced, join
 
+# in the warnings of torchmetrics about a value that is 0 or 1 by convention, such as the AUROC of a single class
+UNDEFINED = ("meaningless", "is undefined")
 # values of a name after which they are read
 MOST_PENDING = 4096
 # what may be given as ``reduce_fx``
@@ -121,6 +125,7 @@ class Entry:
         last_weight: its weight.
         epoch: the last epoch that ended, reduced.
         total: the epochs that ended, reduced.
+        states: of a torchmetrics object, its states at the end of that epoch; None where the module has reset it.
         first_bad: which value was the first to make the total nan or infinite.
     """
 
@@ -133,6 +138,7 @@ class Entry:
         self.last_weight = 0.0
         self.epoch: Reduced | None = None
         self.total: Reduced | None = None
+        self.states: dict[str, Any] | None = None
         self.first_bad: int | None = None
         self._pending: list[Any] = []
         self._weights: list[float] = []
@@ -175,6 +181,11 @@ class Entry:
         self.epoch, before = self.so_far(), self.total
         if before is None or self.form.kind != "mean" or self.metric is not None:
             self.total = self.epoch
+            if self.metric is not None:
+                states = self.metric.metric_state.items()
+                # its reset empties the lists
+                copies = {name: [*value] if isinstance(value, list) else value for name, value in states}
+                self.states = copies if self.metric.update_called else None
         else:
             self.total = Reduced("mean", before.total + self.epoch.total, before.weight + self.epoch.weight)
         self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
@@ -219,14 +230,25 @@ def numbers(values: list[Any]) -> list[float]:
 
 
 def computed(name: str, metric: Metric) -> float:
-    """The value of a torchmetrics object.
+    """The value of a torchmetrics object; nan where torchmetrics reports that it is undefined.
 
     Raises:
         UsageError: it is not one number.
     """
-    value = metric.compute()
+    told: list[tuple[Any, ...]] = []
+    before = prints.rank_zero_only.rank, prints.warnings
+    # every worker hears the warnings, also of a value that was computed before
+    metric._computed, prints.rank_zero_only.rank = None, 0
+    prints.warnings = SimpleNamespace(warn=lambda *args, **kwargs: told.append(args))
+    try:
+        value = metric.compute()
+    finally:
+        prints.rank_zero_only.rank, prints.warnings = before
+    undefined = [args for args in told if any(part in str(args[0]) for part in UNDEFINED)]
+    for args in told if not undefined else ():
+        prints.rank_zero_warn(*args)
     single = isinstance(value, Tensor) and value.numel() == 1
     what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     hint = f"its compute() gives {what}, and one number is logged under a name: log its elements in the epoch-end hook"
     require(single, f"self.log({name!r}, ...)", type(metric).__name__, hint)
-    return float(value)
+    return math.nan if undefined else float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
@@ -28,7 +29,8 @@ class Logged:
     """Collects the values of ``self.log`` and the terms of the loss, in a visit or an evaluation.
 
     In the record there is one value of each name for a visit. A mean is that over the visit; a sum, a maximum, a
-    minimum and the value of a torchmetrics object are those of the last epoch in which it was logged. Where both
+    minimum and the value of a torchmetrics object are those of the last epoch in which it was logged. An undefined
+    value of such an object is left out, and ``<name>/clients`` is 0 instead of 1. Where both
     ``on_step`` and ``on_epoch`` are set, the record has it as ``name_epoch``, and a visit's last step as ``name_step``.
     In an evaluation only the reduction over all batches is recorded. ``logger=False`` keeps a value out of the record;
     :meth:`callback_metrics` has it all the same. A visit is one process, and nothing is drawn while it lasts, so
@@ -172,7 +174,16 @@ class Logged:
                 record[entry.form.epoch_name] = entry.total
                 if entry.form.step_name != entry.form.epoch_name:
                     record[entry.form.step_name] = entry.last_step()
+                if entry.metric is not None and entry.total is not None:
+                    defined = not math.isnan(entry.total.total)
+                    record[entry.form.epoch_name] = entry.total if defined else None
+                    record[f"{entry.form.epoch_name}/clients"] = Reduced("sum", float(defined))
         return {name: value for name, value in record.items() if value is not None}
+
+    def states(self) -> dict[str, tuple[str, dict[str, Any] | None]]:
+        """Where each torchmetrics object of the record is in the module, and its states, by name."""
+        shown = [entry for entry in self._entries.values() if entry.form.logger and entry.metric is not None]
+        return {entry.form.epoch_name: (str(entry.form.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """What Lightning's ``trainer.callback_metrics`` holds: the latest values by Lightning's names.

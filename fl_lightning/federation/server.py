@@ -28,8 +28,9 @@ from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
 from fl_lightning.method import Method
+from fl_lightning.records.summary import is_defined, of_client, over_clients
 from fl_lightning.state import State, select
-from fl_lightning.sums import Sums, Totals, Weighted
+from fl_lightning.sums import Sums, Totals
 from fl_lightning.systems import Fate
 
 # seconds between two looks for answers
@@ -393,13 +394,13 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
-        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in metrics.items()})
+        sums.add(of_client(metrics, float(weight)))
         for tag, value in metrics.items():
-            tags.setdefault(tag, []).append(value)
+            if is_defined(tag, value):
+                tags.setdefault(tag, []).append(value)
             logged[f"sites/{name}/{tag}"] = value
     worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
-    means = {tag: float(mean) for tag, mean in sums.means().items()}
-    return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
+    return {**over_clients(sums.totals), **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
 
 
 def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, dict[str, float]]:

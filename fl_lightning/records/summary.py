@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_lightning.sums import Weighted
 
 # words in the name of a metric of which less is better, and of which more is; the latter lie between 0 and 1
 LESS = ("loss", "error", "mse", "mae", "perplexity")
@@ -22,6 +26,30 @@ def has_word(name: str, words: Sequence[str]) -> bool:
 def tagged(phase: str, name: str) -> str:
     """``phase/name``; a name that already begins with its phase is kept as it is."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
+
+
+def is_loss(tag: str) -> bool:
+    """Whether a metric is a loss, by its tag."""
+    return "loss" in re.split("[/_]", tag)
+
+
+def is_defined(tag: str, value: float) -> bool:
+    """Whether a metric has a value; a loss always counts, so that a mean shows a model that has diverged."""
+    return is_loss(tag) or not math.isnan(value)
+
+
+def of_client(metrics: Mapping[str, float], weight: float = 1.0) -> dict[str, dict[str, Weighted]]:
+    """The metrics of a client, to be added up for :func:`over_clients`; undefined ones count for nothing."""
+    defined = {tag: is_defined(tag, value) for tag, value in metrics.items()}
+    values = {tag: Weighted.of(value, weight) for tag, value in metrics.items() if defined[tag]}
+    return {"values": values, "clients": {tag: Weighted.summed(float(one), 1.0) for tag, one in defined.items()}}
+
+
+def over_clients(totals: Mapping[str, Any]) -> dict[str, float]:
+    """The means by tag; where clients were left out of one, ``<tag>/clients`` is the number of the others."""
+    means = {tag: float(value.mean()) for tag, value in totals.get("values", {}).items()}
+    counts = totals.get("clients", {}).items()
+    return {**means, **{f"{tag}/clients": float(one.total) for tag, one in counts if one.total < one.weight}}
 
 
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
@@ -62,7 +90,8 @@ def told(name: str, value: float) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a share by its name, such as an accuracy or F1."""
-    return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
+    share = name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
+    return share and not name.endswith("/clients")
 
 
 def few_digits(value: float) -> str:

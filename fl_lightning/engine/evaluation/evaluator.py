@@ -19,10 +19,10 @@ from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.summary import tagged
+from fl_lightning.records.summary import of_client, over_clients, tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
-from fl_lightning.sums import Sums, Weighted
+from fl_lightning.sums import Sums
 
 if TYPE_CHECKING:
     from fl_lightning.engine.processes.workers import Workers
@@ -87,10 +87,10 @@ class Evaluator:
         """The means over the clients of all workers; each worker gives those of its own, by itself."""
         sums = Sums()
         with self.workers.alone():
-            for of_client in metrics:
-                sums.add({tag: Weighted.of(value) for tag, value in of_client.items()})
+            for values in metrics:
+                sums.add(of_client(values))
         sums.all_reduce(self.workers)
-        return {tag: float(mean) for tag, mean in sums.means().items()}
+        return over_clients(sums.totals)
 
     def check(self) -> None:
         """Refuse a module whose steps and hooks do not take the index of one of several data loaders.
