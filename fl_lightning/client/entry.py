@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -125,7 +126,7 @@ class Entry:
         last_weight: its weight.
         epoch: the last epoch that ended, reduced.
         total: the epochs that ended, reduced.
-        states: of a torchmetrics object, its states at the end of that epoch; None where the module has reset it.
+        states: of a torchmetrics object, its states at the end of that epoch; none where the module has reset it.
         first_bad: which value was the first to make the total nan or infinite.
     """
 
@@ -138,7 +139,7 @@ class Entry:
         self.last_weight = 0.0
         self.epoch: Reduced | None = None
         self.total: Reduced | None = None
-        self.states: dict[str, Any] | None = None
+        self.states: dict[str, Any] = {}
         self.first_bad: int | None = None
         self._pending: list[Any] = []
         self._weights: list[float] = []
@@ -182,10 +183,9 @@ class Entry:
         if before is None or self.form.kind != "mean" or self.metric is not None:
             self.total = self.epoch
             if self.metric is not None:
-                states = self.metric.metric_state.items()
-                # its reset empties the lists
-                copies = {name: [*value] if isinstance(value, list) else value for name, value in states}
-                self.states = copies if self.metric.update_called else None
+                # copies, since its reset empties the lists
+                states = {name: copy(value) for name, value in self.metric.metric_state.items()}
+                self.states = states if self.metric.update_called else {}
         else:
             self.total = Reduced("mean", before.total + self.epoch.total, before.weight + self.epoch.weight)
         self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
@@ -216,8 +216,7 @@ class Entry:
         if self.last is None:
             return None
         value, weight = float(self.last), self.last_weight
-        kind: Kind = "mean" if self.metric is not None else self.form.kind
-        return Reduced(kind, value * weight if kind == "mean" else value, weight)
+        return Reduced(self.form.kind, value * weight if self.form.kind == "mean" else value, weight)
 
 
 def numbers(values: list[Any]) -> list[float]:
@@ -236,16 +235,17 @@ def computed(name: str, metric: Metric) -> float:
         UsageError: it is not one number.
     """
     told: list[tuple[Any, ...]] = []
-    before = prints.rank_zero_only.rank, prints.warnings
-    # every worker hears the warnings, also of a value that was computed before
-    metric._computed, prints.rank_zero_only.rank = None, 0
-    prints.warnings = SimpleNamespace(warn=lambda *args, **kwargs: told.append(args))
+    source: Any = prints
+    before = source.warnings, source.rank_zero_only.rank
+    source.warnings = SimpleNamespace(warn=lambda *args, **kwargs: told.append(args))
+    # a stored value would come without its warning, and only the first worker warns
+    metric._computed, source.rank_zero_only.rank = None, 0
     try:
         value = metric.compute()
     finally:
-        prints.rank_zero_only.rank, prints.warnings = before
-    undefined = [args for args in told if any(part in str(args[0]) for part in UNDEFINED)]
-    for args in told if not undefined else ():
+        source.warnings, source.rank_zero_only.rank = before
+    undefined = any(part in str(text) for text, *_ in told for part in UNDEFINED)
+    for args in () if undefined else told:
         prints.rank_zero_warn(*args)
     single = isinstance(value, Tensor) and value.numel() == 1
     what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

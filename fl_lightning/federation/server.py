@@ -28,7 +28,7 @@ from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
 from fl_lightning.method import Method
-from fl_lightning.records.summary import is_defined, of_client, over_clients
+from fl_lightning.records.summary import of_client, over_clients
 from fl_lightning.state import State, select
 from fl_lightning.sums import Sums, Totals
 from fl_lightning.systems import Fate
@@ -394,9 +394,10 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
-        sums.add(of_client(metrics, float(weight)))
+        added = of_client(metrics, float(weight))
+        sums.add(added)
         for tag, value in metrics.items():
-            if is_defined(tag, value):
+            if tag in added["means"]:
                 tags.setdefault(tag, []).append(value)
             logged[f"sites/{name}/{tag}"] = value
     worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}

@@ -33,21 +33,15 @@ def is_loss(tag: str) -> bool:
     return "loss" in re.split("[/_]", tag)
 
 
-def is_defined(tag: str, value: float) -> bool:
-    """Whether a metric has a value; a loss always counts, so that a mean shows a model that has diverged."""
-    return is_loss(tag) or not math.isnan(value)
-
-
 def of_client(metrics: Mapping[str, float], weight: float = 1.0) -> dict[str, dict[str, Weighted]]:
-    """The metrics of a client, to be added up for :func:`over_clients`; undefined ones count for nothing."""
-    defined = {tag: is_defined(tag, value) for tag, value in metrics.items()}
-    values = {tag: Weighted.of(value, weight) for tag, value in metrics.items() if defined[tag]}
-    return {"values": values, "clients": {tag: Weighted.summed(float(one), 1.0) for tag, one in defined.items()}}
+    """The metrics of a client, for :func:`over_clients`: undefined ones, which are nan, are left out, but no losses."""
+    known = {tag: Weighted.of(v, weight) for tag, v in metrics.items() if is_loss(tag) or not math.isnan(v)}
+    return {"means": known, "clients": {tag: Weighted.summed(float(tag in known), 1.0) for tag in metrics}}
 
 
 def over_clients(totals: Mapping[str, Any]) -> dict[str, float]:
     """The means by tag; where clients were left out of one, ``<tag>/clients`` is the number of the others."""
-    means = {tag: float(value.mean()) for tag, value in totals.get("values", {}).items()}
+    means = {tag: float(value.mean()) for tag, value in totals.get("means", {}).items()}
     counts = totals.get("clients", {}).items()
     return {**means, **{f"{tag}/clients": float(one.total) for tag, one in counts if one.total < one.weight}}
 

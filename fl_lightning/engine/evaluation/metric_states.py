@@ -217,12 +217,10 @@ class VisitMetrics:
         """Add what the visit of client ``k`` has logged."""
         sums = {}
         for name, (path, states) in logged.states().items():
-            metric = self._states.metrics.get(path)
-            if metric is None or states is None or not can_merge(metric):
-                path = ""
-            else:
+            fits = bool(states) and path in self._states.metrics and can_merge(self._states.metrics[path])
+            self._paths[name] = self._paths.get(name, path) if fits else ""
+            if fits:
                 sums[path] = self._states.take_states(path, states, (0, k))
-            self._paths[name] = self._paths.get(name, path) and path
         self._sums.add(sums)
 
     def merged(self, workers: Collectives) -> dict[str, float]:
