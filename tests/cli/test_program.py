@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
-from helpers.errors import assert_names
+from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
 from fl_lightning.errors import ClientError
@@ -108,6 +108,19 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     for checkpoint in (str(run / "checkpoints" / "last.ckpt"), "last"):
         main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint])
         assert accuracy in capsys.readouterr().out
+
+
+def test_a_test_of_a_checkpoint_has_the_config_of_its_run_and_tells_what_overrides_it(capsys, recwarn, tmp_path):
+    main([*FIT, *QUICK, f"--trainer.default_root_dir={tmp_path}", "--method=FedProx"])
+    run = tmp_path / "fedprox" / "version_0"
+    (accuracy,) = re.findall(r"1 round, (test/accuracy \d+\.\d\d %), test/loss", capsys.readouterr().out)
+    given = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
+    for config in ([], FIT[1:]):
+        main([*given, *config])
+        assert accuracy in capsys.readouterr().out
+    assert not [warning for warning in recwarn if "ckpt_path=" in str(warning.message)]
+    with warned("ckpt_path=", "seed_everything=3", "0", "plan_hash=", "method.FedProx.mu=0.5", "0.01"):
+        main([*given, "--seed_everything=3", "--method.mu=0.5"])
 
 
 def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path, ran):

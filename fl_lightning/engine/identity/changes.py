@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
-from fl_lightning.engine.identity.description import HOLDS, canonical, was_free
+from fl_lightning.engine.identity.description import HOLDS, canonical, of_data, was_free
 from fl_lightning.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -31,8 +31,19 @@ LONGEST, VALUE, PATH = 290, 36, 60
 
 def identity(run: Run) -> dict[str, Any]:
     """What a checkpoint holds of the run that it belongs to."""
-    known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": run.description}
+    return {**of_run(run), "description": run.description}
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """The seed, the names of the methods and the partition of a run."""
+    return {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+
+
+def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """What an evaluation has otherwise than the run of a checkpoint, as far as it decides what is scored."""
+    methods = {name: canonical(method) for name, method in named(run.methods.methods).items()}
+    ours = {**of_run(run), "description": {"method": methods, "data": of_data(run.data)}}
+    return differences({key: value for key, value in ours.items() if key in checkpoint}, checkpoint)
 
 
 def changes_of(
@@ -116,8 +127,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     described, before = ours["description"], theirs.get("description", {})
     if "trainer" in before:  # before there were groups, clients were trained one by one
         before = {**before, "trainer": {"clients_per_step": 1, **before["trainer"]}}
-    for section in SECTIONS:
-        changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
+    for section in (name for name in SECTIONS if name in described):
+        changes |= differing(before.get(section, {}), described[section], section, known_only=True)
     changes.pop("trainer.max_rounds", None)
     factors = "trainer.client_lr_scheduler"
     if factors in changes:
