@@ -115,7 +115,7 @@ def test_a_test_of_a_checkpoint_has_the_config_of_its_run_and_tells_what_overrid
     run = tmp_path / "fedprox" / "version_0"
     (accuracy,) = re.findall(r"1 round, (test/accuracy \d+\.\d\d %), test/loss", capsys.readouterr().out)
     given = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
-    for config in ([], FIT[1:]):
+    for config in ([], [f"--config={run / 'config.yaml'}"]):
         main([*given, *config])
         assert accuracy in capsys.readouterr().out
     assert not [warning for warning in recwarn if "ckpt_path=" in str(warning.message)]

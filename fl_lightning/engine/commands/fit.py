@@ -173,9 +173,8 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
         return {}
     changes = overridden(run, read(source.path)) if source.manifest is not None else {}
     if changes:
-        run.trainer.warn(
-            message(f"ckpt_path={shown_path(source.path)!r}", changes, "the run of the checkpoint is scored with these")
-        )
+        hint = "these values are used, not those of its run"
+        run.trainer.warn(message(f"ckpt_path={shown_path(source.path)!r}", changes, hint))
     return load_model(run, source.path)
 
 
