@@ -485,8 +485,7 @@ def check_classes(method: Method, client: Client, logits: Tensor) -> None:
     Raises:
         UsageError: there are more or fewer, as where integers are the targets of a regression.
     """
-    counts = client.info.label_counts
-    if method.needs_label_counts and counts is not None:
+    if method.needs_label_counts and (counts := client.info.label_counts) is not None:
         hint = f"it counts labels of {len(counts)} classes; give labels that are classes, and a logit for each"
         fits = logits.shape[-1:] == counts.shape[-1:]
         require(fits, f"method={type(method).__name__}: logits", tuple(logits.shape), hint)

@@ -226,6 +226,14 @@ def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
     assert "4 of 8 finished cells are new here; 4 others" in capsys.readouterr().out
 
 
+def test_a_storage_without_its_driver_names_the_one_that_sqlalchemy_imports(toy, capsys, monkeypatch):
+    monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
+    for name in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert status(toy, "--storage", "postgresql://me@nowhere/bench") == 2
+    assert_names(capsys.readouterr().err, "--storage='postgresql://me@nowhere/bench'", "psycopg[binary]")
+
+
 def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path, capsys, monkeypatch):
     fake()
     assert status(toy, "--only", "lr=0.1", "--output", "here") == 0

@@ -293,8 +293,6 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
 @pytest.mark.parametrize("method", [FedLC, FedRS])
 def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, method):
     class Regression(TinyModule):
-        taps = {"logits": "head"}
-
         def build(self):
             self.head = torch.nn.Linear(6, 1)
 
@@ -302,5 +300,5 @@ def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, me
             return (self(batch[0])[:, 0] - batch[1]).square().mean()
 
     with refused(f"method={method.__name__}", "logits=(4, 1)", "3"):
-        small_trainer(tmp_path).fit(Regression(), clients(TinyData()), [method()])
+        small_trainer(tmp_path, taps={"logits": "head"}).fit(Regression(), clients(TinyData()), [method()])
     assert not list(tmp_path.iterdir())
