@@ -53,8 +53,6 @@ from fl_lightning.yaml_files import read_yaml
 
 # the keys whose values are lists of classes
 LISTS = ("method", "trainer.callbacks", "trainer.logger")
-# commands that begin with the config of the run whose checkpoint they are given
-EVALUATIONS = ("validate", "test", "predict")
 
 
 class ConfigFile(ActionConfigFile):
@@ -224,7 +222,7 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         words = sys.argv[1:] if args is None else args
         check_given_once(words)
-        if self._command in EVALUATIONS:
+        if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
         # Lightning would warn of arguments beside those of the program
         with checked_files(), replaced(sys, argv=sys.argv[:1]):

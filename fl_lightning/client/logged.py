@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
@@ -17,7 +16,7 @@ from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
 from fl_lightning.client.entry import Arguments, Entry, Form
 from fl_lightning.errors import require
-from fl_lightning.records.summary import is_loss
+from fl_lightning.records.summary import is_defined
 from fl_lightning.sums.reduced import Reduced
 
 # hook, name and index of the data loader
@@ -175,7 +174,7 @@ class Logged:
             if entry.form.logger:
                 record[entry.form.epoch_name] = entry.total
                 if entry.metric is not None and entry.total is not None:
-                    defined = is_loss(entry.form.name) or not math.isnan(entry.total.total)
+                    defined = is_defined(entry.form.name, entry.total.total)
                     record[entry.form.epoch_name] = entry.total if defined else None
                     record[f"{entry.form.epoch_name}/clients"] = Reduced("sum", float(defined))
                 elif entry.form.step_name != entry.form.epoch_name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import sent_down
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
 from fl_lightning.records.files import save
-from fl_lightning.records.summary import is_loss, tagged
+from fl_lightning.records.summary import tagged
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.sums import Totals, Update
@@ -45,21 +46,21 @@ class Outcome:
     """What the visits on one worker came to.
 
     Args:
+        metrics: the torchmetrics objects that the visits on this worker have logged.
         counts: how many ``visits`` there were, but for those that failed; how many of them ``stepped`` at all, or were
             ``idle`` since they had no batch; and batches that the module ``skipped``.
         arrived: clients whose updates the server gets.
         rates: last learning rate of each client that took a step and sent its update.
         remembered: what the clients of the present group remembered before it.
         errors: of the clients that failed.
-        metrics: what torchmetrics objects came to in the visits; None where these are elsewhere.
     """
 
+    metrics: VisitMetrics
     counts: Counter[str] = field(default_factory=Counter)
     arrived: list[int] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
     remembered: dict[int, dict] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
-    metrics: VisitMetrics | None = None
 
 
 class ClientsOnWorkers:
@@ -145,8 +146,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     Returns:
         The sums, and the clients whose updates are in them.
     """
-    totals, metrics = Totals(run.fabric.device), VisitMetrics(run.client.module)
-    outcome = Outcome(metrics=metrics)
+    totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
     for group in place_cohort(run, fates):
         run.workers.check()
@@ -156,7 +156,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
-    totals.merged = metrics.merged(run.workers)
+    totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(dict(run.stopwatch.seconds))
     run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
@@ -253,8 +253,7 @@ def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals
             totals.add(update)
         except ArithmeticError as error:
             raise ClientError(f"client {k}, round {round_}: {error}") from error
-        if outcome.metrics is not None:
-            outcome.metrics.add(k, client.visit.logged)
+        outcome.metrics.add(k, client.visit.logged)
     else:
         client.memories().drop(k)
     note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, fate.lost is None)
@@ -477,7 +476,7 @@ def check_metrics(run: Run, metrics: dict[str, float], where: str) -> None:
     """
     bad = {tag: value for tag, value in metrics.items() if not math.isfinite(value)}
     for tag, value in bad.items():
-        if is_loss(tag):
+        if "loss" in re.split("[/_]", tag):
             raise ClientError(f"{where}: {tag} is {value}; the model has diverged, or its step has a mistake")
     for tag in sorted(bad.keys() - run.metrics.not_finite):
         run.trainer.warn(f"{where}: {tag} is {bad[tag]}")

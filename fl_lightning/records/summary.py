@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from fl_lightning.sums import Weighted
 
 # words in the name of a metric of which less is better, and of which more is; the latter lie between 0 and 1
 LESS = ("loss", "error", "mse", "mae", "perplexity")
@@ -28,22 +25,9 @@ def tagged(phase: str, name: str) -> str:
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
-def is_loss(tag: str) -> bool:
-    """Whether a metric is a loss, by its tag."""
-    return "loss" in re.split("[/_]", tag)
-
-
-def of_client(metrics: Mapping[str, float], weight: float = 1.0) -> dict[str, dict[str, Weighted]]:
-    """The metrics of a client, for :func:`over_clients`: undefined ones, which are nan, are left out, but no losses."""
-    known = {tag: Weighted.of(v, weight) for tag, v in metrics.items() if is_loss(tag) or not math.isnan(v)}
-    return {"means": known, "clients": {tag: Weighted.summed(float(tag in known), 1.0) for tag in metrics}}
-
-
-def over_clients(totals: Mapping[str, Any]) -> dict[str, float]:
-    """The means by tag; where clients were left out of one, ``<tag>/clients`` is the number of the others."""
-    means = {tag: float(value.mean()) for tag, value in totals.get("means", {}).items()}
-    counts = totals.get("clients", {}).items()
-    return {**means, **{f"{tag}/clients": float(one.total) for tag, one in counts if one.total < one.weight}}
+def is_defined(tag: str, value: float) -> bool:
+    """Whether a mean takes a metric's value: nan, which stands for none, is left out, but for that of a loss."""
+    return not math.isnan(value) or "loss" in re.split("[/_]", tag)
 
 
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
@@ -84,8 +68,7 @@ def told(name: str, value: float) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a share by its name, such as an accuracy or F1."""
-    share = name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
-    return share and not name.endswith("/clients")
+    return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
 
 
 def few_digits(value: float) -> str:

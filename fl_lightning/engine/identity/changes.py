@@ -29,21 +29,16 @@ OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedule
 LONGEST, VALUE, PATH = 290, 36, 60
 
 
-def identity(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds of the run that it belongs to."""
-    return {**of_run(run), "description": run.description}
-
-
-def of_run(run: Run) -> dict[str, Any]:
-    """The seed, the names of the methods and the partition of a run."""
-    return {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+def identity(run: Run, described: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of the run that it belongs to; ``described`` replaces its description."""
+    known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+    return {**known, "description": run.description if described is None else described}
 
 
 def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
-    """What an evaluation has otherwise than the run of a checkpoint, as far as it decides what is scored."""
+    """Where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
     methods = {name: canonical(method) for name, method in named(run.methods.methods).items()}
-    ours = {**of_run(run), "description": {"method": methods, "data": of_data(run.data)}}
-    return differences({key: value for key, value in ours.items() if key in checkpoint}, checkpoint)
+    return differences(identity(run, {"method": methods, "data": of_data(run.data)}), checkpoint)
 
 
 def changes_of(
