@@ -9,6 +9,8 @@ from functools import cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -167,7 +169,10 @@ class Method:
         return None
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Before the gradients, which are unscaled, are clipped and applied: correct them in place."""
+        """Before the gradients, which are unscaled, are clipped and applied: correct them in place.
+
+        A step that 16-mixed loses, since its gradients overflow, calls none of the hooks around the optimizer's step.
+        """
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
         """After the corrections of all methods and clipping: read the gradients, but do not change them."""
@@ -212,9 +217,11 @@ class Method:
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` gave, each value on the device of the one that :meth:`reset` made."""
         for value in self._server_values():
-            setattr(self, value.name, copy.deepcopy(state[value.name]))
+            initial, saved = list[Tensor](), copy.deepcopy(state[value.name])
+            apply_to_collection(vars(self).get(value.name), Tensor, initial.append)
+            setattr(self, value.name, move_data_to_device(saved, initial[0].device) if initial else saved)
 
     def reset(self, server: Server) -> None:
         """Set every :class:`ServerValue` to its initial value, before :meth:`on_fit_start`."""
@@ -442,10 +449,10 @@ class MethodList:
         """The server-side state of each method."""
         return {method.name: method.state_dict() for method in self.methods}
 
-    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+    def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
+        """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
         for method in self._with_new_attributes():
-            method.load_state_dict(state[method.name])
+            method.load_state_dict(move_data_to_device(state[method.name], device))
 
     @property
     def names(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from fl_lightning.bench.suite import (
     file_part,
 )
 from fl_lightning.errors import UsageError, printable, require
+from fl_lightning.packaged import packaged_config
 from fl_lightning.yaml_files import read_yaml
 
 # the kinds of the values of a suite's keys, as YAML gives them
@@ -44,12 +46,15 @@ ONE_LINE = "give names and labels of one line, without control characters"
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read a suite from a YAML file; paths in it are relative to the file that has them.
+    """Read a suite from a YAML file, or by its name from the package; paths are relative to the file that has them.
 
     Raises:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
-    path = Path(path)
+    found = Path(path) if os.path.exists(path) else packaged_config(path)
+    hint = "there is no such file; give another, or a suite of the package, such as feduv/table1"
+    require(found is not None, "SUITE", str(path), hint)
+    path = found or Path(path)
     raw = read_yaml(path)
     keys = [field.name for field in fields(Suite) if field.name != "path"]
     if isinstance(raw, Mapping) and "axes" not in raw and {"data", "model", "method", "trainer"} & set(raw):

@@ -141,7 +141,7 @@ def machine() -> str:
     """The processor or GPU of this process, and the cores."""
     cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
     kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else kind
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else kind
     return f"{device}, {cores}, torch {torch.__version__}"
 
 
@@ -161,7 +161,7 @@ def as_before() -> Iterator[None]:
 def free_memory() -> None:
     """Free what the last cell has left; a GPU that a failed run has left unusable ends the process here."""
     gc.collect()
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

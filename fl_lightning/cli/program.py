@@ -69,6 +69,8 @@ class ConfigFile(ActionConfigFile):
             if not isinstance(entries, Mapping):
                 hint = "give keys with their values, such as trainer: {max_rounds: 10}"
                 raise UsageError(f"{values}: the file holds no mapping; {hint}")
+            if "axes" in entries:
+                raise UsageError(f"{values}: is a suite, not a config; run it with bench {values}")
             forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
 

@@ -364,7 +364,7 @@ class Client(LightningModule):
         if self.kept:
             # what methods ask for while they give the initial state is of this client
             self.visit = Visit(info, dict(received), clock, logged, server)
-            own = self.own_entries(info.id) or methods.initial_state(self)
+            own = self._memories.visited(info.id).get("state") or methods.initial_state(self)
         self.visit = visit = Visit(info, {**received, **own}, clock, logged, server)
         return visit, own
 
@@ -472,9 +472,12 @@ class Client(LightningModule):
             self.visit.outputs = {} if loss is None else {"loss": loss.detach() / self.visit.clock.accumulate, **rest}
         return loss
 
-    def end_step(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped: call the methods, and count the step."""
+    def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
+        """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
         visit = self.visit
+        if lost:
+            visit.num_lost += 1
+            return
         visit.lr = optimizer.param_groups[0]["lr"]
         visit.lr_total += visit.lr
         self.methods.call("on_after_optimizer_step", self, optimizer)

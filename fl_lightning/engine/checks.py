@@ -452,10 +452,14 @@ def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
 def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
     """Refuse what a device cannot do: a precision that it lacks, for which torch would silently use another; workers.
 
+    Nothing here uses a GPU, which a process that is forked later could then not use.
+
     Raises:
-        UsageError: float16 on a CPU, or bfloat16 on a GPU that has none; on a CPU several workers for each device,
-            since ``devices`` counts them, or more than 8 workers a core.
+        UsageError: Apple's GPU; float16 on a CPU; on a CPU several workers for each device, since ``devices`` counts
+            them, or more than 8 workers a core.
     """
+    hint = "it has no float64, in which updates are added; give cpu"
+    require(device.type != "mps", "trainer.accelerator", "mps", hint)
     on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
@@ -463,13 +467,22 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
         capability = torch.backends.cpu.get_cpu_capability()
         text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
         rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
-    lacks = device.type == "cuda" and brain and not torch.cuda.is_bf16_supported()
-    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
     most = 8 * cores()
     hint = f"there are {cores()} cores, give auto, or at most {most} workers"
     require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
     hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
     require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
+
+
+def check_precision(device: torch.device, precision: Any) -> None:
+    """Refuse a precision that the GPU of a worker lacks, for which torch would silently use another.
+
+    Raises:
+        UsageError: bfloat16 on a GPU that would emulate it.
+    """
+    asks = device.type == "cuda" and str(precision).startswith("bf16")
+    lacks = asks and not torch.cuda.is_bf16_supported(including_emulation=False)
+    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
 
 
 def has_bfloat16() -> bool:

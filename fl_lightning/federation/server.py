@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES
 from fl_lightning.engine.evaluation.evaluator import PHASES
@@ -213,7 +215,8 @@ class ClientsAtSites:
         Raises:
             BadMessageError: it sends what it may not.
         """
-        client, contents, largest = run.client, answer.get("update"), self.sites.largest_number
+        contents = move_data_to_device(answer.get("update"), run.fabric.device)
+        client, largest = run.client, self.sites.largest_number
         if not isinstance(contents, dict):
             raise BadMessageError("there is no update in its answer")
         check_update(contents, self.declared, client.sent_frozen)
@@ -228,12 +231,16 @@ class ClientsAtSites:
         self._check_weight(run, k, update.weight)
         try:
             steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
+            lost, scalings = int(answer["lost"]), [(float(scale), int(steps)) for scale, steps in answer["scalings"]]
             seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer does not say how many steps it took") from None
         totals.add(update)
         outcome.arrived.append(k)
-        outcome.counts.update(visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped)
+        outcome.counts.update(
+            visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
+        )
+        outcome.scalings += scalings
         if steps:
             outcome.rates[k] = rate
         return seconds
@@ -327,6 +334,7 @@ class ClientsAtSites:
                 "rest": digest_of_state(rest_of(run)),
                 "methods": run.methods.state_dict(),
                 "client_schedulers": run.local_training.monitored.state_dict(),
+                "scaling": run.local_training.scaling,
                 "evaluated": dict(run.resident.evaluated),
             }
         )

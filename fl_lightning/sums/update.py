@@ -94,11 +94,11 @@ class Totals:
     """The sums over the updates of a cohort; memory does not grow with the cohort.
 
     Args:
-        device: where they are added; in place of Apple's GPUs, which have no float64, the CPU.
+        device: where they are added.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._sums = Sums("cpu" if torch.device(device).type == "mps" else device)
+        self._sums = Sums(device)
         self._extremes = Extremes()
         # values of torchmetrics objects over all clients, in place of the means
         self.merged: dict[str, float] = {}

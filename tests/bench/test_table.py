@@ -471,12 +471,15 @@ def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
     suite = make(decide=DECIDED, seeds=5)
     cells = suite.cells(seeds=range(8))
     text = tables_of(suite, cells, results_of(cells, finals))
-    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "no difference"]
-    assert row_of(text, "MOON", "0.1")[2:] == ["8", "above"]
-    assert row_of(text, "MOON", "1")[2:] == ["8", "below"]
+    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "[-0.09, +0.09]", "1.000", "60.88", "no difference"]
+    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "0.002", "60.88", "above"]
+    assert row_of(text, "MOON", "1")[2::4] == ["8", "below"]
     # the seed before the last has no number, so that the last does not count yet
-    assert row_of(text, "FedProx", "1")[2] == "6"
-    assert row_of(text, "FedProx", "1")[3].startswith("undecided, about ")
+    # so neither do all 8 nor the baseline's own last two
+    *_, pairs, student, _, base, verdict = row_of(text, "FedProx", "1")
+    assert (pairs, student, base) == ("6", "-", "61.00")
+    assert verdict.startswith("undecided, about ")
+    assert "holds for all 4 comparisons" in text
     assert "(7 seeds)" in row_of(text, "FedProx")[1]
     assert "error of 5 % is per pair" in text
     assert "No difference: within 1." in text

@@ -164,6 +164,12 @@ BAD = {
     "neither number nor list": (["--method+=FedCKA", "--method.layers=1.5"], ("FedCKA.layers='1.5'",)),
     "no list of numbers": (["--model.encoder=MLP", "--model.encoder.hidden=3"], ("MLP.hidden='3'",)),
     "a value of another type": (["--method+=MOON", "--method.mu=x"], ("MOON.mu='x'", "float")),
+    "no texts": (["--data=ImageFolderImages", "--data.classes=[no, yes]"], ("ImageFolderImages.classes", "quote")),
+    "numbers for texts": (
+        ["--data=ImageFolderImages", "--data.classes=[1, 2]"],
+        ("ImageFolderImages.classes", "quote"),
+    ),
+    "null": (["--data=ImageFolderImages", "--data.classes=[null, true]"], ("ImageFolderImages.classes", "quote")),
     "no key": (["3"], ("3", "--KEY")),
     "a config without its key": (["a.yaml"], ("a.yaml", "--config a.yaml")),
     "a required argument": (["--trainer.callbacks+=EarlyStopping"], ("EarlyStopping.monitor",)),

@@ -1,5 +1,7 @@
 """Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
 
+import threading
+import warnings
 from functools import partial
 
 import pytest
@@ -302,3 +304,29 @@ def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, me
     with refused(f"method={method.__name__}", "logits=(4, 1)", "3"):
         small_trainer(tmp_path, taps={"logits": "head"}).fit(Regression(), clients(TinyData()), [method()])
     assert not list(tmp_path.iterdir())
+
+
+class Locked(ImageClassifier):
+    """Holds something that cannot be copied."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        self.encoder.guard = threading.Lock()
+
+
+class Normalised(ImageClassifier):
+    """Has a layer with the old weight_norm."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        with warnings.catch_warnings(action="ignore"):
+            torch.nn.utils.weight_norm(self.classifier)
+
+
+@pytest.mark.parametrize("method", [MOON(), FedCKA()], ids=lambda method: method.name)
+@pytest.mark.parametrize(("model", "part"), [(Locked, "encoder.guard"), (Normalised, "classifier.weight")])
+def test_a_model_that_cannot_be_copied_is_refused_before_round_0(run, tmp_path, method, model, part):
+    with refused(f"model={model.__name__}", part):
+        run([method], model=model())
+    assert not [*tmp_path.iterdir()]
+    run([], model=model(), max_rounds=1)  # without copies it trains
