@@ -298,8 +298,8 @@ def test_a_suite_is_run_until_decided(fake, tmp_path, capsys):
     assert len(ran) == 2 * 5 + 2 * 6
     said = capsys.readouterr().out
     assert "| FedProx | 0.1 | +10.20 | " in said
-    assert "| above |" in said
-    assert "| 6 | undecided, about " in said
+    assert "| [+9.60, +10.80] | 5 | - | 0.056 | 50.00 | above |" in said
+    assert "| 6 | [-22.99, +22.99] | 1.000 | 50.00 | undecided, about " in said
     (cells,) = (tmp_path / "saved").glob("*.cells.csv")
     assert len(cells.read_text().splitlines()) == 1 + len(ran)  # no cell that nobody asked for
     assert status(suite, "--until-decided") == 0
