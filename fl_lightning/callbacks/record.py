@@ -79,6 +79,7 @@ class RunRecord(Callback):
             "seed": trainer.seed,
             "plan_hash": plan.hash,
             "partition": plan.report(),
+            "data": getattr(trainer.data, "inference_arguments", dict)(),
         }
         if trainer.weights is not None:
             record["weights"] = {"path": str(trainer.weights), "sha256": stamp_of(trainer.weights).sha256}

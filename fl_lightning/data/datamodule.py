@@ -255,6 +255,7 @@ class ImageDataModule(FederatedDataModule):
     Attributes:
         num_classes: C; for some data sets it is known after ``setup`` only.
         class_names: names of the classes; empty where the data set has none.
+        measured: names of arguments whose values :meth:`load` measured on the training images.
     """
 
     # a subclass gives the values of its data set, the arguments of the same names replace them
@@ -262,6 +263,7 @@ class ImageDataModule(FederatedDataModule):
     std: tuple[float, ...]
     num_classes: int = 10
     class_names: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -360,6 +362,11 @@ class ImageDataModule(FederatedDataModule):
         """The validation images of each domain that has any, by its name; empty without domains."""
         loaders = self._by_domain(self._train, self._val_rows, self._train_domains)
         return {name: loader for name, loader in loaders.items() if len(loader)}
+
+    def inference_arguments(self) -> dict[str, Any]:
+        """The arguments by which an image becomes an input, with the measured values, for ``model.ckpt``."""
+        scale = self._scale() or {"mean": [0.0], "std": [1.0]}
+        return {name: list(values) for name, values in scale.items()}
 
     def _by_domain(
         self, images: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor, domains: np.ndarray | None

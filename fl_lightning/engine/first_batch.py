@@ -30,7 +30,7 @@ from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
-from fl_lightning.method import Method, MethodList
+from fl_lightning.method import Method, MethodList, check_classes, overrides
 from fl_lightning.seeding import ambient
 
 # hooks on whose work the first training step may rely; they are not called here
@@ -162,6 +162,8 @@ def check_loss(run: Run, loss: Tensor | None) -> None:
         look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
         for tap in method.requires:
             look(tap)
+        if overrides(method, "transform_logits") and "logits" in values:
+            check_classes(method, run.client, values["logits"])
 
 
 def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from fl_lightning.client import Client
@@ -51,6 +51,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
     run.resident.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
     hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
+    of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
         "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
@@ -58,6 +59,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
         "pytorch-lightning_version": lightning.pytorch.__version__,
         "state_dict": uncompiled_names(module.state_dict()),
         **({"hyper_parameters": hparams, **named} if hparams else {}),
+        **({LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY: of_data} if of_data else {}),
         **state_of_data(run.data),
     }
 

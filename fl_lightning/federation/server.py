@@ -13,6 +13,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
@@ -30,6 +31,7 @@ from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
 from fl_lightning.method import Method
+from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
 from fl_lightning.sums import Sums, Totals, Weighted
 from fl_lightning.systems import Fate
@@ -187,7 +189,7 @@ class ClientsAtSites:
     # ------------------------------------------------------------------ a round
     def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they come."""
-        totals, outcome = Totals(run.fabric.device), Outcome()
+        totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         run.stopwatch.reset()
         seconds: list[Mapping[str, float]] = []
 
@@ -403,12 +405,14 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
-        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in metrics.items()})
-        for tag, value in metrics.items():
+        defined = {tag: value for tag, value in metrics.items() if is_defined(tag, value)}
+        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in defined.items()})
+        for tag, value in defined.items():
             tags.setdefault(tag, []).append(value)
-            logged[f"sites/{name}/{tag}"] = value
+        logged |= {f"sites/{name}/{tag}": value for tag, value in metrics.items()}
     worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
     means = {tag: float(mean) for tag, mean in sums.means().items()}
+    logged |= {f"{tag}/clients": len(several) for tag, several in tags.items() if len(several) < len(values)}
     return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
 
 
