@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.errors import require
+from fl_lightning.errors import choices, require
 from fl_lightning.records.summary import best, final, is_share, names_to_show, told
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
             groups = [("", some) for _, some in groups]
     drawings = []
     for tag in wanted:
-        require(tag in known, "plot", tag, f"there is no such metric; there are {', '.join(known) or 'none'}")
+        require(tag in known, "plot", tag, f"there is no such metric; there are {choices(known, tag)}")
         values = [row[tag] for one in results for row in one.history if tag in row]
         percent = is_share(tag) and all(0 <= value <= 1 for value in values)
         lines = []
