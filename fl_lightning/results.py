@@ -32,7 +32,7 @@ class History(list[dict[str, float]]):
     """The metrics of a run: a mapping of tags to values for each round that is done, in their order."""
 
     def frame(self) -> pandas.DataFrame:
-        """The same as a table: a row for each round, counted from 0, and a column for each tag.
+        """The same as a table: a row for each round, and a column for each tag.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -92,7 +92,7 @@ class FitResult:
     def _repr_html_(self) -> str:
         names = shown_tags([self])
         rows = [[name, *best(self.history, name), final(self.history, name)] for name in names]
-        return page_of(self._told, ["", "best", "after rounds", "final"], rows, [self])
+        return page_of(self._told, ["", "best", "round", "final"], rows, [self])
 
     @property
     def _told(self) -> str:
