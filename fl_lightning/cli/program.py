@@ -347,9 +347,8 @@ def how_to_replay(error: ClientError) -> str:
         return ""
     _, round_, _, k = error.record.stem.split("-")
     config = error.record.parents[1] / "config.yaml"
-    return (
-        f"; repeat it: python cli.py replay --config {config} --ckpt_path {error.record} --round {round_} --client {k}"
-    )
+    visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
+    return f"; repeat it: {program()} replay {visit}"
 
 
 def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:

@@ -84,7 +84,7 @@ BAD: dict[str, tuple[str, str]] = {
     # a key or a class that does not exist
     "alhpa": ("--data.partitioner.alhpa=1", "'alhpa'"),
     "Dirichet": ("data: {init_args: {partitioner: Dirichet}}", "data.partitioner='Dirichet'"),
-    "FedPrx": ("method: [FedPrx]", "method='FedPrx'"),
+    "FedPrx": ("method: [FedPrx]", "method[0]='FedPrx'"),
     "max_epochs": ("--trainer.max_epochs=3", "--trainer.max_epochs=3"),
     "a package that is not there": ("--model=nowhere.Net", "model='nowhere.Net'"),
     "a class that is no model": ("--model=collections.Counter", "model='collections.Counter'"),

@@ -95,9 +95,7 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     require(0 <= round_ < rounds, "round", round_, of_rounds)
     require(0 <= client < clients, "client", client, f"give one from 0 to {clients - 1}")
     source = verified_checkpoint(run, ckpt_path)
-    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
-    if source is None:
-        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
+    assert source is not None  # one was asked for
     return source, read(source.path)
 
 
