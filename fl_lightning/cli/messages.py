@@ -71,7 +71,9 @@ INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 NESTED_ARGUMENT = re.compile(r"NestedArg\(key='[^']*', val=(.+)\)$")
 NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
 # what is said of a list as the one object that it may be, too, before its entries are
-AS_ONE = re.compile(r"(?<=Subtypes: \[<class )(.*? Errors: )- Not .*? - (?=Problem|Not|Multiple|Expected)(?=.*: \[.*\]$)")
+AS_ONE = re.compile(
+    r"(?<=Subtypes: \[<class )(.*? Errors: )- Not .*? - (?=Problem|Not|Multiple|Expected)(?=.*: \[.*\]$)"
+)
 # the keys whose values are lists of classes
 LISTS = ("method", "trainer.callbacks", "trainer.logger")
 # arguments of Lightning's trainer, with those that stand for them here

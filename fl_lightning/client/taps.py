@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from fl_lightning.errors import UsageError, choices, require
 
 
-
 class Reached(BaseException):
     """Leaves the forward once the last tap is recorded. A BaseException, so that no model's ``except`` catches it."""
 

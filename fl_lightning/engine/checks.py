@@ -154,7 +154,9 @@ def check_callbacks(callbacks: list[Any]) -> None:
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
-            require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {choices(hooks, name)}")
+            require(
+                name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {choices(hooks, name)}"
+            )
             known = list(signature(hooks[name]).parameters)[1:]
             parameters = signature(getattr(callback, name)).parameters.values()
             needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]

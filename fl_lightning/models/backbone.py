@@ -43,7 +43,9 @@ class Backbone(Encoder):
         paths = dict(self.network.named_modules())
         linear = [path for path, part in paths.items() if path and isinstance(part, nn.Linear)]
         where = head if head is not None else (linear or [""])[-1]
-        require(where in linear, "Backbone.head", where, f"give one of {choices(linear or ['(no linear layer)'], where)}")
+        require(
+            where in linear, "Backbone.head", where, f"give one of {choices(linear or ['(no linear layer)'], where)}"
+        )
         self.out_features: int = paths[where].in_features
         self.network.set_submodule(where, nn.Identity())
         wanted = [("early", path) for path in early or []] + [("named", path) for path in (named or {}).values()]

@@ -1,10 +1,12 @@
 """What a run says on the console."""
 
 import io
+import json
 import re
 import sys
 import threading
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from helpers.runs import small_data, small_model, small_trainer
@@ -54,6 +56,15 @@ def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at
     table = said.err.partition("round 3/3")[2]
     assert re.search(r"test/accuracy +\d+\.\d\d % +[13] +\d+\.\d\d %\n", table)
     assert f"{tmp_path}/run/version_0: " in table
+
+
+def test_the_first_line_has_the_address_at_which_tensorboard_shows_the_accuracy_first_and_unsmoothed(tmp_path, capsys):
+    fit(tmp_path, logger=True)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "http" in line]
+    assert f"tensorboard --logdir {tmp_path}," in line
+    asked = parse_qs(urlsplit(line.split()[-1]).query)
+    assert asked["smoothing"] == ["0"]
+    assert json.loads(asked["pinnedCards"][0]) == [{"plugin": "scalars", "tag": "test/accuracy"}]
 
 
 @pytest.mark.parametrize("shown", [True, False])

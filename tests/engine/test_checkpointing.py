@@ -148,7 +148,10 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
 
 def test_last_without_a_run_is_refused_with_the_names_of_others(tmp_path):
     fit(tmp_path, [], max_rounds=1, name="other")
-    for command in (partial(fit, tmp_path, []), partial(small_trainer(tmp_path, name="run").test, plain_sgd_model(), data())):
+    for command in (
+        partial(fit, tmp_path, []),
+        partial(small_trainer(tmp_path, name="run").test, plain_sgd_model(), data()),
+    ):
         with refused("ckpt_path='last'", str(tmp_path / "run"), "trainer.name", "other"):
             command(ckpt_path="last")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
