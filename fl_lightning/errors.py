@@ -188,20 +188,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names at the end of a message: after it where there is room, else one on each line."""
-    names = list(names)
-    line = ", ".join(names)
-    return line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(names)
-
-
-def choices(names: Iterable[str], near: str) -> str:
-    """Names at the end of a message; of many, some of those nearest to ``near`` and the last."""
-    names = list(names)
-    if len(names) <= MOST_LISTED:
-        return listed(names) or "none"
-    nearest = [*get_close_matches(near, names, n=MOST_LISTED // 2, cutoff=0.0), *names[-3:]]
-    return f"{len(names)}, such as {listed(dict.fromkeys(nearest))}"
+def choices(names: Iterable[str], near: str = "") -> str:
+    """Names at the end of a message, one on each line where there is little room; of many, some nearest to ``near``."""
+    known = some = [*names]
+    if len(known) > MOST_LISTED:
+        some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
+    line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
+    return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
 
 
 def shown(text: str) -> str:

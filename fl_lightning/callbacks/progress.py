@@ -91,7 +91,7 @@ class ProgressBar(Callback):
 
     def _say_round(self, trainer: RunAccess) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
-        if self._said < 0 and folder and names and list(folder.glob("events.out.tfevents.*")):
+        if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
             self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address(names[0])}")
         self._said = trainer.server.round
         seconds = (time.perf_counter() - self._began) / (self._said + 1 - self._first)

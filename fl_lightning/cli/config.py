@@ -120,12 +120,11 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 def cause_of(error: BaseException) -> BaseException | None:
     """What caused an error; where a parser has tried several types, the first error that is not its own."""
-    last = next((frame for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)])), None)
-    if last is not None and last.f_code.co_name == "raise_union_unexpected_value":
-        for one in last.f_locals["exceptions"]:
-            if "jsonargparse" not in [*traceback.walk_tb(one.__traceback__)][-1][0].f_code.co_filename:
-                return one
-    return error.__cause__ or error.__context__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
+    tried = [one for frame in union for one in frame.f_locals["exceptions"]]
+    own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
+    return next(own, None) or error.__cause__ or error.__context__
 
 
 def constructor_of(frames: list[types.FrameType]) -> str:
@@ -136,8 +135,8 @@ def constructor_of(frames: list[types.FrameType]) -> str:
     inside = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
     ours = [frame for frame in inside if frame.f_code.co_filename.startswith(str(Path(__file__).parents[1]))]
     for frame in [*reversed(ours), *inside]:
-        given = inspect.signature(type(frame.f_locals["self"])).parameters.items()
-        values = {name: frame.f_locals.get(name) for name, one in given if frame.f_locals.get(name) != one.default}
-        plain = [f"{n}={clipped(repr(v), 40)}" for n, v in values.items() if isinstance(v, (int, float, str, list))]
-        return f"{type(frame.f_locals['self']).__name__}({', '.join(plain)})"
+        kind, values = type(frame.f_locals["self"]), frame.f_locals
+        plain = [n for n in inspect.signature(kind).parameters if isinstance(values.get(n), (int, float, str, list))]
+        given = [n for n in plain if values[n] != inspect.signature(kind).parameters[n].default]
+        return f"{kind.__name__}({', '.join(f'{n}={clipped(repr(values[n]), 40)}' for n in given)})"
     return "config"

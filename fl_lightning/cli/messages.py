@@ -17,7 +17,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.cli.config import constructors
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.errors import clipped, listed
+from fl_lightning.errors import choices, clipped
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
@@ -160,7 +160,7 @@ def line_of_option(place: ErrorPlace, match: re.Match[str]) -> str | None:
     name, names = match["name"].split(".")[0], parameters(place.owner)  # without the keys below it
     if name in ("class_path", "init_args"):
         return f"{place.key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
-    hint = near(name, [*names, "class_path"]) or f"; it takes {listed(names) or 'no arguments'}"
+    hint = near(name, [*names, "class_path"]) or f"; it takes {choices(names, name)}"
     return f"{place.key}: {last_part(place.owner)} has no {name!r}{hint}"
 
 
@@ -187,11 +187,6 @@ def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
     why = f"it is abstract{lacking(value, place.key)}" if why == "abstract" else why
     return f"{place.key}={value!r}: {why}; give {known_for(place.key, value, members(groups.get('module')))}"
-
-
-def line_of_ambiguous(place: ErrorPlace, match: re.Match[str]) -> str:
-    """The line about a short name that several classes have."""
-    return f"{place.key}={match['value']!r}: several classes have this name; give one of {match['paths']}"
 
 
 def line_of_entries(place: ErrorPlace, match: re.Match[str]) -> str:
@@ -244,7 +239,7 @@ def line_of_file(place: ErrorPlace, match: re.Match[str]) -> str:
 
 LINE_OF_CAUSE = {
     "option": line_of_option,
-    "ambiguous": line_of_ambiguous,
+    "ambiguous": lambda place, match: f"{place.key}={match['value']!r}: several have this name; give one of {match['paths']}",
     "required": line_of_required,
     "import": line_of_class,
     "module": line_of_class,
@@ -346,7 +341,7 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
     """A hint to a class for a key: the one whose name is nearest to a value's, or all of ours."""
     names = known_classes(key)
     suggestion = near(last_part(value), [*names, *others]) if value else ""
-    ours = f", or one of {listed(names)}" if names and not suggestion else ""
+    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
     return f"MODULE.CLASS of your own{ours}{suggestion}"
 
 

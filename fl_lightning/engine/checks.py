@@ -29,7 +29,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
 from fl_lightning.engine.compiled import MODES
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
-from fl_lightning.errors import UsageError, check_all, choices, clipped, require, text_of
+from fl_lightning.errors import UsageError, check_all, clipped, require, text_of
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import Logger, is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
@@ -154,9 +154,7 @@ def check_callbacks(callbacks: list[Any]) -> None:
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
-            require(
-                name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {choices(hooks, name)}"
-            )
+            require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
             known = list(signature(hooks[name]).parameters)[1:]
             parameters = signature(getattr(callback, name)).parameters.values()
             needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]

@@ -173,8 +173,9 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
 def edited(key: str) -> str:
     """That the file of a module was edited, where the key is of one; else empty."""
-    file = file_of(SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code."))
-    return f"{shown_path(Path(os.path.relpath(file)))} was edited" if key.startswith("code.") and file else ""
+    module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
+    file = file_of(module) if key.startswith("code.") else None
+    return f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""
 
 
 def shown(value: Any) -> str:
