@@ -239,7 +239,9 @@ def line_of_file(place: ErrorPlace, match: re.Match[str]) -> str:
 
 LINE_OF_CAUSE = {
     "option": line_of_option,
-    "ambiguous": lambda place, match: f"{place.key}={match['value']!r}: several have this name; give one of {match['paths']}",
+    "ambiguous": lambda place, match: (
+        f"{place.key}={match['value']!r}: several have this name; give one of {match['paths']}"
+    ),
     "required": line_of_required,
     "import": line_of_class,
     "module": line_of_class,
