@@ -1,17 +1,21 @@
-"""What setup.cfg cannot say: the package carries the configs of experiments/, so that an installed one runs."""
+"""Adds the configs and suites of experiments/ to the package, which setup.cfg cannot do."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-CONFIGS = ("smoke", "data", "models", "methods", "protocols")
+CONFIGS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
 
-carried = [f"fl_lightning.configs.{one}" for one in CONFIGS if (Path(__file__).parent / "experiments" / one).is_dir()]
+source = Path(__file__).parent / "experiments"
+files = [path.relative_to(source) for part in CONFIGS for path in (source / part).rglob("*.yaml")]
+folders = {
+    ".".join(("fl_lightning.configs", *path.parent.parts)): f"experiments/{path.parent.as_posix()}" for path in files
+}
 setup(
-    packages=[*find_packages(include=["fl_lightning*"]), *carried],
-    package_dir={name: f"experiments/{name.rpartition('.')[2]}" for name in carried},
+    packages=[*find_packages(include=["fl_lightning*"]), *sorted(folders)],
+    package_dir=folders,
     package_data={
         "fl_lightning": ["py.typed", "report/*.j2", "report/*.css", "report/*.js"],
-        **{name: ["*.yaml"] for name in carried},
+        **{name: ["*.yaml"] for name in folders},
     },
 )

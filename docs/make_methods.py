@@ -41,7 +41,8 @@ TEMPLATE = """\
 *Costs*: floating-point operations of a local step, bytes that the clients send, and what a client keeps between its
 visits, in sizes of the model. *Effective rank*: that of the representations after the last round, as a difference to
 FedAvg on equal seeds and partitions: the mean, and in brackets the least and the largest of five seeds. A higher rank
-is no better accuracy. Other data, networks and coefficients give other numbers;
+[is no better accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
+Other data, networks and coefficients give other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
 All is of [one suite](../experiments/overview/suite.yaml):
 

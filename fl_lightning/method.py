@@ -9,6 +9,8 @@ from functools import cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -167,7 +169,10 @@ class Method:
         return None
 
     def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
-        """Before the gradients, which are unscaled, are clipped and applied: correct them in place."""
+        """Before the gradients, which are unscaled, are clipped and applied: correct them in place.
+
+        A step that 16-mixed loses, since its gradients overflow, calls none of the hooks around the optimizer's step.
+        """
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
         """After the corrections of all methods and clipping: read the gradients, but do not change them."""
@@ -212,9 +217,11 @@ class Method:
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` gave, each value on the device of the one that :meth:`reset` made."""
         for value in self._server_values():
-            setattr(self, value.name, copy.deepcopy(state[value.name]))
+            initial, saved = list[Tensor](), copy.deepcopy(state[value.name])
+            apply_to_collection(vars(self).get(value.name), Tensor, initial.append)
+            setattr(self, value.name, move_data_to_device(saved, initial[0].device) if initial else saved)
 
     def reset(self, server: Server) -> None:
         """Set every :class:`ServerValue` to its initial value, before :meth:`on_fit_start`."""
@@ -343,6 +350,7 @@ class MethodList:
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         """Apply each method's transform to what the one before it in the list returned."""
         for method in self.having("transform_logits"):
+            check_classes(method, client, logits)
             new = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(new, Tensor) and new.shape == logits.shape
             check_returned(fits, method, "transform_logits", new, "return logits in the shape that they came in")
@@ -441,10 +449,10 @@ class MethodList:
         """The server-side state of each method."""
         return {method.name: method.state_dict() for method in self.methods}
 
-    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+    def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
+        """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
         for method in self._with_new_attributes():
-            method.load_state_dict(state[method.name])
+            method.load_state_dict(move_data_to_device(state[method.name], device))
 
     @property
     def names(self) -> list[str]:
@@ -476,6 +484,18 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
         if written is not None:
             hint = "which all clients share; change a copy, such as value.clone()"
             raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
+
+
+def check_classes(method: Method, client: Client, logits: Tensor) -> None:
+    """Refuse logits that are not one for each label that a method counts.
+
+    Raises:
+        UsageError: there are more or fewer, as where integers are the targets of a regression.
+    """
+    if method.needs_label_counts and (counts := client.info.label_counts) is not None:
+        hint = f"it counts labels of {len(counts)} classes; give labels that are classes, and a logit for each"
+        fits = logits.shape[-1:] == counts.shape[-1:]
+        require(fits, f"method={type(method).__name__}: logits", tuple(logits.shape), hint)
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""The configs that the package carries: what is no file of the user may name one, as ``--config smoke/feduv``."""
+"""The configs and suites that the package carries, by names such as ``smoke/feduv`` and ``feduv/table1``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from pathlib import Path
 
 # what an installed package has, which its setup.py takes from the folder beside the package
 FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "experiments")
-PARTS = ("smoke", "data", "models", "methods", "protocols")
+PARTS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
 
 
-def packaged_config(name: str) -> Path | None:
-    """The file of a config by its name, with or without ``.yaml``; None where there is no such config.
+def packaged_config(name: str | Path) -> Path | None:
+    """The file of a config or suite by its name, with or without ``.yaml``; None if the package has none of that name.
 
-    A path that a repository's commands use, ``experiments/smoke/feduv.yaml``, is such a name, too.
+    Paths in a copy of the repository, such as ``experiments/smoke/feduv.yaml``, are names as well.
     """
-    return named_configs().get(name.removeprefix("experiments/").removesuffix(".yaml"))
+    return named_configs().get(short_name(name))
+
+
+def short_name(path: str | Path) -> str:
+    """The name of a config, given its path; the suites of papers begin with the name of the paper."""
+    return Path(path).as_posix().removeprefix("experiments/").removeprefix("papers/").removesuffix(".yaml")
 
 
 def named_configs() -> dict[str, Path]:
-    """The configs that the package carries, by name."""
+    """The configs and suites that the package carries, by name."""
     folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
-    return {f"{part}/{path.stem}": path for part in PARTS for path in sorted((folder / part).glob("*.yaml"))}
+    paths = [path for part in PARTS for path in sorted((folder / part).rglob("*.yaml"))]
+    return {short_name(path.relative_to(folder)): path for path in paths}
 
 
 def names_near(name: str) -> str:
-    """Some configs whose names are like ``name``, or else the first ones, and the folder that holds all of them."""
+    """Some names similar to ``name``, or else the first ones, and the folder of all of them."""
     known = named_configs()
-    asked = name.removeprefix("experiments/").removesuffix(".yaml")
-    near = get_close_matches(asked, known, 5, cutoff=0.7) or list(known)[:5]
+    near = get_close_matches(short_name(name), known, 5, cutoff=0.7) or list(known)[:5]
     return f"{', '.join(near)}, or another one of {next(iter(known.values())).parents[1] if known else FOLDERS[0]}"

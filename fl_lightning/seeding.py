@@ -42,6 +42,13 @@ def torch_rng(seed: int, purpose: str, *where: int) -> torch.Generator:
     return torch.Generator().manual_seed(address(seed, purpose, *where))
 
 
+def torch_generators() -> list[torch.Generator]:
+    """Torch's global generators, of the CPU and of the GPU that this process uses."""
+    # torch.manual_seed would queue a call for every kind of device that is not in use, with its traceback
+    on_gpu = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
+    return [torch.default_generator, *on_gpu]
+
+
 @contextmanager
 def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """Seed the global generators for code that can draw from nothing else (dropout, a user's transform).
@@ -51,9 +58,7 @@ def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """
     python_state = random.getstate()
     drawn = address(seed, purpose, *where)
-    # torch.manual_seed would queue a call for every kind of device that is not in use, with its traceback
-    on_gpu = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
-    generators = [torch.default_generator, *on_gpu]
+    generators = torch_generators()
     states = [generator.get_state() for generator in generators]
     with numpy_seeded(drawn % 2**32):
         random.seed(drawn)

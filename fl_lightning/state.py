@@ -24,6 +24,8 @@ __all__ = [
     "num_bytes",
     "select",
     "tensors",
+    "uncompiled_name",
+    "uncompiled_names",
 ]
 
 State = dict[str, Tensor]
@@ -40,6 +42,21 @@ def tensors(module: nn.Module) -> State:
             seen.add(id(value))
             live[name] = value
     return live
+
+
+def uncompiled_names(state: Any) -> Any:
+    """A state dict by the names that its entries have without ``torch.compile``, which wraps submodules."""
+    if not any("_orig_mod." in f"{name}." for name in state):
+        return state
+    renamed = type(state)((uncompiled_name(name), value) for name, value in state.items())
+    if hasattr(state, "_metadata"):
+        renamed._metadata = uncompiled_names(state._metadata)
+    return renamed
+
+
+def uncompiled_name(name: str) -> str:
+    """The name of an entry, or the path of a submodule, without the part that ``torch.compile`` adds."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 @torch.no_grad()

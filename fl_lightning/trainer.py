@@ -82,7 +82,8 @@ class FederatedTrainer(RunArguments):
             other; a number refuses what cannot be mapped over clients. ``auto`` is a rule on model, batch and device:
             small steps are mapped where a trial before round 0 gives what each client gives alone. Rounding differs
             between the two ways, and by who shares a group. The guide has a page on clients side by side.
-        accelerator: as in Fabric: auto, cpu, gpu, ...
+        accelerator: as in Fabric: auto, cpu, gpu, ... On a Mac with Apple silicon ``auto`` is the CPU, and its GPU,
+            which has no float64, is refused.
         devices: as in Fabric: how many, or which. On a CPU this is the number of workers, processes that train clients
             side by side; ``auto`` takes one for each core, and no more than there are clients in a round. The result is
             the same, bit for bit, for any number of workers of equal ``threads_per_worker``. Under torchrun and SLURM
@@ -92,7 +93,9 @@ class FederatedTrainer(RunArguments):
         workers_per_device: workers that share a GPU; on a CPU, workers are counted by ``devices``.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.
-        precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ...
+        precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ... With ``16-mixed`` a step whose gradients overflow is
+            lost: methods do not see it, and ``steps/lost`` counts it. Visits begin with the smallest gradient scale
+            that those of the round before have ended with. bfloat16 is refused on a GPU that emulates it.
         threads_per_worker: threads of each worker, at least 1; None is 1 where there are several workers, else torch's
             choice. With more than 1 thread, several workers run the program anew instead of being forked.
         client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what exceeds it

@@ -36,8 +36,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fl_lightning"
-# seconds of processor time that the tests of a mutant may use, those of a fault, and seconds of the clock
-PROCESSOR_LIMIT, FAULT_LIMIT, CLOCK_LIMIT = 60, 300, 600
+# seconds of processor time that the tests of a mutant may use, in both tiers or for a fault, and seconds of the clock
+PROCESSOR_LIMIT, LONG_LIMIT, CLOCK_LIMIT = 60, 300, 600
 MODULES = {
     "sums": "sums",
     "method": "method.py",
@@ -237,7 +237,7 @@ class Worker:
     def run(self, module: str, keeps_bytecode: bool = False) -> tuple[str, float]:
         """Run the tests of a module until the first failure; return the outcome and the seconds."""
         tests, started = [test for test in TESTS[module] if (self.folder / test).exists()], time.monotonic()
-        limit = FAULT_LIMIT if module == "fault" else PROCESSOR_LIMIT
+        limit = LONG_LIMIT if module == "fault" or self.tier == "all" else PROCESSOR_LIMIT
         print(int(keeps_bytecode), limit, self.tier, *tests, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip(), time.monotonic() - started
 

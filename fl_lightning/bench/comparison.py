@@ -15,9 +15,11 @@ from fl_lightning.bench.statistics import (
     SeedSummary,
     bounded,
     decision,
+    holm,
     paired_difference,
     ranks,
     seeds_to_decide,
+    sequence_p,
     summarize,
     verdict,
 )
@@ -78,6 +80,9 @@ class TableEntry:
         notes: what is to be said of its numbers.
         scale: share of the work that was done.
         best: whether it has the best number of its column.
+        baseline: the baseline's mean over the seeds of the pairs.
+        student: Student's interval, of a suite that decides, once all its seeds are spent.
+        holm: p-value of the difference, corrected for all comparisons of the table, of a suite that decides.
     """
 
     labels: Labels
@@ -93,6 +98,9 @@ class TableEntry:
     notes: tuple[str, ...]
     scale: float
     best: bool = False
+    baseline: float | None = None
+    student: tuple[float, float] | None = None
+    holm: float | None = None
 
     @property
     def cells(self) -> int:
@@ -153,6 +161,10 @@ class Comparison:
             entries = {row: self._entry(numbers) for row, numbers in of_column.items()}
             best = self._best(entries, of_column)
             self.entries.update({(row, column): replace(entry, best=row in best) for row, entry in entries.items()})
+        if suite.decide is not None:
+            compared = {at: one.difference for at, one in self.entries.items() if one.difference}
+            corrected = holm([sequence_p(one, suite.decide.prior_scale) for one in compared.values()])
+            self.entries |= {at: replace(self.entries[at], holm=p) for at, p in zip(compared, corrected, strict=True)}
 
     @property
     def baseline(self) -> str:
@@ -265,17 +277,13 @@ class Comparison:
     def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
         """The entry of the cells that differ in their seed alone."""
         labels = numbers[0].cell.labels
-        bounds = {
-            ">" if number.missed else "<" * bool(number.partner and number.partner.missed)
-            for number in numbers
-            if number.pair
-        }
+        bounds = {">" if one.missed else "<" * bool(one.partner and one.partner.missed) for one in numbers if one.pair}
         suite, decide = self.suite, self.suite.decide
-        pairs = [number.pair for number in numbers if number.pair]
-        if decide is not None:
-            pairs = self._first_pairs(numbers)
+        pairs = self._first_pairs(numbers) if decide else [number.pair for number in numbers if number.pair]
         how = (suite.interval, suite.confidence, decide.prior_scale if decide else 1.0)
         ours = bounded(paired_difference(pairs, *how), bounds)
+        spent = decide is not None and len(pairs) >= decide.max_seeds
+        student = bounded(paired_difference(pairs, "t", suite.confidence), bounds) if spent else None
         margin = decide.margin if decide and self.table.show in OF_METRIC else None
         published, base, apart = self._published(labels), self._published({**labels, **self.suite.baseline}), None
         if published and base and self.suite.baseline and not self.is_baseline(numbers[0].cell):
@@ -303,6 +311,8 @@ class Comparison:
             seeds=seeds_to_decide(ours, *how, margin) if undecided else None,
             notes=(*(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()), *ending),
             scale=next((number.result.scale for number in numbers if number.result.scale != 1), 1.0),
+            baseline=math.fsum(theirs for _, theirs in pairs) / len(pairs) if pairs else None,
+            student=student.interval if student else None,
         )
 
     def _first_pairs(self, numbers: Sequence[CellNumber]) -> list[tuple[float, float]]:

@@ -105,6 +105,22 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
         return np.where(rest > 0, deviation * np.sqrt((n - 1) / n * gap / rest), np.inf)
 
 
+def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
+    """The least alpha at which the sequence of :func:`half_width` excludes 0: a p-value at any look; 1 for a bound."""
+    if not ours.deviation or ours.bound:
+        return 1.0
+    n, c2, variance = ours.n, prior_scale**-2, ours.deviation**2 * (ours.n - 1) / ours.n
+    shrunk = (variance + ours.mean**2 * c2 / (n + c2)) / (variance + ours.mean**2)
+    return min(1.0, math.sqrt((n + c2) / c2) * shrunk ** (n / 2))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values of several comparisons, corrected by Holm so that an error holds for all of them together."""
+    places, many = np.argsort(np.argsort(values)), len(values)
+    rising = np.maximum.accumulate(np.sort(values) * np.arange(many, 0, -1))
+    return [float(one) for one in np.minimum(rising, 1.0)[places]]
+
+
 def paired_difference(
     pairs: Sequence[tuple[float, float]], kind: str, confidence: float, prior_scale: float = 1.0
 ) -> Difference | None:

@@ -129,7 +129,7 @@ def open_database(url: str) -> Database:
             # two processes that create the tables at the same time meet here, too
             why = cause_of(error)
             if pause is None or "locked" in why:
-                driver = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
+                driver = "install its driver (such as psycopg[binary], psycopg2-binary or mysqlclient), or "
                 hint = f"{driver * isinstance(error, ImportError)}give another URL"
                 raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; {hint}") from error
         time.sleep(pause)

@@ -239,6 +239,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     level = f"{100 * suite.confidence:g} % interval"
     judged = any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", level, "pairs = looks" if suite.decide else "pairs"]
+    if suite.decide:
+        heads += [f"Student's, {suite.decide.max_seeds} pairs", "p by Holm", f"{comparison.baseline}, same seeds"]
     heads += ["paper's difference"] * bool(table.published) + ["verdict"] * (judged or bool(table.published))
     lines = []
     for row in comparison.rows:
@@ -257,7 +259,8 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         texts = [
             f"{about} in the order of the seeds; the interval is a confidence sequence, which holds at each of its "
             f"looks, one after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one "
-            "setting, not per table."
+            f"setting, not per table. Student's is that of {suite.decide.max_seeds} pairs without looks; pairs that "
+            f"ended earlier have none. p by Holm holds for all {len(lines)} comparisons of this table together."
         ]
         texts += [f"No difference: within {suite.decide.margin:g}."] * (table.show in OF_METRIC)
     axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
@@ -272,13 +275,17 @@ def difference_texts(
     """Our difference, its interval and number of pairs, with the footnotes that they need but ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     if entry.difference is None:
-        return [Text(NONE, marks=marks), Text(NONE), Text("0")]
-    interval = entry.difference.interval
-    ends = NONE if interval is None else f"[{', '.join(signed(end, comparison) for end in interval)}]"
+        return [Text(NONE, marks=marks), Text(NONE), Text("0"), *[Text(NONE)] * (3 * bool(comparison.suite.decide))]
     daggers = (DAGGER, *marks) if entry.scale != 1 else marks
     mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
     marks = footnotes(entry.difference.notes, notes)
-    return [Text(mean, marks=daggers), Text(ends, marks=marks), Text(str(entry.difference.n))]
+    both = (entry.difference.interval, entry.student)
+    own, student = (NONE if one is None else f"[{', '.join(signed(end, comparison) for end in one)}]" for one in both)
+    texts = [Text(mean, marks=daggers), Text(own, marks=marks), Text(str(entry.difference.n))]
+    if entry.holm is not None and entry.baseline is not None:
+        p = "< 0.001" if entry.holm < 0.001 else f"{entry.holm:.3f}"
+        texts += [Text(student), Text(p), Text(number_text(entry.baseline, comparison))]
+    return texts
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
@@ -418,6 +425,8 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
         low, high = apart.interval if apart and apart.interval else (None, None)
+        student = dict(zip(("student_low", "student_high"), entry.student or (None, None), strict=True))
+        of_pairs = {**student, "p_holm": entry.holm, "baseline_mean": entry.baseline}
         notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
             **{"table": at, "caption": comparison.table.caption, "shows": what_is_shown(comparison)},
@@ -432,6 +441,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
+            **(of_pairs if suite.decide else {}),
             "verdict": verdict_at_scale(entry),
             **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},
         }

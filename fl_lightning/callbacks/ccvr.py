@@ -27,7 +27,7 @@ from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
 from fl_lightning.records.files import save
 from fl_lightning.seeding import torch_rng
-from fl_lightning.state import State, clone
+from fl_lightning.state import State, clone, uncompiled_names
 from fl_lightning.sums import Sums
 
 
@@ -115,7 +115,7 @@ class CCVR(Callback):
             trainer.log(f"ccvr/{tag.removeprefix('test/')}", value)
         trainer.log("time/ccvr", time.perf_counter() - began)
         if trainer.run_dir is not None:
-            save({"state_dict": state}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
+            save({"state_dict": uncompiled_names(state)}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _calibrated(self, trainer: RunAccess, state: State) -> State:
         """The entries of the calibrated classifier, by their names in the state; clients are dealt out over workers."""

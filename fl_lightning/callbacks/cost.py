@@ -83,7 +83,7 @@ class CostLedger(Periodic):
         # methods that compare with what a client had before do more from the second round on
         if round_ <= 1 or round_ % self.every_n_rounds == 0 or not self._step:
             self._step = count_step(trainer) or self._step
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
@@ -164,8 +164,8 @@ def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int
 
 
 def worker_peak_memory() -> float:
-    """Largest memory of this process in bytes: allocated on the GPU, if there is one, or else resident."""
-    if torch.cuda.is_available():
+    """Largest memory of this process in bytes: allocated on the GPU, if it uses one, or else resident."""
+    if torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated())
     try:
         import resource

@@ -63,6 +63,7 @@ class RunRecord(Callback):
         plan = trainer.data.plan
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
+        used = torch.cuda.is_initialized()  # asking for their names would begin to use them
         record = {
             "command": sys.argv,
             "python": platform.python_version(),
@@ -70,7 +71,7 @@ class RunRecord(Callback):
             "processor": processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if used else 0)],
             "git_revision": git_revision(),
             "versions": {name: version for name in PACKAGES if (version := version_of(name))},
             "workers": trainer.world_size,
@@ -78,6 +79,7 @@ class RunRecord(Callback):
             "seed": trainer.seed,
             "plan_hash": plan.hash,
             "partition": plan.report(),
+            "data": getattr(trainer.data, "inference_arguments", dict)(),
         }
         if trainer.weights is not None:
             record["weights"] = {"path": str(trainer.weights), "sha256": stamp_of(trainer.weights).sha256}

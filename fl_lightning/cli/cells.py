@@ -21,6 +21,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.datamodule import HELD
+from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.processes.launch import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
@@ -118,7 +119,10 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
     """
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
     known = ", ".join(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
-    require(bool(values), "metric", metric, f"the run does not log it; among others it logs {known}")
+    hint, module = f"the run does not log it; among others it logs {known}", trainer.run.client.module
+    if metric.startswith("val") and step_name(module, "val") is None:
+        hint = f"{type(module).__name__} has no validation_step; define one that logs it"
+    require(bool(values), "metric", metric, hint)
     for round_, value in values.items():
         if not math.isfinite(value):
             raise ClientError(f"round {round_}: {metric} is {value}")
@@ -138,7 +142,7 @@ def machine() -> str:
     """The processor or GPU of this process, and the cores."""
     cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
     kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else kind
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else kind
     return f"{device}, {cores}, torch {torch.__version__}"
 
 
@@ -158,7 +162,7 @@ def as_before() -> Iterator[None]:
 def free_memory() -> None:
     """Free what the last cell has left; a GPU that a failed run has left unusable ends the process here."""
     gc.collect()
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

@@ -148,8 +148,6 @@ def line_of_unknown_key(text: str) -> str | None:
     keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
     keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
     key = match[1] or match[2]
-    if key.partition(".")[0] == "axes":
-        return "axes: no such key; a file with axes is a suite: run it with bench SUITE"
     if text.startswith("unrecognized"):
         return f"no such key (--help lists them): {text.partition(': ')[2]}{near(key, keys)}"
     return f"{key}: no such key (--help lists them){near(key, keys) or '; remove it'}"
@@ -220,7 +218,10 @@ def line_of_value(place: ErrorPlace, match: re.Match[str]) -> str:
     where = owner + (key[-1] if key else "")
     if re.fullmatch(r"'[A-Za-z_]\w*'", value) and known_classes(place.key):
         return f"{place.key}={value}: no such class; give {known_for(place.key, value.strip(chr(39)))}"
-    return f"{where}={value}: give {wanted(several[1] if several else match['type'])}"
+    kind = several[1] if several else match["type"]
+    other = re.fullmatch(r"'(True|False|[-+.\d]+)'|null", value) and re.search(r"\bstr\b", kind) and "float" not in kind
+    hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if other else ""
+    return f"{where}={value}: give {wanted(kind)}{hint}"
 
 
 def line_of_unloaded(place: ErrorPlace, match: re.Match[str]) -> str:

@@ -28,6 +28,7 @@ from fl_lightning.cli.messages import LISTS, key_in, shorten
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import (
     ClientError,
@@ -65,6 +66,8 @@ class ConfigFile(ActionConfigFile):
             if not isinstance(entries, Mapping):
                 hint = "give keys with their values, such as trainer: {max_rounds: 10}"
                 raise UsageError(f"{values}: the file holds no mapping; {hint}")
+            if "axes" in entries:
+                raise UsageError(f"{values}: is a suite, not a config; run it with bench {values}")
             forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
 
@@ -89,6 +92,14 @@ def forget_lists(before: Any, entries: Any) -> None:
             before[key] = []
         elif isinstance(old, (Namespace, dict)):
             forget_lists(old, value)
+
+
+def upon_config_of_run(words: list[str]) -> list[str]:
+    """A command line that begins with the config of the run whose checkpoint it gives, and overrides it."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    paths = [Path(word.partition("=")[2] or value) for word, value in pairs if word.partition("=")[0] == "--ckpt_path"]
+    config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
+    return words if config is None or not config.is_file() else [words[0], f"--config={config}", *words[1:]]
 
 
 class Parser(LightningArgumentParser):
@@ -209,9 +220,13 @@ class FederatedCLI(LightningCLI):
         return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        check_given_once(sys.argv[1:] if args is None else args)
-        with checked_files():
-            super().parse_arguments(parser, args)
+        words = sys.argv[1:] if args is None else args
+        check_given_once(words)
+        if self._command in ("validate", "test", "predict"):
+            words = upon_config_of_run(words)
+        # Lightning would warn of arguments beside those of the program
+        with checked_files(), replaced(sys, argv=sys.argv[:1]):
+            super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
             config["method"] = [config["method"]]  # what reads the config of a run takes a list

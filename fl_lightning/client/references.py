@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fl_lightning.client.places import TensorPlaces
 from fl_lightning.client.taps import Taps
-from fl_lightning.client.transient import Transient
+from fl_lightning.client.transient import OWN, Transient
 from fl_lightning.data.loaders import Rows
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, UsageError, clipped, text_of
 from fl_lightning.state import State, copy_into, tensors
 
 Observation = dict[str, Tensor]
@@ -229,11 +229,30 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     Args:
         module: the module.
         shared: an object that the copy refers to instead of copying it.
+
+    Raises:
+        UsageError: it cannot be copied.
     """
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
         frozen: Any = copy.deepcopy(module, {id(shared): shared})
+    except Exception as error:
+        parts = [(f"{path}.", part) for path, part in module.named_modules()]
+        own = ((path + key, value) for path, part in parts for key, value in vars(part).items() if key not in OWN)
+        part = next((name.lstrip(".") for name, value in own if not can_copy(value, shared)), "it")
+        why = f"{part} cannot be copied, and a reference model is a copy: {clipped(text_of(error), 80)}"
+        hint = "keep it outside of the model, and use torch.nn.utils.parametrizations.weight_norm"
+        raise UsageError(f"model={type(module).__name__}: {why}; {hint}") from error
     finally:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
     frozen.log = frozen.log_dict = lambda *args, **kwargs: None
     return frozen.eval().requires_grad_(False)
+
+
+def can_copy(value: Any, shared: object) -> bool:
+    """Whether a value can be copied, but for a part that is ``shared``."""
+    try:
+        copy.deepcopy(value, {id(shared): shared})
+    except Exception:
+        return False
+    return True

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import UsageError, choices, require
+from fl_lightning.state import uncompiled_name
 
 
 class Reached(BaseException):
@@ -278,12 +279,13 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         UsageError: wanted taps are not bound, all named at once; a path is of no submodule; no field follows a colon.
     """
     known = {**getattr(module, "taps", {}), **extra}
-    submodules = [name for name, _ in module.named_modules() if name]
+    paths = paths_of(module)
+    submodules = [path for path in paths if uncompiled_name(path) == path]
     for name, binding in extra.items():
         hint = f"no submodule of {type(module).__name__} has this path; give one of "
         near = choices(submodules, submodule(binding))
-        require(submodule(binding) in submodules or name in wanted, f"trainer.taps: {name}", binding, hint + near)
-    missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in submodules}
+        require(submodule(binding) in paths or name in wanted, f"trainer.taps: {name}", binding, hint + near)
+    missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in paths}
     if missing:
         needed: dict[str, list[str]] = {}
         for name, asker in missing.items():
@@ -299,10 +301,19 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         )
     for name in wanted:
         require(all(known[name].split(":")), f"trainer.taps: {name}", known[name], "name a field after the colon")
-    return {name: known[name] for name in wanted}
+    return {name: ":".join([paths[submodule(known[name])], *known[name].split(":")[1:]]) for name in wanted}
+
+
+def paths_of(module: nn.Module) -> dict[str, str]:
+    """The paths of the submodules, by themselves and by what they are without ``torch.compile``."""
+    paths: dict[str, str] = {}
+    for path, _ in module.named_modules():
+        paths.setdefault(uncompiled_name(path), path)
+        paths[path] = path
+    return {path: own for path, own in paths.items() if path}
 
 
 def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """``extra`` with those of ``names`` that are no taps, but paths of submodules, bound to these submodules."""
-    known, paths = {**getattr(module, "taps", {}), **extra}, {path for path, _ in module.named_modules() if path}
+    known, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
     return {**extra, **{name: name for name in names if name not in known and submodule(name) in paths}}

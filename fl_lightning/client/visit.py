@@ -33,6 +33,8 @@ class Visit:
         scratch: what each method keeps for this visit, by the method's name.
         num_steps: local steps taken so far.
         num_skipped: batches without a loss, which the module skips.
+        num_lost: steps that 16-mixed has left out, since their gradients overflow.
+        scalings: with 16-mixed, the gradient scale at the end, and the steps since it changed.
         lr: learning rate of the first parameter group in the last local step.
         lr_total: the sum of these learning rates over the local steps so far.
         epochs: the terms of the loss by name, as means over each local epoch.
@@ -55,10 +57,12 @@ class Visit:
         "logged",
         "lr",
         "lr_total",
+        "num_lost",
         "num_skipped",
         "num_steps",
         "outputs",
         "received",
+        "scalings",
         "scratch",
         "values",
         "weight",
@@ -79,7 +83,8 @@ class Visit:
         self._versions = [tensor._version for tensor in self._tensors]
         self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
-        self.num_steps = self.num_skipped = 0
+        self.num_steps = self.num_skipped = self.num_lost = 0
+        self.scalings: list[tuple[float, int]] = []
         self.lr = self.lr_total = self.drift = 0.0
         self.weight = 1.0
         self.epochs: list[dict[str, float]] = []

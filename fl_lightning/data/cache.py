@@ -8,30 +8,50 @@ import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from tqdm.contrib.concurrent import thread_map
 
 from fl_lightning.errors import UsageError
 
-VERSION = 2
+VERSION = 3
 # files named in an error that is about many
 SHOWN = 5
+# the smallest and the largest number of 16 bits
+FULL_RANGE = (0.0, 65535.0)
+
+Range = tuple[float, float]
 
 
-def decoded(folder: Path, paths: Sequence[Path], size: int) -> np.ndarray:
+def decoded(
+    folder: Path, paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray
+) -> tuple[np.ndarray, Range | None]:
     """Image files as one uint8 array ``(N, size, size, 3)``, decoded once and then opened from the cache.
 
-    The array is memory-mapped and copied on write, see :func:`cached`.
+    The array is memory-mapped and copied on write, see :func:`cached`. With it comes the range that was used, None if
+    all images have 8 bits. A ``value_range`` of None is measured on the images ``training`` ``(n,)``.
 
     Raises:
         UsageError: a file is not an image, or a part of it is missing.
     """
-    return cached(folder, fingerprint(paths, size), partial(decode, paths, size))[0]
+    make = partial(decode, paths, size, value_range, training)
+    images, others = cached(folder, fingerprint(paths, (size, value_range)), make)
+    if not others["bits"].any():
+        return images, None
+    used = value_range or measured_range(others["bits"][training])
+    if used != tuple(others["value_range"].tolist()):  # it was measured on other training images
+        return decoded(folder, paths, size, used, training)
+    return images, used
+
+
+def measured_range(bits: np.ndarray) -> Range:
+    """0 and the largest number of as many bits as images ``(n,)`` use; the full range where no image uses any."""
+    return (0.0, 2.0 ** int(bits.max()) - 1) if bits.any() else FULL_RANGE
 
 
 def cached(
@@ -138,8 +158,10 @@ def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np
     return open_images(path, others)
 
 
-def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarray]:
-    """Decode image files on all cores into the file ``target``; returns their ``shape``.
+def decode(
+    paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray, target: Path
+) -> dict[str, np.ndarray]:
+    """Decode image files on all cores into the file ``target``; returns their ``shape``, ``bits`` and ``value_range``.
 
     Raises:
         UsageError: files are no images, or a part of them is missing; it names the first ones.
@@ -149,44 +171,65 @@ def decode(paths: Sequence[Path], size: int, target: Path) -> dict[str, np.ndarr
         if hasattr(os, "posix_fallocate"):
             # a full disk raises an error here; later, a write into mapped memory would kill the process
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
-    array = np.memmap(target, np.uint8, "r+", shape=shape)
+    array, bits = np.memmap(target, np.uint8, "r+", shape=shape), np.zeros(len(paths), np.uint8)
 
     def decode_into(index: int) -> str:
         try:
-            array[index] = decode_image(paths[index], size)
+            array[index], bits[index] = decode_image(paths[index], size, used)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             return f"{paths[index]} ({error})"
         return ""
 
-    shown = {"desc": "decoding", "unit": "image", "disable": None}
-    faults = [
-        fault for fault in thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **shown) if fault
-    ]
+    def decode_all(indices: Iterable[int]) -> list[str]:
+        shown = {"desc": "decoding", "unit": "image", "disable": None}
+        return list(filter(None, thread_map(decode_into, indices, max_workers=os.cpu_count(), **shown)))
+
+    used = value_range
+    faults = decode_all(range(len(paths)))
+    if used is None:
+        used = measured_range(bits[training])
+        faults += decode_all(np.flatnonzero(bits).tolist() if used != FULL_RANGE else [])
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         which = f"{len(faults)} of {len(paths)} files cannot be read as images: {', '.join(faults[:SHOWN])}{more}"
         raise UsageError(f"data.root: {which}; replace or remove them")
     array.flush()
-    return {"shape": np.array(shape)}
+    return {"shape": np.array(shape), "bits": bits, "value_range": np.array(used)}
 
 
-def decode_image(path: Path, size: int) -> np.ndarray:
-    """One image as uint8 ``(size, size, 3)``: converted to RGB and resized by bilinear interpolation.
+def decode_image(path: Path, size: int, value_range: Range | None = None) -> tuple[np.ndarray, int]:
+    """One image as uint8 ``(size, size, 3)``, and the number of bits that its values use, 0 for an image of 8 bits.
 
-    Grey images of 16 bits, as of microscopes and X-rays, are scaled to 8 bits.
+    The image is turned by its EXIF orientation, put on white where it is transparent, converted to RGB, and resized by
+    bilinear interpolation. In a grey image of more than 8 bits, the first value of ``value_range`` becomes black and
+    the second one white; None is the range of 16 bits.
 
     Raises:
         OSError: it is not an image, or a part of it is missing.
-        ValueError: its pixels are numbers of 32 bits, whose range is not known.
+        ValueError: the range of its values is not known, or Pillow would lose too much of them.
     """
-    with Image.open(path) as image:
-        image.draft("RGB", (size, size))
-        if image.mode in ("I", "F"):
-            raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}; store 8 or 16 bits")
-        # Pillow would cut all values above 255
-        deep = image.mode.startswith("I;16")
-        eight = Image.fromarray((np.asarray(image) // 257).astype(np.uint8)) if deep else image
-        converted = eight.convert("RGB")
+    with Image.open(path) as opened:
+        image: Image.Image = opened
+        opened.draft("RGB", (size, size))
+        wide, deep = image.mode in ("I", "F"), image.mode.startswith("I;16")
+        if wide and (value_range is None or not np.isfinite(np.asarray(image)).all()):
+            hint = "store finite ones, and give data.value_range: [LOW, HIGH]"
+            raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}; {hint}")
+        halved, bits = not wide and not deep and ";16" in str(opened.tile), 0
+        opened.load()
+        with suppress(Exception):  # damaged EXIF data count as none
+            image = ImageOps.exif_transpose(image)
+        if wide or deep:
+            values, (low, high) = np.asarray(image).astype(np.float64), value_range or FULL_RANGE
+            bits = 32 if wide else int(values.max()).bit_length()
+            # Pillow would cut all values above 255
+            image = Image.fromarray(np.rint((values.clip(low, high) - low) * (255 / (high - low))).astype(np.uint8))
+        elif image.mode.endswith(("A", "a")) or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        converted = image.convert("RGB")
+        if halved and (value_range or 0 < np.asarray(converted).max() < 16):
+            raise ValueError("of its 16 bits a colour, only the upper 8 are read; store 8 bits a colour")
         if converted.size != (size, size):
             converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(converted)
+        return np.asarray(converted), bits

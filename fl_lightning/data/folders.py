@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from PIL import Image
 
-from fl_lightning.data.cache import decoded
+from fl_lightning.data.cache import Range, decoded
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
@@ -42,7 +44,8 @@ class FolderDataModule(FileDataModule):
     """Images in files, each of which is decoded and resized once, and then kept as uint8 in the user's cache.
 
     The cache lies in ``$XDG_CACHE_HOME/fl_lightning``, or ``~/.cache/fl_lightning``, and may be removed at any time.
-    Nothing is written into ``root``.
+    Nothing is written into ``root``. Images are turned as their EXIF orientation says, and transparent pixels show
+    white.
 
     Subclasses implement :meth:`list_files`.
 
@@ -52,6 +55,9 @@ class FolderDataModule(FileDataModule):
         split_seed: seed for drawing the test images, if the data set does not say which they are. It is independent of
             the seed of the run.
         offline: use a small generated data set of the same shapes instead.
+        value_range: values of black and white in grey images of 16 or 32 bits, such as ``[0, 4095]`` for 12 bits.
+            ``auto`` is 0 and the largest number of as many bits as the training images use; sites of a federation,
+            each of which would measure its own, have to give the range.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -62,13 +68,24 @@ class FolderDataModule(FileDataModule):
     test_fraction = 0.0
 
     def __init__(
-        self, root: str = "data", image_size: int = 96, split_seed: int = 0, offline: bool = False, **kwargs: Any
+        self,
+        root: str = "data",
+        image_size: int = 96,
+        split_seed: int = 0,
+        offline: bool = False,
+        value_range: list[float] | str = "auto",
+        **kwargs: Any,
     ) -> None:
         super().__init__(root, offline, **kwargs)
         require(
             1 <= image_size <= LARGEST_IMAGE, "data.image_size", image_size, f"give 1 or more, up to {LARGEST_IMAGE}"
         )
-        self.image_size, self.split_seed = image_size, split_seed
+        low, high = value_range if not isinstance(value_range, str) and len(value_range) == 2 else (0.0, 0.0)
+        ordered = value_range == "auto" or -math.inf < low < high < math.inf
+        require(ordered, "data.value_range", value_range, "give auto, or [low, high]")
+        self.image_size, self.split_seed, self.value_range = image_size, split_seed, value_range
+        self.given_range = None if value_range == "auto" else (float(low), float(high))
+        self.used_range: Range | None = None
 
     @abstractmethod
     def list_files(self, root: Path) -> list[ImageFile]:
@@ -88,12 +105,20 @@ class FolderDataModule(FileDataModule):
         labels = np.array([file.label for file in files], np.int64)
         domains = np.array([file.domain for file in files], np.int64)
         self.num_classes = max(self.num_classes, int(labels.max()) + 1)
-        images = decoded(self.cache_folder(), [file.path for file in files], self.image_size)
         splits = np.array([file.split for file in files])
         test, val = splits == "test" if splits[0] else self._draw_test(labels, domains), splits == "val"
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
+        paths = [file.path for file in files]
+        images, self.used_range = decoded(self.cache_folder(), paths, self.image_size, self.given_range, rows[0])
+        if self.given_range is None and self.used_range is not None:
+            self.measured = ("value_range",)
+            rank_zero_info(f"data.value_range=auto: black is 0, white is {self.used_range[1]:.0f} in the 16-bit images")
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
+
+    def inference_arguments(self) -> dict[str, Any]:
+        scale = {} if self.used_range is None else {"value_range": list(self.used_range)}
+        return super().inference_arguments() | {"image_size": self.image_size} | scale
 
     def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
         """Draw the test images; returns whether each image is one ``(N,)``."""
@@ -142,8 +167,9 @@ class ImageFolderImages(FolderDataModule):
     ) -> None:
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
-        hint = "give two or more names, each once, or null"
-        require(classes is None or len({*classes}) == len(classes) >= 2, "data.classes", classes, hint)
+        hint = "give two or more names, each once and in quotes, or null"
+        names = classes is None or (len({*classes}) == len(classes) >= 2 and all(isinstance(c, str) for c in classes))
+        require(names, "data.classes", classes, hint)
         self.test_fraction, self.num_classes, self.classes = test_fraction, len(classes or ()), classes
 
     def list_files(self, root: Path) -> list[ImageFile]:

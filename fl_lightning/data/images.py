@@ -95,6 +95,7 @@ class NpyImages(FileDataModule):
             mean = (pixels.mean(0) / 255).tolist() if mean is None else mean
             std = (pixels.std(0) / 255).clip(1e-3).tolist() if std is None else std
         self.mean, self.std = tuple(mean), tuple(std)
+        self.measured = tuple(n for n, given in zip(("mean", "std"), self._own_scale, strict=True) if given is None)
         return data
 
     def write_offline(self, root: Path) -> None:

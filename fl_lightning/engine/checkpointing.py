@@ -23,6 +23,7 @@ from fl_lightning.engine.identity.changes import (
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ChangedCodeError, UsageError
+from fl_lightning.method import MethodList
 from fl_lightning.records.checkpoint import (
     BEST,
     LAST,
@@ -36,6 +37,7 @@ from fl_lightning.records.checkpoint import (
 )
 from fl_lightning.records.files import DamagedFileError, load, stamp_of
 from fl_lightning.records.manifest import manifest_path
+from fl_lightning.state import uncompiled_names
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -47,12 +49,13 @@ def save_run(run: Run, folder: Path) -> None:
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
         state = {
-            "state_dict": run.methods.evaluated_state(run.server),
+            "state_dict": uncompiled_names(run.methods.evaluated_state(run.server)),
             "server": run.server.state_dict(),
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),
             "client_schedulers": run.local_training.monitored.state_dict(),
+            "scaling": run.local_training.scaling,
             "evaluated": run.resident.evaluated,
             "callbacks": states(run.callbacks),
             "changes": run.folder.changes,
@@ -128,9 +131,9 @@ def restore_run(run: Run, source: Checkpoint | None, allow_changes: bool = False
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:
         run.server.load_state_dict(state_of_server(run, checkpoint, changes))
-        for method in stay:
-            method.load_state_dict(checkpoint["methods"][method.name])
+        MethodList(stay).load_state_dict(checkpoint["methods"], run.fabric.device)
         restore_schedule(run, checkpoint.get("client_schedulers", {}), changes)
+        run.local_training.scaling = checkpoint.get("scaling") or run.local_training.scaling
         run.resident.evaluated = checkpoint.get("evaluated", {})
         run.metrics.restore(checkpoint["history"] if source.history is None else source.history)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:

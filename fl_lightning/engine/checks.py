@@ -13,7 +13,6 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
@@ -24,6 +23,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.client import Client
+from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
@@ -181,16 +181,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
-    empty: list[int] = []
     if isinstance(data, FederatedDataModule):
         hint = f"its plan has {len(data.plan.parts)} parts; give a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
-        empty = np.flatnonzero(data.plan.sizes == 0).tolist()
-    for k in (0, *empty):
-        num_batches(data, k)
-    if empty and not getattr(data, "elsewhere", False):  # a site that joins late tells its size late
-        text = "no examples: they train nothing; give the partitioner a min_size, or fewer data.num_clients"
-        trainer.warn(f"data: {len(empty)} of {number} clients ({few(empty, CLIENTS_SHOWN)}) have {text}")
+    num_batches(data, 0)
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
@@ -202,9 +196,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
     if getattr(data, "elsewhere", False):  # each site looks at its own
         return
-    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        text = "no training batch: they train nothing, and their weight is 0; give the partitioner a min_size, fewer "
+        text += "data.num_clients, or drop_last=false"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
         for name in TRANSFER_HOOKS:
@@ -381,11 +376,17 @@ def check_folder(key: str, folder: Path) -> None:
 def check_buffers(trainer: RunArguments, client: Client) -> None:
     """Refuse to recompute the running statistics of a model that has none, or that is not one model for all.
 
+    Warn of statistics that nobody updates.
+
     Raises:
         UsageError: no BatchNorm layer updates running statistics, entries of the state stay with the clients, or the
             server optimizer would move the statistics as well.
     """
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
+    stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
+    if stale:
+        text = f"the running statistics of {len(stale)} BatchNorm layers stay as they are at the start of the run"
+        trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
     if rule not in RECALIBRATES:
         return
     hint = f"{kind} has no BatchNorm layer that updates running statistics; give average"
@@ -452,10 +453,14 @@ def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
 def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
     """Refuse what a device cannot do: a precision that it lacks, for which torch would silently use another; workers.
 
+    Nothing here uses a GPU, which a process that is forked later could then not use.
+
     Raises:
-        UsageError: float16 on a CPU, or bfloat16 on a GPU that has none; on a CPU several workers for each device,
-            since ``devices`` counts them, or more than 8 workers a core.
+        UsageError: Apple's GPU; float16 on a CPU; on a CPU several workers for each device, since ``devices`` counts
+            them, or more than 8 workers a core.
     """
+    hint = "it has no float64, in which updates are added; give cpu"
+    require(device.type != "mps", "trainer.accelerator", "mps", hint)
     on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
@@ -463,13 +468,22 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
         capability = torch.backends.cpu.get_cpu_capability()
         text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
         rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
-    lacks = device.type == "cuda" and brain and not torch.cuda.is_bf16_supported()
-    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
     most = 8 * cores()
     hint = f"there are {cores()} cores, give auto, or at most {most} workers"
     require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
     hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
     require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
+
+
+def check_precision(device: torch.device, precision: Any) -> None:
+    """Refuse a precision that the GPU of a worker lacks, for which torch would silently use another.
+
+    Raises:
+        UsageError: bfloat16 on a GPU that would emulate it.
+    """
+    asks = device.type == "cuda" and str(precision).startswith("bf16")
+    lacks = asks and not torch.cuda.is_bf16_supported(including_emulation=False)
+    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
 
 
 def has_bfloat16() -> bool:

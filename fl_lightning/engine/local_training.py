@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections import defaultdict
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.client.visit import Visit
-from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
+from fl_lightning.data.loaders import ClientLoader, Rows, num_batches, without_singles
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.engine.processes.workers import Workers
@@ -66,6 +67,7 @@ class LocalTraining:
         monitored: the scheduler that watches a metric, on the server.
         choice: how many clients train side by side.
         recordings: the programs of clients side by side, to be repeated.
+        scaling: with 16-mixed, the server's gradient scale and the steps since it changed; visits begin with it.
         looks_at_index: whether the module's ``training_step`` reads the index of the batch.
     """
 
@@ -85,14 +87,14 @@ class LocalTraining:
         self.optimizers = optimizers
         self.schedules = Schedules(client, client_schedulers)
         self.monitored = MonitoredSchedule(self.schedules, optimizers)
-        self._precision = fabric.strategy.precision
-        self._scaler = getattr(self._precision, "scaler", None)
-        self._scaler_state = None if self._scaler is None else self._scaler.state_dict()
+        self._precision: Any = fabric.strategy.precision
+        self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
+        self.scaling = next(iter(scalings_of(self._scaler)), None)
         self.batches = cache(partial(num_batches, loaders.data))
         self.choice = Choice(1, "no round has begun")
         self.recordings = Recordings()
         self.looks_at_index = client.resident.takes_index and looks_at(client.module.training_step, 1)
-        self._has_gradients = self._skips = self._closes = False
+        self._has_gradients = self._skips = self._closes = self._overflows = False
         strategy = client.resident.stand_in.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
@@ -127,7 +129,8 @@ class LocalTraining:
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
-            raise ClientError(f"client {k}, round {round_}: {located(error)}") from error
+            hint = f"; {without_singles(data)}" if "1 value per channel" in str(error) else ""
+            raise ClientError(f"client {k}, round {round_}: {located(error)}{hint}") from error
         finally:
             self.stopwatch.lap("collect")
 
@@ -211,8 +214,11 @@ class LocalTraining:
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
         schedulers = self.monitored.apply(optimizer, schedulers)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(self._scaler_state)
+        if self.scaling is not None and self._unused_scaler is not None:
+            # another object, since a visit that fails leaves its last step in it
+            self._scaler = self._precision.scaler = copy.deepcopy(self._unused_scaler)
+            state = zip(("scale", "_growth_tracker"), self.scaling, strict=True)
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **dict(state)})
         resident = self.client.resident
         self._closes = "optimizer_step" in resident.hooks or needs_closure(optimizer)
         resident.stand_in.begin_visit(optimizer, schedulers, loader)
@@ -253,6 +259,7 @@ class LocalTraining:
             visit.epochs.append(logged.end_epoch())
             if schedulers and schedules.mode == "restart":
                 schedules.after_epoch(schedulers)
+        visit.scalings = scalings_of(self._scaler)
         clock.epoch += 1  # Lightning counts the last epoch before this hook, too
         call("on_train_end")
         if clock.rounds > 1:
@@ -282,7 +289,7 @@ class LocalTraining:
                 take_step(optimizer)
             else:
                 self.fabric.strategy.optimizer_step(optimizer)
-            self.client.end_step(optimizer)
+            self.client.end_step(optimizer, self._overflows)
 
     def _call_step(self, closure: Closure, index: int, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when the closure runs.
@@ -324,7 +331,7 @@ class LocalTraining:
             if self._has_gradients:
                 self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
-            self.client.end_step(optimizer)
+            self.client.end_step(optimizer, self._overflows)
         return result
 
     def _gradients(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> torch.Tensor | None:
@@ -353,12 +360,16 @@ class LocalTraining:
         return loss
 
     def _prepare(self, optimizer: Optimizer) -> None:
-        """Unscale, correct and clip the gradients."""
-        client, resident = self.client, self.client.resident
+        """Unscale, correct and clip the gradients; methods do not see those of a step that is lost."""
+        client, resident, self._overflows = self.client, self.client.resident, False
         if self._has_gradients:
             self._precision.unscale_gradients(optimizer)
+            if self._scaler is not None:
+                # private, as of torch 2.6 and 2.15: by this the scaler itself decides whether to leave out the step
+                self._overflows = any(map(bool, self._scaler._found_inf_per_device(optimizer).values()))
         resident.call("on_before_optimizer_step", optimizer)
-        client.methods.call("on_before_optimizer_step", client, optimizer)
+        if not self._overflows:
+            client.methods.call("on_before_optimizer_step", client, optimizer)
         setting = resident.stand_in.setting
         if "configure_gradient_clipping" in resident.hooks:
             how = {name: getattr(resident.stand_in, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
@@ -366,8 +377,15 @@ class LocalTraining:
         elif setting.gradient_clip_val is not None:
             algorithm = resident.stand_in.gradient_clip_algorithm or GradClipAlgorithmType.NORM
             resident.stand_in.precision_plugin.clip_gradients(optimizer, setting.gradient_clip_val, algorithm)
-        client.methods.call("on_after_clipping", client, optimizer)
+        if not self._overflows:
+            client.methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
+
+
+def scalings_of(scaler: Any) -> list[tuple[float, int]]:
+    """The scale of a gradient scaler, with the steps since it changed; nothing without one, or where it is not used."""
+    state = {} if scaler is None else scaler.state_dict()
+    return [(float(state["scale"]), int(state["_growth_tracker"]))] if state else []
 
 
 class Closure:

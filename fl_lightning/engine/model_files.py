@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from fl_lightning.client import Client
@@ -20,7 +20,7 @@ from fl_lightning.records.checkpoint import client_files, read, read_weights
 from fl_lightning.records.files import load, save
 from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
-from fl_lightning.state import State, clone, copy_into, tensors
+from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
 
 NAMES_SHOWN = 3
 
@@ -51,13 +51,15 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
     run.resident.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
     hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
+    of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
         "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
         "global_step": rounds,
         "pytorch-lightning_version": lightning.pytorch.__version__,
-        "state_dict": module.state_dict(),
+        "state_dict": uncompiled_names(module.state_dict()),
         **({"hyper_parameters": hparams, **named} if hparams else {}),
+        **({LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY: of_data} if of_data else {}),
         **state_of_data(run.data),
     }
 
@@ -191,11 +193,13 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     before, where = clone(live), f"{key}={str(path)!r}: not a checkpoint of this model"
     try:
         own = module.state_dict(keep_vars=True)
+        ours = {uncompiled_name(name): name for name in own}
+        state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
         pairs = [(name, own[name], state[name]) for name in own if name in state and isinstance(own[name], Tensor)]
         shapes = [(name, tuple(theirs.shape), tuple(ours.shape)) for name, ours, theirs in pairs]
         wrong = [f"{name} {theirs}, the model has {ours}" for name, theirs, ours in shapes if theirs != ours]
         require_none(where, {"other shapes": wrong})
-        missing, unknown = module.load_state_dict(dict(state), strict=False)
+        missing, unknown = module.load_state_dict(state, strict=False)
         if getattr(module, "strict_loading", True):
             # a tensor may be there by another of its names
             there = {id(value) for name, value in own.items() if name in state}

@@ -49,8 +49,7 @@ class Recalibration:
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers) -> None:
         self.client, self.loaders, self.workers = client, loaders, workers
-        device = loaders.fabric.device
-        self._device = torch.device("cpu") if device.type == "mps" else device  # Apple's GPUs have no float64
+        self._device = loaders.fabric.device
         self._warned = False
 
     @cached_property

@@ -16,6 +16,7 @@ import torch
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
@@ -45,17 +46,21 @@ class Outcome:
     """What the visits on one worker came to.
 
     Args:
+        metrics: the torchmetrics objects that the visits on this worker have logged.
         counts: how many ``visits`` there were, but for those that failed; how many of them ``stepped`` at all, or were
-            ``idle`` since they had no batch; and batches that the module ``skipped``.
+            ``idle`` since they had no batch; batches that the module ``skipped``, and steps that 16-mixed ``lost``.
         arrived: clients whose updates the server gets.
         rates: last learning rate of each client that took a step and sent its update.
+        scalings: with 16-mixed, the gradient scales at the end of the visits whose updates the server gets.
         remembered: what the clients of the present group remembered before it.
         errors: of the clients that failed.
     """
 
+    metrics: VisitMetrics
     counts: Counter[str] = field(default_factory=Counter)
     arrived: list[int] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
+    scalings: list[tuple[float, int]] = field(default_factory=list)
     remembered: dict[int, dict] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
@@ -143,7 +148,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     Returns:
         The sums, and the clients whose updates are in them.
     """
-    totals, outcome = Totals(run.fabric.device), Outcome()
+    totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
     for group in place_cohort(run, fates):
         run.workers.check()
@@ -153,6 +158,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
+    totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(dict(run.stopwatch.seconds))
     run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
@@ -176,17 +182,18 @@ def train_group(
     memories = run.client.memories()
     # a visit can be repeated in its group alone; that of a client that fails is recorded with what all remembered
     outcome.remembered = {k: memories.get(k, {}) for k in group}
-    visits = side_by_side(run, group, round_, fates)
+    visits, why = side_by_side(run, group, round_, fates), ""
     with ExitStack() as stack:
         stack.callback(memories.drop_all, group)
         try:
             stack.enter_context(visits.training_all())
         except LostWorkerError:
             raise
-        except (ClientError, UsageError) as error:  # which client failed, if it is one, is found one by one
+        except (ClientError, UsageError) as error:
+            why = located(error.__cause__ or error)  # each reason is shown once
+        if why:  # which client failed, if it is one, is found one by one, once the group's memory is free
+            del visits
             memories.drop_all(group)
-            # each reason is shown once
-            why = located(error.__cause__ or error)
             run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
             outcome.remembered = {}
             for k in group:
@@ -235,23 +242,35 @@ def note_failure(run: Run, k: int, error: Exception, outcome: Outcome) -> None:
     """Record that client ``k`` failed."""
     outcome.errors[k] = error
     record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
-    if isinstance(error, SharedStateError) and run.trainer.on_client_error != "raise":
-        raise error  # later clients would begin with what it has written
+    # later clients would begin with what it has written; and it is not the client that lacks memory
+    lasting = isinstance(error, SharedStateError) or is_out_of_memory(error.__cause__)
+    if lasting and run.trainer.on_client_error != "raise":
+        raise error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that the memory of a GPU, or of the machine, is used up."""
+    of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return of_cpu or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
-    """Show a client that has trained to the callbacks, and add what it sends, unless that is lost."""
+    """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
     client = run.client
-    if fate.lost is None:
+    arrives = fate.lost is None and client.num_steps > 0
+    if arrives:
         if is_watched(run):
             observe(run, k, round_)
         try:
             totals.add(update)
         except ArithmeticError as error:
             raise ClientError(f"client {k}, round {round_}: {error}") from error
+        outcome.metrics.add(k, client.visit.logged)
     else:
         client.memories().drop(k)
-    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, fate.lost is None)
+    outcome.counts.update(lost=client.visit.num_lost)
+    outcome.scalings += client.visit.scalings if fate.lost is None else []
+    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, arrives)
 
 
 def note_visit(run: Run, k: int, steps: int, rate: float, skipped: int, outcome: Outcome, arrived: bool = True) -> None:
@@ -324,36 +343,45 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     # clients without memory have no owner: a run in which none remembers anything moves nothing
     owned = run.client.memories().owned(run.server.cohort)
     messages = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
-    mine = (messages, run.metrics.current, dict(outcome.counts), outcome.arrived, outcome.rates, owned)
+    counted = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
+    mine = (messages, run.metrics.current, *counted, owned)
     shared = run.workers.gather(mine)
     run.client.memories().note_owners([owned for *_, owned in shared])
     failed: dict[int, tuple[bool, str]] = {}
-    counts, arrived, rates = Counter[str](), list[int](), list[float]()
-    for messages, metrics, theirs, their_clients, their_rates, _ in shared:
+    counts, arrived, rates, scalings = Counter[str](), list[int](), list[float](), list[tuple[float, int]]()
+    for messages, metrics, theirs, their_clients, their_rates, their_scalings, _ in shared:
         failed |= messages
         counts.update(theirs)
         arrived += their_clients
         rates += their_rates.values()
+        scalings += their_scalings
         run.metrics.fill(metrics)
-    skipped = counts["skipped"]
+    skipped, lost, training = counts["skipped"], counts["lost"], run.local_training
+    training.scaling = scaling = min(scalings, default=training.scaling)
     if rates:
         # rounded once, so that it does not depend on the order
         run.metrics.update({"lr": math.fsum(rates) / len(rates)})
     if skipped:
         run.metrics.update({"batches/skipped": skipped})
+    if lost:
+        run.metrics.update({"steps/lost": lost})
     texts = [text for _, (_, text) in sorted(failed.items())]
     if failed:
         tolerate(run, failed, outcome.errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
-    if not (idle or counts["stepped"]):
+    # a smaller scale helps, down to that of a loss as it is
+    if not (idle or counts["stepped"] or (lost and scaling is not None and scaling[0] >= 1)):
         model = type(run.client.module).__name__
         why = f"the hooks of {model} left out every batch"
         if skipped:
             hint = "give another data.batch_size or model"
             why = f"{model}.training_step returned no loss for all {skipped} batches; {hint}"
+        if lost:
+            hint = "give trainer.precision=bf16-mixed or 32-true"
+            why = f"the gradients of {model} overflow in all {lost} steps, whatever scale 16-mixed gives them; {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {[why, *texts][-1]}")
-    if not counts["visits"]:
-        run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
+    if not arrived:
+        run.trainer.warn(f"round {round_}: no update arrives, and the global model stays as it is")
     return sorted(arrived)
 
 
@@ -535,6 +563,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),
             "client_schedulers": run.local_training.monitored.state_dict(),
+            "scaling": run.local_training.scaling,
             "evaluated": client.resident.evaluated,
             "threads": torch.get_num_threads(),
             **identity(run),

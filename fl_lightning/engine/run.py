@@ -221,6 +221,7 @@ def build(
     cleanup: ExitStack,
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
+    checks.check_precision(fabric.device, trainer.precision)
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)

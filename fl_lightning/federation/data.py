@@ -168,7 +168,7 @@ class OneSite(Partitioned):
 
     def __init__(self, data: Any, part: int | None = None) -> None:
         federated = isinstance(data, FederatedDataModule)
-        self.inner = data if federated else Partitioned(data, Pooled(), 1)
+        self.inner: Any = data if federated else Partitioned(data, Pooled(), 1)
         number = self.inner.num_clients
         hint = f"there are {number} clients; give the number of one, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
@@ -176,7 +176,7 @@ class OneSite(Partitioned):
             "the data of a site are those of one client; give 1, or part: the number of the client that it stands for"
         )
         require(part is not None or number == 1, "data.num_clients", number, hint)
-        self.part = part or 0
+        self.part, self.is_whole = part or 0, part is None
         super().__init__(own_module_of(self.inner), num_clients=1)
         self.partitioner = self.inner.partitioner
 
@@ -184,6 +184,9 @@ class OneSite(Partitioned):
         if self._ready_for == base_seed():
             return
         self.inner.setup("fit")
+        for name in getattr(self.inner, "measured", ()) if self.is_whole else ():
+            found = self.inner.inference_arguments().get(name)
+            raise UsageError(f"data.{name}: {found} was measured here, and other sites differ; give all sites the same")
         self.plan, self._ready_for = Plan([np.arange(self.inner.info(self.part).num_examples)]), base_seed()
 
     def prepare_data(self) -> None:
@@ -200,9 +203,6 @@ class OneSite(Partitioned):
 
     def info(self, k: int) -> ClientInfo:
         return replace(self.inner.info(self.part), id=k)
-
-    def idle_clients(self) -> list[int]:
-        return [0] if self.part in self.inner.idle_clients() else []
 
     def train_dataloader(self, k: int = 0) -> Any:
         return self.inner.train_dataloader(self.part)

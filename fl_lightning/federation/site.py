@@ -149,9 +149,10 @@ class Site:
         for begin in (lambda _: None, run.methods.on_round_start):
             begin(server)
             server.assign(state)
-            run.methods.load_state_dict(methods)
+            run.methods.load_state_dict(methods, run.fabric.device)
         run.resident.begin_round(round_)
         run.local_training.monitored.load_state_dict(shared.get("client_schedulers", {}))
+        run.local_training.scaling = shared.get("scaling") or run.local_training.scaling
         run.resident.evaluated = shared.get("evaluated", {})
         return True
 
@@ -172,6 +173,8 @@ class Site:
                 "steps": client.num_steps,
                 "rate": client.lr,
                 "skipped": client.visit.num_skipped,
+                "lost": client.visit.num_lost,
+                "scalings": client.visit.scalings,
                 "seconds": dict(run.stopwatch.seconds),
             }
             client.end_round()

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.errors import require
@@ -80,8 +81,8 @@ class FedCKA(Method):
             distance; the paper does not state it, and other similarities have none.
 
     Raises:
-        UsageError: ``mu`` is below 0, ``layers`` is 0 or empty, ``bandwidth`` is not above 0, or a similarity other
-            than ``rbf`` is given one.
+        UsageError: ``mu`` is below 0, ``layers`` is 0 or empty, ``bandwidth`` is not above 0, a similarity other than
+            ``rbf`` is given one, or the model cannot be copied.
     """
 
     remembers: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
@@ -104,6 +105,9 @@ class FedCKA(Method):
         kernel = _each(rbf_cka, bandwidth=bandwidth)
         self.mu, self.similarity = mu, kernel if similarity == "rbf" else SIMILARITIES[similarity]
         self.bandwidth, self.requires = bandwidth, tuple(names)
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        client.frozen_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: Client) -> None:
         previous = client.memory(self).get("previous")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.errors import require
@@ -35,7 +36,8 @@ class MOON(Method):
             one (``global``). A subclass can give others, as the ``pool`` of its ``initial_memory``.
 
     Raises:
-        UsageError: ``mu`` is below 0, ``temperature`` is not above 0, or ``pool_size`` is below 1.
+        UsageError: ``mu`` is below 0, ``temperature`` is not above 0, ``pool_size`` is below 1, or the model cannot be
+            copied.
     """
 
     requires = ("representation",)
@@ -52,6 +54,9 @@ class MOON(Method):
         require(temperature > 0, "MOON.temperature", temperature, "give a number above 0")
         require(pool_size >= 1, "MOON.pool_size", pool_size, "give 1 or more")
         self.mu, self.temperature, self.pool_size, self.first = mu, temperature, pool_size, first
+
+    def setup(self, client: Client, optimizer: Optimizer) -> None:
+        client.frozen_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: Client) -> None:
         pool = client.memory(self).get("pool") or self._first_pool(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,11 @@ def has_word(name: str, words: Sequence[str]) -> bool:
 def tagged(phase: str, name: str) -> str:
     """``phase/name``; a name that already begins with its phase is kept as it is."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
+
+
+def is_defined(tag: str, value: float) -> bool:
+    """Whether a mean takes a metric's value: nan, which stands for none, is left out, but for that of a loss."""
+    return not math.isnan(value) or "loss" in re.split("[/_]", tag)
 
 
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:

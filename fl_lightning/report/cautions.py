@@ -16,6 +16,7 @@ from fl_lightning.report.sections import Group, Section
 SKIPPED = {
     "clients/failed": ("client failed and was skipped", "clients failed and were skipped"),
     "batches/skipped": ("batch was skipped", "batches were skipped"),
+    "steps/lost": ("step of 16-mixed was lost", "steps of 16-mixed were lost"),
 }
 # runs that are named; of more there is one line for all
 NAMED = 3

@@ -94,12 +94,14 @@ class Totals:
     """The sums over the updates of a cohort; memory does not grow with the cohort.
 
     Args:
-        device: where they are added; in place of Apple's GPUs, which have no float64, the CPU.
+        device: where they are added.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._sums = Sums("cpu" if torch.device(device).type == "mps" else device)
+        self._sums = Sums(device)
         self._extremes = Extremes()
+        # values of torchmetrics objects over all clients, in place of the means
+        self.merged: dict[str, float] = {}
 
     def add(self, update: Update) -> None:
         """Add a client's update."""
@@ -154,7 +156,8 @@ class Totals:
     @property
     def logged(self) -> dict[str, float]:
         """The logged values by name: means over examples, sums, maxima and minima over the clients."""
-        return reduced(self._field("logged"), self._extremes)
+        values = {**reduced(self._field("logged"), self._extremes), **self.merged}
+        return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
         return {name: value.mean() for name, value in self._field(field).items() if bool(value.weight)}

@@ -72,6 +72,7 @@ QUOTED = """{% set at = stored("paper-table3_scale0.125") %}
 {{ paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: -1.0, 2: 5.0}) | span }} {{ avg.metric("time/round") | span }}
 {{ at.each() | map(attribute="labels.method") | listed }} {{ [] | listed }} {{ prox.above + prox.below }}
 {{ [2, -1] | span(0, True) }} {{ differences({0: 3.0, 1: 1.0}, {1: 2.0}) }}
+{{ spearman([1, 2, 3], [10, 30, 20]) | plain }} {{ prox.baseline | plain }} {{ prox.student }} {{ prox.holm }}
 """
 
 
@@ -87,7 +88,17 @@ def test_a_text_quotes_the_stored_cells(papers):
         "-10.7 to +14.7 7.0 to 8.0",
         "FedAvg and FedProx none 0",
         "-1 to +2 {1: -1.0}",
+        "0.5 60.0 None None",
     ]
+
+
+def test_a_part_names_the_coefficients_of_each_method(tmp_path):
+    prox = {"class_path": "FedProx", "init_args": {"mu": 0.1, "mode": "exact"}}
+    avgm = {"trainer": {"server_optimizer": {"class_path": "FedAvgM", "init_args": {"lr": 1.0, "momentum": 0.5}}}}
+    methods = {"FedAvg": {}, "FedProx": {"method": [prox]}, "FedAvgM": avgm}
+    suite = suite_in(tmp_path, axes={"method": methods}, tables=[{"show": "final"}])
+    save(suite, suite.cells(), {cell.digest: result(cell, [0.6]) for cell in suite.cells()}, tmp_path / "results")
+    assert "- Coefficients: FedAvgM lr 1, momentum 0.5; FedProx mu 0.1\n" in make(tmp_path)
 
 
 @pytest.mark.parametrize(

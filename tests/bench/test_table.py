@@ -436,12 +436,18 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
         ({"interval": "normal"}, "interval='normal'"),
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
+        ({"tables": [{"scores": ["pooled"]}]}, "tables.scores=['pooled']"),
+        ({"tables": [{"show": "scores", "k": 3}]}, "tables.k=3"),
+        ({"tables": [{"show": "best", "target": 0.6}]}, "tables.target=0.6"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
         ({"tables": [{"show": "rounds_to", "target": 60}]}, "tables.target=60"),
         ({"tables": [{"published": {"MOON": {1: math.nan}}}]}, r"published.MOON.1=nan"),
         ({"tables": [{"published": {"MOON": {1: [60, -1]}}}]}, "published.MOON.1=[60, -1]"),
         ({"tables": [{"show": "seconds", "published": {"FedAvg": {1: 0}}}]}, r"published.FedAvg.1=0"),
         ({"axes": {"method": {"a\nb": {}}}}, r"axes.method='a\nb'"),
+        ({"axes": {"method": {"A": {"seed_everything": 3}}}}, "axes.method.A.seed_everything=3"),
+        ({"axes": {"s": {"key": "seed_everything", "values": [3]}}}, "axes.s.seed_everything=3"),
+        ({"overrides": [{"when": {}, "config": {"seed_everything": 3}}]}, "overrides.config.seed_everything=3"),
     ],
 )
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):
@@ -465,12 +471,15 @@ def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
     suite = make(decide=DECIDED, seeds=5)
     cells = suite.cells(seeds=range(8))
     text = tables_of(suite, cells, results_of(cells, finals))
-    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "no difference"]
-    assert row_of(text, "MOON", "0.1")[2:] == ["8", "above"]
-    assert row_of(text, "MOON", "1")[2:] == ["8", "below"]
+    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "[-0.09, +0.09]", "1.000", "60.88", "no difference"]
+    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "0.002", "60.88", "above"]
+    assert row_of(text, "MOON", "1")[2::4] == ["8", "below"]
     # the seed before the last has no number, so that the last does not count yet
-    assert row_of(text, "FedProx", "1")[2] == "6"
-    assert row_of(text, "FedProx", "1")[3].startswith("undecided, about ")
+    # so neither do all 8 nor the baseline's own last two
+    *_, pairs, student, _, base, verdict = row_of(text, "FedProx", "1")
+    assert (pairs, student, base) == ("6", "-", "61.00")
+    assert verdict.startswith("undecided, about ")
+    assert "holds for all 4 comparisons" in text
     assert "(7 seeds)" in row_of(text, "FedProx")[1]
     assert "error of 5 % is per pair" in text
     assert "No difference: within 1." in text

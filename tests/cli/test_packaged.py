@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.errors import assert_names
 
+from fl_lightning.bench import load_suite
 from fl_lightning.cli import main
 from fl_lightning.packaged import named_configs, packaged_config
 
@@ -25,6 +26,21 @@ def test_a_config_has_the_same_name_with_and_without_its_ending():
     names = ("smoke/feduv", "smoke/feduv.yaml", "experiments/smoke/feduv.yaml")
     assert {packaged_config(name) for name in names} == {ROOT / "experiments/smoke/feduv.yaml"}
     assert packaged_config("smoke/nothing") is packaged_config("feduv") is packaged_config("papers/x") is None
+    names = ("feduv/table1", "papers/feduv/table1", "experiments/papers/feduv/table1.yaml")
+    assert {packaged_config(name) for name in names} == {ROOT / "experiments/papers/feduv/table1.yaml"}
+
+
+def test_bench_takes_the_name_of_a_suite_and_fit_does_not(capsys):
+    main(["bench", "feduv/table1", "--status"])
+    assert "FedUV, Table 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "feduv/tabel1"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert_names(line, "SUITE='feduv/tabel1'")
+    assert "feduv/table1" in line
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config", "feduv/table1"])
+    assert "bench" in capsys.readouterr().err
 
 
 def test_a_run_begins_with_a_name_and_a_file_of_that_name_comes_first(capsys, tmp_path):
@@ -67,9 +83,11 @@ def test_a_wheel_holds_the_configs_and_its_program_finds_them(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         carried = {name for name in archive.namelist() if name.endswith(".yaml")}
         archive.extractall(tmp_path / "site")
-    assert carried == {f"fl_lightning/configs/{name}.yaml" for name in named_configs()}
+    assert carried == {
+        f"fl_lightning/configs/{path.relative_to(ROOT / 'experiments')}" for path in named_configs().values()
+    }
     assert not any("tests" in path.parts for path in (tmp_path / "site").iterdir())
-    finds = "from fl_lightning.packaged import packaged_config; print(packaged_config('smoke/feduv'))"
+    counts = "from fl_lightning.bench import load_suite; print(len(load_suite('feduv/table1').cells()))"
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
-    said = subprocess.run([sys.executable, "-c", finds], capture_output=True, text=True, check=True, env=environment)
-    assert said.stdout.strip() == str(tmp_path / "site/fl_lightning/configs/smoke/feduv.yaml")
+    said = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, check=True, env=environment)
+    assert int(said.stdout) == len(load_suite(ROOT / "experiments/papers/feduv/table1.yaml").cells())

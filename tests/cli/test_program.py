@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
-from helpers.errors import assert_names
+from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
 from fl_lightning.cli.arguments import program
@@ -111,6 +111,19 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
         assert accuracy in capsys.readouterr().out
 
 
+def test_a_test_of_a_checkpoint_has_the_config_of_its_run_and_tells_what_overrides_it(capsys, recwarn, tmp_path):
+    main([*FIT, *QUICK, f"--trainer.default_root_dir={tmp_path}", "--method=FedProx"])
+    run = tmp_path / "fedprox" / "version_0"
+    (accuracy,) = re.findall(r"1 round, (test/accuracy \d+\.\d\d %), test/loss", capsys.readouterr().out)
+    given = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
+    for config in ([], [f"--config={run / 'config.yaml'}"]):
+        main([*given, *config])
+        assert accuracy in capsys.readouterr().out
+    assert not [warning for warning in recwarn if "ckpt_path=" in str(warning.message)]
+    with warned("ckpt_path=", "seed_everything=3", "0", "plan_hash=", "method.FedProx.mu=0.5", "0.01"):
+        main([*given, "--seed_everything=3", "--method.mu=0.5"])
+
+
 def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path, ran):
     model, path = ran / "checkpoints" / "model.ckpt", ran / "predictions.pt"
     loaded = ImageClassifier.load_from_checkpoint(model)
@@ -152,6 +165,12 @@ BAD = {
     "neither number nor list": (["--method+=FedCKA", "--method.layers=1.5"], ("FedCKA.layers='1.5'",)),
     "no list of numbers": (["--model.encoder=MLP", "--model.encoder.hidden=3"], ("MLP.hidden='3'",)),
     "a value of another type": (["--method+=MOON", "--method.mu=x"], ("MOON.mu='x'", "float")),
+    "no texts": (["--data=ImageFolderImages", "--data.classes=[no, yes]"], ("ImageFolderImages.classes", "quote")),
+    "numbers for texts": (
+        ["--data=ImageFolderImages", "--data.classes=[1, 2]"],
+        ("ImageFolderImages.classes", "quote"),
+    ),
+    "null": (["--data=ImageFolderImages", "--data.classes=[null, true]"], ("ImageFolderImages.classes", "quote")),
     "no key": (["3"], ("3", "--KEY")),
     "a config without its key": (["a.yaml"], ("a.yaml", "--config a.yaml")),
     "a required argument": (["--trainer.callbacks+=EarlyStopping"], ("EarlyStopping.monitor",)),

@@ -3,7 +3,9 @@
 import os
 import shutil
 import stat
+import struct
 import tempfile
+import zlib
 
 import numpy as np
 import pytest
@@ -140,8 +142,73 @@ def test_images_of_any_size_and_mode_become_rgb(tmp_path):
         assert torch.equal(image[..., 0], image[..., 1])
     assert alpha.shape == (16, 16, 3) and grey.float().std() > 0 and plain.eq(77).all()
     Image.fromarray(shades.astype(np.float32)).save(tmp_path / "train" / "deep" / "deeper.tif")
-    with refused("data.root", "deeper.tif", "store 8 or 16 bits"):
+    with refused("data.root", "deeper.tif", "data.value_range"):
         pooled(tmp_path)
+    hounsfield = shown(pooled(tmp_path, image_size=16, value_range=[-255, 255]))[1]  # as is common in CT
+    assert hounsfield.min() == 128 and hounsfield.max() == 255
+
+
+@pytest.fixture
+def x_rays(tmp_path, cache):
+    """Images of 64 shades, whose values of 12 bits are stored in 16; the last one of the test images has 15 bits."""
+    shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 64
+    written(tmp_path / "train", ill=[shades, shades // 2], well=[shades // 4])
+    written(tmp_path / "test", ill=[shades], well=[shades * 8])
+    return tmp_path
+
+
+def test_white_is_the_largest_number_of_the_bits_that_the_training_images_use(x_rays, said):
+    data = pooled(x_rays, image_size=8)
+    images = shown(data)[..., 0]
+    assert len(images[0].unique()) == 64 and images.max() == round(4032 / 4095 * 255)
+    assert data.test_dataloader().images[-1].max() == 255
+    assert data.inference_arguments()["value_range"] == [0, 4095] and "4095" in said()
+    cached = pooled(x_rays, image_size=8)
+    assert torch.equal(shown(cached)[..., 0], images) and cached.inference_arguments() == data.inference_arguments()
+
+
+def test_the_range_of_the_values_can_be_given(x_rays):
+    assert shown(pooled(x_rays, image_size=8, value_range=[1000, 2008])).unique()[[0, -1]].tolist() == [0, 255]
+    assert shown(pooled(x_rays, image_size=8, value_range=[0, 65535])).max() == round(4032 / 257)
+    for wrong in ([5, 5], [4], [float("nan"), 1], [0, float("inf")], "12"):
+        with refused("data.value_range"):
+            pooled(x_rays, value_range=wrong)
+
+
+def test_another_draw_of_the_training_images_measures_the_range_again(tmp_path, cache):
+    for name in ("ill", "well"):
+        written(tmp_path, **{name: [np.full((4, 4), value, np.uint16) for value in (4095, 255, 255, 255, 255)]})
+    ranges = [pooled(tmp_path, split_seed=seed).inference_arguments()["value_range"] for seed in range(40)]
+    assert {tuple(found) for found in ranges} == {(0, 4095), (0, 255)}
+
+
+def test_dark_colours_of_16_bits_are_refused_as_only_the_upper_8_are_read(tmp_path):
+    rows = (np.arange(27) * 150).astype(">u2").tobytes()
+    lines = b"".join(b"\0" + rows[18 * i : 18 * i + 18] for i in range(3))
+    head = struct.pack(">IIBBBBB", 3, 3, 16, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    png = b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts)
+    written(tmp_path, cat=4, dog=4)
+    (tmp_path / "cat" / "dark.png").write_bytes(b"\x89PNG\r\n\x1a\n" + png)
+    with refused("data.root", "dark.png", "16 bits"):
+        pooled(tmp_path)
+
+
+def test_an_image_is_turned_by_its_orientation_and_put_on_white(tmp_path, cache):
+    left = np.zeros((8, 8, 3), np.uint8)
+    left[:, :4] = 255
+    clear = np.zeros((8, 8, 4), np.uint8)
+    clear[:4] = (200, 100, 0, 255)
+    written(tmp_path / "train", turned=[], clear=[clear, clear])
+    written(tmp_path / "test", turned=[left], clear=[clear])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it right by 90 degrees
+    Image.fromarray(left).save(tmp_path / "train" / "turned" / "0.png", exif=exif)
+    Image.fromarray(clear).quantize(8).save(tmp_path / "train" / "clear" / "1.png")
+    *transparent, turned = shown(pooled(tmp_path, image_size=8))
+    assert turned[:4].eq(255).all() and turned[4:].eq(0).all()
+    for image in transparent:
+        assert image[0, 0].tolist() == [200, 100, 0] and image[4:].eq(255).all()
 
 
 # ---------------------------------------------------------------- any folder of images

@@ -112,6 +112,7 @@ def test_npy_images_are_memory_mapped_and_measured(folder):
     images = np.load(folder / "train_images.npy") / 255
     np.testing.assert_allclose(data.mean, images.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(data.std, images.std((0, 1, 2)), rtol=1e-6)
+    assert data.inference_arguments() == {"mean": list(data.mean), "std": list(data.std)}
     given = ready(NpyImages(str(folder), mean=[0.1, 0.2, 0.3]))
     assert given.mean == (0.1, 0.2, 0.3) and given.std == data.std
     with refused("data.std=[0.5, 0.5]"):

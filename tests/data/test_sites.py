@@ -207,13 +207,16 @@ def test_the_page_on_images_of_several_sites_runs(tmp_path, monkeypatch, capsys,
     page = (Path(__file__).parents[2] / "docs" / "own_images.md").read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cli.py"])
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
+    write, predict = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(write, {})
     (tmp_path / "hospitals.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
     table = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1].splitlines()
     for line in re.findall(r"^python cli\.py (.*)$", page, re.MULTILINE)[:3]:
         few = ["--trainer.max_rounds", "1", "--trainer.local_epochs", "1"] if line.startswith("fit") else []
         main([*shlex.split(line), *few])
-    said = capsys.readouterr().err
+    exec(predict, {})
+    out, said = capsys.readouterr()
+    assert sum(float(number) for number in re.findall(r": (0\.\d+)", out)) == pytest.approx(1, abs=2e-3)
     for line in table[1:-1]:
         start = r"^ *" + r" +".join(line.split()[:4]) + " "
         assert len(re.findall(start, said, re.MULTILINE)) == 2, line

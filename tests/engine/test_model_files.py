@@ -1,6 +1,9 @@
 """The model file that a run leaves for Lightning, and the files that a run begins with."""
 
+import json
+
 import lightning.pytorch
+import numpy as np
 import pytest
 import torch
 from helpers.checkpoints import make_older
@@ -14,7 +17,9 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import Callback
+from fl_lightning.data import NpyImages
 from fl_lightning.methods import Local
+from fl_lightning.models import MLP, ImageClassifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(workers|log_every_n_steps|GPU|hyperparameters|model.ckpt)")
 
@@ -254,3 +259,23 @@ def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_
     with refused("weights='w.pt'", "ckpt_path='last'"):
         fit(tmp_path, ckpt_path="last", weights="w.pt")
     assert not (tmp_path / "run").exists()
+
+
+def test_one_image_is_classified_in_plain_pytorch_from_the_model_file_alone(tmp_path):
+    draw = np.random.default_rng(0)
+    for split, number in (("train", 60), ("test", 9)):
+        np.save(tmp_path / f"{split}_images.npy", draw.integers(0, 200, (number, 8, 8), dtype=np.uint8))
+        np.save(tmp_path / f"{split}_labels.npy", np.arange(number) % 3)
+    data = NpyImages(str(tmp_path), num_clients=2)
+    trainer, model = fit(tmp_path, ImageClassifier(MLP(64, [16]), num_classes=3), data)
+    contents = torch.load(file(tmp_path), weights_only=True)
+    ours = ImageClassifier(MLP(64, [16]), num_classes=3).eval()
+    ours.load_state_dict(contents["state_dict"])
+    scale = contents["datamodule_hyper_parameters"]
+    assert scale == json.loads((trainer.run_dir / "environment.json").read_text())["data"]
+    pixels = torch.from_numpy(np.load(tmp_path / "test_images.npy"))[:, None] / 255
+    (x, _) = next(iter(data.test_dataloader()))
+    mean, std = (torch.tensor(scale[name])[:, None, None] for name in ("mean", "std"))
+    torch.testing.assert_close((pixels - mean) / std, x)
+    (logits,) = trainer.predict(model, data)
+    torch.testing.assert_close(ours((pixels - mean) / std), logits)

@@ -67,6 +67,7 @@ INPUTS = {
     "tight clusters": clustered(64, 40, 1e-2),
     "two nearly equal rows": torch.cat([draw(15, 8), draw(15, 8)[:1] + 1e-4]),
     "one far row": torch.cat([1e3 * draw(1, 40), draw(63, 40, seed=1)]),
+    "one row out of reach": torch.cat([1e8 * draw(1, 40), draw(63, 40, seed=1)]),
     "few rows": draw(3, 500),
     "small": 1e-12 * draw(64, 40),
 }

@@ -1,12 +1,15 @@
 """Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
 
+import threading
+import warnings
 from functools import partial
 
 import pytest
 import torch
 from helpers.errors import refused
 from helpers.quadratics import A, B, settle, weighted
-from helpers.runs import assert_same_bits, differs, small_data
+from helpers.runs import assert_same_bits, differs, small_data, small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
 from fl_lightning import Method
@@ -287,3 +290,43 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
     assert_same_bits(*states)
     # a last batch is run in each epoch, and once more for the cache; whole ones once
     assert 0 < numbers[1] < 0.75 * numbers[0]
+
+
+@pytest.mark.parametrize("method", [FedLC, FedRS])
+def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, method):
+    class Regression(TinyModule):
+        def build(self):
+            self.head = torch.nn.Linear(6, 1)
+
+        def loss(self, batch):
+            return (self(batch[0])[:, 0] - batch[1]).square().mean()
+
+    with refused(f"method={method.__name__}", "logits=(4, 1)", "3"):
+        small_trainer(tmp_path, taps={"logits": "head"}).fit(Regression(), clients(TinyData()), [method()])
+    assert not list(tmp_path.iterdir())
+
+
+class Locked(ImageClassifier):
+    """Holds something that cannot be copied."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        self.encoder.guard = threading.Lock()
+
+
+class Normalised(ImageClassifier):
+    """Has a layer with the old weight_norm."""
+
+    def __init__(self):
+        super().__init__(MLP(64, [32, 16]))
+        with warnings.catch_warnings(action="ignore"):
+            torch.nn.utils.weight_norm(self.classifier)
+
+
+@pytest.mark.parametrize("method", [MOON(), FedCKA()], ids=lambda method: method.name)
+@pytest.mark.parametrize(("model", "part"), [(Locked, "encoder.guard"), (Normalised, "classifier.weight")])
+def test_a_model_that_cannot_be_copied_is_refused_before_round_0(run, tmp_path, method, model, part):
+    with refused(f"model={model.__name__}", part):
+        run([method], model=model())
+    assert not [*tmp_path.iterdir()]
+    run([], model=model(), max_rounds=1)  # without copies it trains

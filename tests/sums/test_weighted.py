@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.workers import together
 
 from fl_lightning import Weighted
 from fl_lightning.sums import Reduced, Totals, Update
@@ -50,6 +51,25 @@ def test_totals_are_means_by_weight_and_logged_values_by_their_reduction():
     assert totals.delta["w"].tolist() == [(1 * 1 + 3 * 3) / 4]
     assert totals.others["mean"].item() == (1 * 2 + 3 * 6) / 4
     assert totals.logged == {"mean": 0.5, "sum": 2.0, "max": 4.0, "min": -2.0, "nothing": 0.0}
+
+
+def test_the_totals_of_several_workers_are_those_of_all_updates_also_after_they_were_read():
+    updates = [
+        update(w, lowest=Reduced("min", -w), mean=Reduced("mean", w, w), **{f"k{w}": Reduced("sum", w)})
+        for w in (1.0, 2.0, 5.0)
+    ]
+
+    def work(one):
+        totals = Totals()
+        for each in updates[one.rank :: one.size]:
+            totals.add(each)
+        assert totals.num_clients <= 2 or one.size == 1
+        totals.all_reduce(one)
+        return totals.num_clients, totals.drift, totals.num_bytes, totals.delta["w"].tolist(), totals.logged
+
+    (alone,) = together(1, work)
+    assert together(2, work) == [alone, alone]
+    assert alone[4]["lowest"] == -5.0 and alone[4]["k2.0"] == 2.0
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])

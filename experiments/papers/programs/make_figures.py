@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import Cell, load_suite  # noqa: E402, found through the path above
 from fl_lightning.cli import main  # noqa: E402
-from fl_lightning.functional import effective_rank  # noqa: E402
+from fl_lightning.functional import effective_rank, numerical_rank  # noqa: E402
 from fl_lightning.pictures.drawing import CurveLine, Draw, bars, curves, heat, numbered_line, points  # noqa: E402
 from fl_lightning.pictures.figure import drawings_of, figure_of, laid_out  # noqa: E402
 from fl_lightning.pictures.shipped import PER_CLASS, SIMILARITY  # noqa: E402
@@ -434,9 +434,9 @@ def spectra_table(data: Data) -> Iterator[Sequence[str]]:
         yield label, *(spread(*one) for one in (*numbers, ((whole > THRESHOLD).sum(1), ".0f"), *of_local))
 
 
-def rank(values: np.ndarray) -> np.ndarray:
-    """The effective rank over the last axis."""
-    return np.apply_along_axis(lambda one: float(effective_rank(torch.from_numpy(one))), -1, values)
+def rank(values: np.ndarray, kind: Callable[[torch.Tensor], torch.Tensor] = effective_rank) -> np.ndarray:
+    """A rank, by default the effective one, over the last axis."""
+    return np.apply_along_axis(lambda one: float(kind(torch.from_numpy(one))), -1, values)
 
 
 def similarity_table(data: Data) -> Iterator[Sequence[str]]:
@@ -505,11 +505,17 @@ def local_spectra_table(data: Data) -> Iterator[Sequence[str]]:
 
 
 def other_spectra_table(data: Data) -> Iterator[Sequence[str]]:
-    yield "", "above 0.01", "rank", "test accuracy in %"
-    for title, runs in others().items():
+    yield "", "above 0.01", "effective rank", "numerical rank", "test accuracy in %"
+    # FedDecorr has no run with IID data, and is in no picture
+    for title, runs in (*others().items(), ("FedDecorr, CNN", [("alpha 0.05", "CNN/FedDecorr")])):
         for skew, of_all in runs:
             values, accuracy = (data[f"{skew}/{of_all}/{what}"] for what in ("representation", "accuracy"))
-            numbers = [((values > THRESHOLD).sum(1), ".0f"), (rank(values), ".1f"), (accuracy[:, -1], ".1f")]
+            numbers = [
+                ((values > THRESHOLD).sum(1), ".0f"),
+                (rank(values), ".1f"),
+                (rank(values, numerical_rank), ".0f"),
+            ]
+            numbers += [(accuracy[:, -1], ".1f")]
             yield f"{title}, {skew}", *(spread(*one) for one in numbers)
 
 

@@ -63,7 +63,8 @@ def text_of(file: Path, papers: Path) -> str:
     """
 
     def stored(name: str) -> Stored:
-        cells = papers / "results" / f"{name}{ENDING}"
+        folders = (papers / "results", papers.parent / "overview")
+        cells = next((at for folder in folders if (at := folder / f"{name}{ENDING}").is_file()), folders[0] / name)
         require(cells.is_file(), f"{file}: stored", name, f"is no file of cells beside it, such as {name}{ENDING}")
         suite = suite_of(cells, papers)
         return Stored(suite, stored_cells(cells, suite), read_cells(cells))
@@ -106,7 +107,7 @@ def suite_of(file: Path, papers: Path) -> Suite:
         UsageError: there is none.
     """
     name = file.name.removesuffix(ENDING).split("_scale")[0]
-    for path in sorted(papers.glob("*/*.yaml")):
+    for path in (*sorted(papers.glob("*/*.yaml")), papers.parent / "overview" / "suite.yaml"):
         if name.removesuffix(OF_READINGS) == f"{path.parent.name}-{path.stem}":
             for suite in suites_in(path):
                 if suite.name == name:
@@ -115,7 +116,7 @@ def suite_of(file: Path, papers: Path) -> Suite:
 
 
 def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
-    """Seeds, scale, seconds, and the keys of the configs in which the cells are not the suite's."""
+    """Seeds, scale, seconds, coefficients, and the keys of the configs in which the cells are not the suite's."""
     seeds = sorted({cell.seed for cell in cells})
     done = [cell for cell in cells if results[cell.digest].state == "done"]
     scale = cells[0].scale
@@ -123,6 +124,10 @@ def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Cell
     yield f"- Seeds {', '.join(map(str, seeds))} of the suite's {len(suite.seeds)}{share if scale != 1 else ''}"
     in_rounds = hours(results[cell.digest] for cell in done)
     yield f"- {in_rounds:.1f} hours of training in the rounds of the {len(done)} finished cells"
+    stored = Stored(suite, list(cells), results)
+    given = {label: stored.coefficients(method=label) for label in suite.axes.get("method", ())}
+    if any(given.values()):
+        yield f"- Coefficients: {'; '.join(f'{label} {numbers}' for label, numbers in given.items() if numbers)}"
     for key, (theirs, ours) in sorted(changed(suite, done).items()):
         yield f"- `{key}`: `{ours}` instead of the suite's `{theirs}`"
 

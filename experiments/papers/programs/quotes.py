@@ -7,8 +7,9 @@ A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
     FedUV is {{ uv.difference | aside }} points {{ uv.difference | side }} FedAvg ({{ uv | span }}): {{ uv.verdict }}.
 
 ``stored(file)`` are the cells of a file in ``results``, and calling it gives a :class:`Quote`; its ``each`` gives all
-that have some labels. ``paired(a.values, b.values)`` compares what two of them have in equal seeds, and ``differences``
-gives that seed by seed. A name, a label or a number that is not there is an error.
+that have some labels, and ``coefficients`` the numbers that a method was given. ``paired(a.values, b.values)`` compares
+what two of them have in equal seeds, ``differences`` gives that seed by seed, and ``spearman`` is the rank correlation
+of two lists. A name, a label or a number that is not there is an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import cache
 from statistics import stdev
 
 from jinja2 import Environment, StrictUndefined
+from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import CellNumber, Comparison
@@ -45,6 +47,9 @@ class Quote:
         published: the published number.
         gain_published: the published difference.
         results: results of the cells by seed.
+        baseline: the baseline's mean over the seeds of the pairs.
+        student: Student's interval, where a suite that decides has spent all its seeds.
+        holm: p-value of the difference, corrected for all comparisons of the table, of a suite that decides.
     """
 
     labels: Mapping[str, str]
@@ -56,6 +61,9 @@ class Quote:
     published: float | None
     gain_published: float | None
     results: Mapping[int, CellResult]
+    baseline: float | None
+    student: tuple[float, float] | None
+    holm: float | None
 
     @property
     def mean(self) -> float:
@@ -161,6 +169,11 @@ class Stored:
                 made.append(Fit(reading, score, *counts, *far, "all" not in consistency(parts, margin)))
         return made
 
+    def coefficients(self, **labels: str) -> str:
+        """The numbers that the methods and the server optimizer of some cells were given, such as ``mu 0.1``."""
+        alike = (cell for cell in self.cells if labels.items() <= cell.labels.items())
+        return " or ".join(dict.fromkeys(text for cell in alike if (text := coefficients(cell))))
+
     def __call__(self, show: str | None = None, k: int | None = None, **labels: object) -> Quote:
         """The cells with these labels; an axis with a single label may be left out.
 
@@ -213,7 +226,18 @@ class Stored:
             entry.published[0] if entry.published else None,
             entry.published_difference,
             {number.cell.seed: number.result for number in numbers if number.state == "done"},
+            entry.baseline,
+            entry.student,
+            entry.holm,
         )
+
+
+def coefficients(cell: Cell) -> str:
+    """The numbers among the arguments of a cell's methods and of its server optimizer."""
+    given = [*cell.config.get("method", []), cell.config.get("trainer", {}).get("server_optimizer")]
+    arguments = [pair for one in given if isinstance(one, Mapping) for pair in one.get("init_args", {}).items()]
+    numbers = [(name, value) for name, value in arguments if type(value) in (int, float)]
+    return ", ".join(f"{name.rstrip('_')} {value:g}" for name, value in numbers)
 
 
 def hours(results: Iterable[CellResult]) -> float:
@@ -234,6 +258,11 @@ def paired(one: Numbers, other: Numbers, confidence: float = 0.95) -> Difference
 def differences(one: Numbers, other: Numbers) -> Numbers:
     """The differences of two series on equal seeds."""
     return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The rank correlation of two lists."""
+    return float(spearmanr(one, other).statistic)
 
 
 def listed(words: Iterable[object]) -> str:
@@ -271,7 +300,7 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
         stored: gives the cells of a file in ``results``, by the name of its suite and scale.
     """
     made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
+    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences, "spearman": spearman}
     made.filters |= {
         "plain": plain,
         "signed": signed,

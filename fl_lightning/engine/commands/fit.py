@@ -24,6 +24,7 @@ from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.groups.choosing import choose
+from fl_lightning.engine.identity.changes import message, overridden, shown_path
 from fl_lightning.engine.identity.description import FREE_OF_TRAINER
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -31,7 +32,7 @@ from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.checkpoint import Checkpoint
+from fl_lightning.records.checkpoint import Checkpoint, read
 from fl_lightning.records.files import save
 from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
@@ -166,7 +167,13 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     if source is None and weights is not None:
         load_weights(run, weights)
-    return {} if source is None else load_model(run, source.path)
+    if source is None:
+        return {}
+    changes = overridden(run, read(source.path)) if source.manifest is not None else {}
+    if changes:
+        hint = "these values are used, not those of its run"
+        run.trainer.warn(message(f"ckpt_path={shown_path(source.path)!r}", changes, hint))
+    return load_model(run, source.path)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:

@@ -122,6 +122,7 @@ def restore_failure(
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
+    run.local_training.scaling = record.get("scaling") or run.local_training.scaling
     run.resident.evaluated = record["evaluated"]
     for k, memory in {**record.get("memories", {}), client: record["memory"]}.items():
         if memory:
@@ -138,7 +139,7 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
     load_state(run.client.module, record["state_dict"], "ckpt_path", path)
     run.server.assign(run.client.state())
     try:
-        run.methods.load_state_dict(record["methods"])
+        run.methods.load_state_dict(record["methods"], run.fabric.device)
     except KeyError as error:
         raise UsageError(f"ckpt_path={str(path)!r}: not a record of this run: it has no {error}") from error
 

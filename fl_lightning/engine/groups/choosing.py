@@ -32,7 +32,7 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
 from fl_lightning.functional._mapped import is_mapped
 from fl_lightning.sampling import size_of_cohort
-from fl_lightning.seeding import ambient
+from fl_lightning.seeding import ambient, torch_generators
 from fl_lightning.state import State, norm
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def look_at_step(run: Run, k: int) -> tuple[int, bool]:
 def random_states() -> tuple[Any, ...]:
     """The states of the generators that user code may draw from."""
     numbers: Any = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), numbers[1].tobytes(), numbers[2:], torch.get_rng_state().numpy().tobytes()
+    of_torch = [generator.get_state().numpy().tobytes() for generator in torch_generators()]
+    return random.getstate(), numbers[1].tobytes(), numbers[2:], of_torch
 
 
 def outside_of_state(run: Run) -> dict[str, Any]:

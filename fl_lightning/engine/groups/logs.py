@@ -99,10 +99,11 @@ class Series:
 
 def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> Tensor:
     """Tensors ``(m,)`` in one of float64; a number stands for as many as the length at its place."""
-    if not any(isinstance(part, Tensor) for part in parts):
+    device = next((part.device for part in parts if isinstance(part, Tensor)), None)
+    if device is None:
         return torch.from_numpy(np.repeat(np.array(parts, dtype=np.float64), lengths))
     tensors = [
-        part if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64)
+        part.to(device) if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
         for part, length in zip(parts, lengths, strict=True)
     ]
     same = len({tensor.dtype for tensor in tensors}) == 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
-from fl_lightning.engine.identity.description import HOLDS, canonical, was_free
+from fl_lightning.engine.identity.description import HOLDS, canonical, of_data, was_free
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sources import SCRIPT, file_of
 
@@ -31,10 +31,16 @@ OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedule
 LONGEST, VALUE, PATH = 290, 36, 60
 
 
-def identity(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds of the run that it belongs to."""
+def identity(run: Run, described: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of the run that it belongs to; ``described`` replaces its description."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": run.description}
+    return {**known, "description": run.description if described is None else described}
+
+
+def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """Where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
+    methods = {name: canonical(method) for name, method in named(run.methods.methods).items()}
+    return differences(identity(run, {"method": methods, "data": of_data(run.data)}), checkpoint)
 
 
 def changes_of(
@@ -118,8 +124,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     described, before = ours["description"], theirs.get("description", {})
     if "trainer" in before:  # before there were groups, clients were trained one by one
         before = {**before, "trainer": {"clients_per_step": 1, **before["trainer"]}}
-    for section in SECTIONS:
-        changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
+    for section in (name for name in SECTIONS if name in described):
+        changes |= differing(before.get(section, {}), described[section], section, known_only=True)
     changes.pop("trainer.max_rounds", None)
     factors = "trainer.client_lr_scheduler"
     if factors in changes:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.multiprocessing
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.launchers.launcher import _Launcher
@@ -93,7 +94,9 @@ def build_fabric(trainer: RunArguments, devices: int | str | list[int] = 1, num_
     Raises:
         UsageError: the accelerator, precision or devices do not fit together.
     """
-    how: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision, "devices": devices}
+    on_apple = trainer.accelerator == "auto" and MPSAccelerator.is_available()
+    accelerator = "cpu" if on_apple else trainer.accelerator  # float64, in which updates are added, is not on that GPU
+    how: dict[str, Any] = {"accelerator": accelerator, "precision": trainer.precision, "devices": devices}
     try:
         fabric = LaunchingFabric(**how, callbacks=trainer.callbacks)
         if fabric.world_size * num_nodes * trainer.workers_per_device == 1:

@@ -1,0 +1,121 @@
+"""Faults of GPUs that show on a CPU: with a patched ``torch.cuda``, and with tensors without values."""
+
+import weakref
+
+import pytest
+import torch
+from helpers.errors import refused
+from helpers.runs import small_data, small_trainer, train
+from helpers.tiny import TinyData, TinyModule, clients
+from helpers.without_values import WithoutValues
+from lightning.fabric.accelerators import MPSAccelerator
+
+from fl_lightning.callbacks import CostLedger
+from fl_lightning.client.mapped import Record
+from fl_lightning.engine import rounds
+from fl_lightning.engine.checks import check_precision
+from fl_lightning.engine.groups.group import Group
+from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.errors import ClientError
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One GPU, which no code may begin to use."""
+
+    def begin():
+        pytest.fail("CUDA is initialised")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", begin)
+
+
+@pytest.mark.parametrize(
+    "precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed", "16", "bf16", 32, None]
+)
+def test_no_trainer_begins_to_use_cuda_before_its_workers_are_forked(gpu, tmp_path, precision):
+    trainer = small_trainer(tmp_path, accelerator="gpu", precision=precision, devices=1, workers_per_device=2)
+    assert trainer.fabric.device == CUDA
+
+
+def test_a_run_on_the_cpu_leaves_the_gpu_alone(gpu, tmp_path):
+    _, trainer = train(tmp_path, callbacks=[CostLedger()], max_rounds=1)
+    assert trainer.metrics["memory/peak"] > 1e6  # that of the process, not of the GPU
+
+
+def test_bfloat16_is_refused_in_the_worker_where_the_gpu_would_emulate_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    check_precision(CUDA, "16-mixed")
+    with refused("trainer.precision='bf16-mixed'", "16-mixed"):
+        check_precision(CUDA, "bf16-mixed")
+
+
+def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    monkeypatch.setattr(MPSAccelerator, "auto_device_count", lambda: 1)
+    assert small_trainer(tmp_path, accelerator="auto").fabric.device.type == "cpu"
+    for accelerator in ("mps", "gpu"):
+        with refused("trainer.accelerator='mps'", "cpu"):
+            small_trainer(tmp_path, accelerator=accelerator)
+
+
+def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
+    groups, alive, take_steps, train_client = [], [], Group._take_steps, rounds.train_client
+
+    def fail(group, *args):
+        if group.training.choice.size == 1:  # the trial before round 0
+            return take_steps(group, *args)
+        groups.append(weakref.ref(group))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def watched(*args):
+        alive.append(groups[-1]() is not None)
+        train_client(*args)
+
+    monkeypatch.setattr(Group, "_take_steps", fail)
+    monkeypatch.setattr(rounds, "train_client", watched)
+    with pytest.warns(UserWarning, match="one by one"):
+        train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
+    assert alive == [False] * 4
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_client_is_not_skipped_for_lack_of_memory(tmp_path, error):
+    class Large(TinyModule):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.datamodule is not None and self.trainer.current_epoch == 1:
+                raise error
+            return self.loss(batch)
+
+    trainer = small_trainer(tmp_path, on_client_error="skip", clients_per_step=1)
+    with refused("client 0, round 1", type(error).__name__, kind=ClientError):
+        trainer.fit(Large(), clients(TinyData(), 7, 7))
+
+
+def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp_path, monkeypatch):
+    generator = torch.Generator()
+
+    class Drops(TinyModule):
+        def loss(self, batch):
+            x, y = batch
+            keep = torch.rand(x.shape[-1:], generator=generator) > 0.5 if self.training else 1.0
+            return super().loss((x * keep, y))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
+    trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
+    assert "random numbers" in trainer.run.local_training.choice.reason
+
+
+def test_a_name_may_be_logged_as_a_tensor_and_as_a_number_on_a_gpu():
+    with WithoutValues():
+        log = GroupLog(2, CUDA)
+        for value in (torch.ones(2, device=CUDA), 0.5):
+            log.add(slice(0, None), [Record(("loss",), 4, value)])
+        log.end_pass()
+        assert log.weighted(torch.arange(2, device=CUDA))[0]["mean"]["loss"].total.device == CUDA

@@ -1,0 +1,146 @@
+"""Methods on tensors of a GPU that have no values: what mixes devices fails, in a new run and in one that resumes."""
+
+import pytest
+import torch
+from helpers.runs import plain_sgd_model, train
+from helpers.tiers import sample
+from helpers.without_values import WithoutValues, without_values
+
+from fl_lightning import Client, Method, Server, Weighted, methods
+from fl_lightning.client import Memories
+from fl_lightning.client.clock import Clock
+from fl_lightning.client.stand_in import StandIn
+from fl_lightning.client.taps import resolve_taps
+from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.method import MethodList, ServerValue
+from fl_lightning.records.checkpoint import client_files, read
+from fl_lightning.records.files import load
+from fl_lightning.records.plain import with_tensors
+from fl_lightning.sums import Totals
+
+CUDA = torch.device("cuda", 0)
+VARIANTS = {
+    "FedDyn of all": lambda: methods.FedDyn(reported="all"),
+    "SCAFFOLD of gradients": lambda: methods.SCAFFOLD("gradients", "post_step", "examples", scaled=True),
+    "MOON with random models": lambda: methods.MOON(first="random", pool_size=2),
+    "FedProto with weights": lambda: methods.FedProto(aggregate_weights=True),
+    "FedLC as printed": lambda: methods.FedLC(denominator="exclude_true", margin="log_prior"),
+    "FedRS by frequency": lambda: methods.FedRS(mode="frequency"),
+    "FedUV with the spectral norm": lambda: methods.FedUV(spectral=0.1),
+    "FedCKA by RBF": lambda: methods.FedCKA(similarity="rbf"),
+    "DPFedAvg": lambda: methods.DPFedAvg(noise=0.0),
+    "a method of the user's": lambda: Own(),
+}
+NAMED = {name: getattr(methods, name) for name in methods.__all__} | VARIANTS
+
+
+class Own(Method):
+    """Keeps one value on the CPU, one on the device of the run, and one that it loads by itself."""
+
+    on_cpu = ServerValue(lambda server: torch.zeros(3))
+    nested = ServerValue(lambda server: {"mean": None})
+
+    def on_client_end(self, client):
+        return {"sum": Weighted.of(torch.stack([value.sum() for value in client.change.values()]))}
+
+    def on_fit_start(self, server):
+        self.loaded = next(iter(server.parameters.values())).data.sum()
+
+    def on_round_end(self, server, payload):
+        self.on_cpu += torch.ones(3)
+        mean = payload["sum"].mean()
+        self.nested = {"mean": mean if self.nested["mean"] is None else self.nested["mean"] + mean}
+        self.loaded = self.loaded + mean
+
+    def state_dict(self):
+        return {**super().state_dict(), "loaded": self.loaded}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = state["loaded"]
+
+
+class OnGpu:
+    """The parts of a run on a GPU, in a block of ``WithoutValues``."""
+
+    def __init__(self, mode, model, method):
+        self.model = without_values(model, mode, CUDA)
+        self.methods = MethodList([method])
+        taps = resolve_taps(self.model, {}, self.methods.wanted_taps())
+        info = ClientInfo(0, 12, torch.ones(10, dtype=torch.int64))
+        self.client = Client(
+            self.model,
+            self.methods,
+            taps,
+            Memories(device=CUDA),
+            info=info,
+            stand_in=StandIn(Clock(rounds=3, local_epochs=2, batches=1)),
+            cache_limit=1e9,
+        )
+        self.server = Server(self.client.live, self.client.trainable, num_clients=2, num_examples=24)
+        self.optimizer = self.model.configure_optimizers()
+        self.methods.setup(self.client, self.optimizer)
+        self.methods.on_fit_start(self.server)
+
+    def play(self, round_):
+        """A round of two clients: all hooks of methods, but for the backward pass."""
+        client, server, totals = self.client, self.server, Totals(CUDA)
+        server.begin_round(round_, [0, 1])
+        self.methods.on_round_start(server)
+        for k in (0, 1):
+            clock = client.resident.clock.at(round_, 1)
+            info = ClientInfo(k, 12, torch.ones(10, dtype=torch.int64))
+            with client.memories().visit(k), client.visiting(info, server.state, clock) as visit:
+                for clock.epoch in (0, 1):
+                    self.step(visit)
+                totals.add(client.finish())
+        delta = self.methods.transform_update(server, totals.delta, totals.payload)
+        server.step(delta, totals.others)
+        self.methods.on_round_end(server, totals.payload)
+        assert {value.device for value in self.methods.evaluated_state(server).values()} == {CUDA}
+
+    def step(self, visit):
+        batch = [torch.rand(12, 1, 8, 8, device=CUDA), torch.zeros(12, dtype=torch.int64, device=CUDA)]
+        visit.logged.begin_batch(batch)
+        self.client.training_step(batch, 0)
+        for name in self.client.trainable:
+            self.client.live[name].grad = torch.ones_like(self.client.live[name])
+        self.methods.call("on_before_optimizer_step", self.client, self.optimizer)
+        self.methods.call("on_after_clipping", self.client, self.optimizer)
+        self.optimizer.step()
+        self.client.end_step(self.optimizer)
+
+
+@pytest.mark.parametrize("name", sample(NAMED, "FedBN", "FedProto", "a method of the user's"))
+def test_a_method_trains_on_a_gpu(name):
+    model = plain_sgd_model()
+    with WithoutValues() as mode:
+        run = OnGpu(mode, model, NAMED[name]())
+        for round_ in range(2):
+            run.play(round_)
+
+
+@pytest.mark.parametrize("name", sample(NAMED, "FedDyn", "FedProto", "SCAFFOLD", "a method of the user's"))
+def test_a_method_resumes_on_a_gpu(tmp_path, name):
+    _, trainer = train(tmp_path, [NAMED[name]()], model=plain_sgd_model(), max_rounds=2)
+    path = trainer.run_dir / "checkpoints/last.ckpt"
+    contents, files, model = read(path), client_files(path, read(path)), plain_sgd_model()
+    with WithoutValues() as mode:
+        run, saved = OnGpu(mode, model, NAMED[name]()), with_tensors(contents, mode.from_tensor)
+        run.server.load_state_dict(saved["server"])
+        run.methods.load_state_dict(saved["methods"], CUDA)
+        for k, file in files.items():
+            run.client.memories().visited(k).update(with_tensors(load(file), mode.from_tensor))
+            run.client.memories().settle(k)
+        run.play(2)
+
+
+def test_a_value_that_a_method_keeps_on_the_cpu_stays_there():
+    model = plain_sgd_model()
+    with WithoutValues() as mode:
+        run = OnGpu(mode, model, Own())
+        saved = with_tensors(run.methods.state_dict(), lambda value: value.cpu())
+        run.methods.load_state_dict(saved, CUDA)
+        (own,) = run.methods.methods
+        assert own.on_cpu.device.type == "cpu"
+        assert own.loaded.device == CUDA
