@@ -78,7 +78,7 @@ def test_help_runs_reports_and_suites_need_no_torch(apart):
     lines = [line.split() for line in help_[1].splitlines()]
     assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
     assert "1 run: " in report[1] and "optuna" not in report[0]
-    assert_names(bench[1], "error: nowhere.yaml")
+    assert_names(bench[1], "error: SUITE='nowhere.yaml'")
     assert not {"torch", "lightning", "torchvision"} & set(imported)
 
 
