@@ -162,6 +162,8 @@ def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
     why = f"it is abstract{lacking(value, place.key)}" if why == "abstract" else why
     suggestion = near(last_part(value), [*known_classes(place.key), *members(groups.get("module"))])
+    if why.startswith("No module named"):
+        suggestion = f"{suggestion}; Python looks in the working folder and in those that PYTHONPATH names"
     return f"{place.key}={value!r}: {why}; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
 
 
@@ -182,7 +184,9 @@ def line_of_spec(place: ErrorPlace, match: re.Match[str]) -> str:
     value = value_in(place.after)
     entries = re.findall(r"'(\w+)': ", value)[:1]
     suggestion = near(entries[0], ["class_path", "init_args"]) if entries else ""
-    hint = f"give {kind}: {known_for(place.key)}MODULE.CLASS of your own, with class_path and init_args{suggestion}"
+    own = "MODULE.CLASS, such as lightning.pytorch.loggers.CSVLogger"
+    own = own if place.key.endswith(".logger") else "MODULE.CLASS of your own"
+    hint = f"give {kind}: {known_for(place.key)}{own}, with class_path and init_args{suggestion}"
     return f"{place.key}={brief_text(value)}: {hint}"
 
 
