@@ -214,10 +214,11 @@ def find_study(suite: Suite, database: Database, cells: Sequence[Cell] = ()) -> 
         attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
     # one that has just been created has no attributes yet
     known = {key: attributes.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
-    hint = f"the study {suite.name!r} there is of another suite, or of another metric than {suite.metric}; "
+    title = attributes.get("title", "not a suite")
+    hint = f"the database has a study of this name, {title!r} by {known['metric']}; this one is by {suite.metric}; "
     hint += "give another --output or --storage, or rename the suite's file"
     same = known == {"suite": suite.name, "metric": suite.metric} and (bool(attributes) or not trials)
-    require(same, "--storage", f"{attributes.get('title', 'not a suite')} ({known['metric']})", hint)
+    require(same, "suite", suite.name, hint)
     return study
 
 

@@ -72,7 +72,7 @@ def tuning_of(suite: Suite) -> Tuning:
     a_share = share is None or (isinstance(share, float) and 0 < share < 1)
     for key, good, hint in (
         ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
-        ("metric", isinstance(metric, str) and not metric.startswith("test/"), validation),
+        ("metric", isinstance(metric, str) and not metric.startswith(("test/", "test_")), validation),
         ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
         ("val_fraction", a_share, "give a share in (0, 1), or null"),
         ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -143,5 +144,5 @@ def logged_instead(trainer: RunAccess) -> str | None:
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
         return None
-    tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))
+    tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import yaml
 from fl_lightning.bench.runner import RoundReport, serve
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.datamodule import HELD
@@ -31,10 +33,14 @@ class MetricReport(Callback):
     """Reports the metric of each round that has it, and ends the run where that is the answer."""
 
     def __init__(self, metric: str, report: RoundReport) -> None:
-        self.metric, self.report = metric, report
+        self.metric, self.report, self._seen = metric, report, False
 
     def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.metric)
+        # others may come later, such as those of a callback in the last round
+        if re.match("(test|val)[/_]", self.metric) and not self._seen and logged_instead(trainer) is not None:
+            require(value is not None, "metric", self.metric, hint_of_metric(self.metric, trainer))
+            self._seen = True
         if value is not None and trainer.global_rank == 0 and self.report(trainer.server.round, value):
             trainer.should_stop = True
 
@@ -118,11 +124,7 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         ClientError: the metric of a round is not finite.
     """
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
-    known = ", ".join(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
-    hint, module = f"the run does not log it; among others it logs {known}", trainer.run.client.module
-    if metric.startswith("val") and step_name(module, "val") is None:
-        hint = f"{type(module).__name__} has no validation_step; define one that logs it"
-    require(bool(values), "metric", metric, hint)
+    require(bool(values), "metric", metric, hint_of_metric(metric, trainer.run))
     for round_, value in values.items():
         if not math.isfinite(value):
             raise ClientError(f"round {round_}: {metric} is {value}")
@@ -136,6 +138,15 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         "run_dir": str(trainer.run_dir),
         "code": trainer.run.description.get("code"),
     }
+
+
+def hint_of_metric(metric: str, run: RunAccess) -> str:
+    """The remedy where a run does not log the metric of a suite."""
+    module = run.client.module
+    if metric.startswith("val") and step_name(module, "val") is None:
+        return f"{type(module).__name__} has no validation_step; define one that logs it"
+    known = sorted(tag for tag in run.metrics if re.match("(train|val|test)[/_]", tag))
+    return f"the run does not log it; among others it logs {', '.join(known)}; name one of these in the suite"
 
 
 def machine() -> str:

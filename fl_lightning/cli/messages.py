@@ -184,7 +184,10 @@ def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
         return f"{place.key}={value!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
     why = f"it is abstract{lacking(value, place.key)}" if why == "abstract" else why
-    return f"{place.key}={value!r}: {why}; give {known_for(place.key, value, members(groups.get('module')))}"
+    hint = known_for(place.key, value, members(groups.get("module")))
+    if why.startswith("No module named"):
+        hint = f"{hint}; Python looks in the working folder and in those that PYTHONPATH names"
+    return f"{place.key}={value!r}: {why}; give {hint}"
 
 
 def line_of_entries(place: ErrorPlace, match: re.Match[str]) -> str:

@@ -98,6 +98,9 @@ def upon_config_of_run(words: list[str]) -> list[str]:
     """A command line that begins with the config of the run whose checkpoint it gives, and overrides it."""
     pairs = zip(words, [*words[1:], ""], strict=True)
     paths = [Path(word.partition("=")[2] or value) for word, value in pairs if word.partition("=")[0] == "--ckpt_path"]
+    known = any(word.partition("=")[0] in ("--config", "--data") for word in words)
+    if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
+        raise UsageError(f"ckpt_path={str(paths[-1])!r}: there is no such file; give RUN/checkpoints/last.ckpt")
     config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
     return words if config is None or not config.is_file() else [words[0], f"--config={config}", *words[1:]]
 

@@ -225,4 +225,4 @@ def test_the_study_of_another_suite_or_metric_is_refused(bench, suite, tmp_path)
     assert bench(other, "--output", folder, "--storage", f"sqlite:///{folder / 'study.db'}").status == 0
     ended = bench(toy_suite(tmp_path, TOY + "metric: test/loss\n").path)
     assert ended.status == 2
-    assert_names(ended.err, "--storage=", "test/accuracy", "--output")
+    assert_names(ended.err, "suite=", "test/accuracy", "--output")

@@ -30,7 +30,7 @@ from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.records.checkpoint import Checkpoint, read
 from fl_lightning.records.files import save
@@ -244,7 +244,7 @@ def predict(run: Run) -> list[Any]:
 def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]:
     """The outputs of this worker's batches of one loader."""
     step, outputs = bound_step(run.client.module, "predict_step", index), []
-    which = (index,) if number > 1 else ()
+    which, own = (index,) if number > 1 else (), is_overridden("predict_step", run.client.module)
     # a loader that shuffles draws the same order on every worker
     with ambient(run.seed, "predict", index):
         for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
@@ -254,8 +254,15 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
                 batch = run.loaders.to_device(batch, index)
                 run.resident.call("on_predict_batch_start", batch, batch_idx, *which)
                 run.resident.begin_hook("predict_step")
-                with run.fabric.autocast():
-                    output = step(batch, batch_idx)
+                try:
+                    with run.fabric.autocast():
+                        output = step(batch, batch_idx)
+                except (TypeError, AttributeError) as error:
+                    if own or isinstance(batch, torch.Tensor):
+                        raise
+                    name, kind = type(run.client.module).__name__, type(batch).__name__
+                    hint = f"Lightning's calls {name} on the whole batch, a {kind}; define one that takes its inputs"
+                    raise UsageError(f"{name}.predict_step: {hint}") from error
                 run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs
