@@ -8,7 +8,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ class MetricReport(Callback):
         value = trainer.metrics.get(self.metric)
         # others may come later, such as those of a callback in the last round
         if re.match("(test|val)[/_]", self.metric) and not self._seen and logged_instead(trainer) is not None:
-            require(value is not None, "metric", self.metric, hint_of_metric(self.metric, trainer))
+            hint = hint_of_metric(self.metric, trainer.metrics, trainer.client.module)
+            require(value is not None, "metric", self.metric, hint)
             self._seen = True
         if value is not None and trainer.global_rank == 0 and self.report(trainer.server.round, value):
             trainer.should_stop = True
@@ -123,7 +124,7 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         ClientError: the metric of a round is not finite.
     """
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
-    require(bool(values), "metric", metric, hint_of_metric(metric, trainer.run))
+    require(bool(values), "metric", metric, hint_of_metric(metric, trainer.metrics, trainer.run.client.module))
     for round_, value in values.items():
         if not math.isfinite(value):
             raise ClientError(f"round {round_}: {metric} is {value}")
@@ -139,12 +140,11 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
     }
 
 
-def hint_of_metric(metric: str, run: RunAccess) -> str:
+def hint_of_metric(metric: str, logged: Iterable[str], module: Any) -> str:
     """The remedy where a run does not log the metric of a suite."""
-    module = run.client.module
     if metric.startswith("val") and step_name(module, "val") is None:
         return f"{type(module).__name__} has no validation_step; define one that logs it"
-    known = sorted(tag for tag in run.metrics if re.match("(train|val|test)[/_]", tag))
+    known = sorted(tag for tag in logged if re.match("(train|val|test)[/_]", tag))
     return f"the run does not log it; among others it logs {', '.join(known)}; name one of these in the suite"
 
 

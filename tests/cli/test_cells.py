@@ -112,7 +112,7 @@ def test_a_config_that_is_not_valid_is_refused_in_one_line(tmp_path):
 def test_a_metric_that_is_not_logged_is_refused_and_one_that_is_not_finite_fails_the_cell(tmp_path):
     with refused("metric='test/f1'", "test/accuracy"):
         run_cell(cell(tmp_path, "cell", metric="test/f1"), nothing)
-    assert len((tmp_path / "cell" / "version_0" / "metrics.csv").read_text().splitlines()) <= 2  # not after all rounds
+    assert not (tmp_path / "cell" / "version_0" / "metrics.csv").exists()  # the first round ends it
     fast = {"model": {"init_args": {"optimizer": {"init_args": {"lr": 1e30}}}}}
     with refused("round 0", "test/loss", kind=ClientError):
         run_cell(cell(tmp_path, "other", fast, metric="test/loss"), nothing)
