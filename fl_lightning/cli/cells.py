@@ -97,7 +97,8 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
         path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
         command.append(f"--config={path}")
     try:
-        return outcome_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
+        resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
+        return outcome_of(fitted([*command, *resumes], callback), cell["metric"])
     except ChangedCodeError as error:
         # one cell is of one code
         print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli.arguments import find_own_classes, program
 from fl_lightning.cli.config import building, causes_of, check_resolved
-from fl_lightning.cli.messages import key_in, shorten
+from fl_lightning.cli.messages import LISTS, key_in, shorten
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
@@ -35,11 +35,11 @@ from fl_lightning.errors import (
     Stopped,
     UsageError,
     add_note,
-    clipped,
     count,
     is_users,
     located,
     require,
+    shown,
     texts_of,
 )
 from fl_lightning.method import MethodList
@@ -50,9 +50,6 @@ from fl_lightning.records.files import write_atomically
 from fl_lightning.records.summary import final_names, told
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
-
-# the keys whose values are lists of classes
-LISTS = ("method", "trainer.callbacks", "trainer.logger")
 
 
 class ConfigFile(ActionConfigFile):
@@ -183,6 +180,7 @@ class FederatedCLI(LightningCLI):
             parser_class=Parser,
             parser_kwargs={
                 **strict,
+                "prog": program(),
                 "description": about,
                 **{command: dict(strict) for command in self.subcommands()},
             },
@@ -367,9 +365,8 @@ def how_to_replay(error: ClientError) -> str:
         return ""
     _, round_, _, k = error.record.stem.split("-")
     config = error.record.parents[1] / "config.yaml"
-    return (
-        f"; repeat it: python cli.py replay --config {config} --ckpt_path {error.record} --round {round_} --client {k}"
-    )
+    visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
+    return f"; repeat it: {program()} replay {visit}"
 
 
 def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
@@ -387,7 +384,7 @@ def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    lines = [clipped(line) for line in texts_of(error)] if isinstance(error, UsageError) else [error]
+    lines = [*map(shown, texts_of(error))] if isinstance(error, UsageError) else [error]
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

@@ -255,9 +255,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
-    """Show a client that has trained to the callbacks, and add what it sends, unless that is lost."""
+    """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
     client = run.client
-    if fate.lost is None:
+    arrives = fate.lost is None and client.num_steps > 0
+    if arrives:
         if is_watched(run):
             observe(run, k, round_)
         try:
@@ -269,7 +270,7 @@ def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals
         client.memories().drop(k)
     outcome.counts.update(lost=client.visit.num_lost)
     outcome.scalings += client.visit.scalings if fate.lost is None else []
-    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, fate.lost is None)
+    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, arrives)
 
 
 def note_visit(run: Run, k: int, steps: int, rate: float, skipped: int, outcome: Outcome, arrived: bool = True) -> None:
@@ -379,8 +380,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             hint = "give trainer.precision=bf16-mixed or 32-true"
             why = f"the gradients of {model} overflow in all {lost} steps, whatever scale 16-mixed gives them; {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {[why, *texts][-1]}")
-    if not counts["visits"]:
-        run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
+    if not arrived:
+        run.trainer.warn(f"round {round_}: no update arrives, and the global model stays as it is")
     return sorted(arrived)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES
+from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
@@ -195,7 +195,8 @@ class ClientsAtSites:
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
             taken = self._taken(run, k, answer, totals, outcome)
-            self.sites.accepted[k] = round_
+            if k in outcome.arrived:
+                self.sites.accepted[k] = round_
             seconds.append(taken)
 
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
@@ -223,7 +224,8 @@ class ClientsAtSites:
         expected = run.server.state
         if "parameters" in contents:
             check_state("parameters", contents["parameters"], expected, largest, client.sent)
-        check_state("buffers", contents.get("buffers"), expected, largest, client.sent_others)
+        buffers = [name for name in client.sent_others if are_exact(expected[name])]
+        check_state("buffers", contents.get("buffers"), expected, largest, buffers)
         check_numbers("update", dict(tensors_of(contents)), largest)
         if {*contents["payload"]} - {*run.methods.names}:
             raise BadMessageError("it sends something for a method that the run does not have")
@@ -235,14 +237,14 @@ class ClientsAtSites:
             seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer does not say how many steps it took") from None
-        totals.add(update)
-        outcome.arrived.append(k)
+        if steps:
+            totals.add(update)
+            outcome.arrived.append(k)
+            outcome.rates[k] = rate
         outcome.counts.update(
             visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
         )
         outcome.scalings += scalings
-        if steps:
-            outcome.rates[k] = rate
         return seconds
 
     def _check_weight(self, run: Run, k: int, weight: float) -> None:

@@ -165,8 +165,6 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
         The state entries that stay with each client, where a checkpoint has any.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
-    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; leave it out"
-    require(ckpt_path is None or source is not None, "ckpt_path", str(ckpt_path), hint)
     if source is None and weights is not None:
         load_weights(run, weights)
     if source is None:
@@ -180,7 +178,8 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
     """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
-    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
+    hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
+    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
     module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)

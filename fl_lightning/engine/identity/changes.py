@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from inspect import signature
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import named
 from fl_lightning.engine.identity.description import HOLDS, canonical, of_data, was_free
 from fl_lightning.errors import UsageError, require
+from fl_lightning.sources import SCRIPT, file_of
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -166,13 +168,20 @@ def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dic
 
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
     """One line that lists the first changes and counts the others."""
-    items = [f"{key}={shown(here)} (was {shown(there)})" for key, (there, here) in changes.items()]
+    items = [edited(key) or f"{key}={shown(here)} (was {shown(there)})" for key, (there, here) in changes.items()]
     for number in range(len(items), 0, -1):
         more = f" and {len(items) - number} more" if number < len(items) else ""
         line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
         if len(line) <= LONGEST:
             break
     return line
+
+
+def edited(key: str) -> str:
+    """That the file of a module was edited, where the key is of one; else empty."""
+    module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
+    file = file_of(module) if key.startswith("code.") else None
+    return f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""
 
 
 def shown(value: Any) -> str:
