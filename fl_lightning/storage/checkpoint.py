@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.storage.atomic_io import (
     DamagedFileError,
     digest_of,
@@ -174,14 +174,14 @@ def resumes_in_place(path: Path) -> bool:
     return in_place(path) and path.name in (LAST, PREVIOUS)
 
 
-def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:
+def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes: bool = False) -> Path | None:
     """Return the requested checkpoint: a path, or ``last`` for the last one of the newest version in ``versions``.
 
-    A restart by torchrun resumes from the last checkpoint by itself. None if no checkpoint is requested, or no version
-    has one.
+    A restart by torchrun resumes from the last checkpoint by itself. None if no checkpoint is requested, and for a run
+    that ``resumes`` and has none yet.
 
     Raises:
-        UsageError: the path is empty or a folder such as ``.``.
+        UsageError: the path is empty or a folder such as ``.``; no version has a last checkpoint.
     """
     if ckpt_path is not None and str(ckpt_path) != "last":
         require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
@@ -191,6 +191,11 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path
     folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
     begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
     newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
+    if newest is None and ckpt_path is not None and not (resumes and any(versions.glob("version_*"))):
+        hint = "give trainer.name and trainer.default_root_dir of a run that has, or leave ckpt_path out"
+        others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
+        there = f"; beside it are {choices(others, versions.name)}" if others else ""
+        raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
     return None if newest is None else newest / LAST
 
 

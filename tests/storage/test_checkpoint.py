@@ -180,14 +180,14 @@ def within_save(frame):
 
 @pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_save_that_is_killed_at_any_line_leaves_a_run_that_resumes(tmp_path, step):
-    def resume(rounds):
-        return fit(tmp_path, "last", max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
+    def resume(rounds, ckpt_path="last"):
+        return fit(tmp_path, ckpt_path, max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
 
     def restored():
         shutil.rmtree(tmp_path / "run")
         shutil.copytree(tmp_path / "begun", tmp_path / "run")
 
-    resume(2)
+    resume(2, None)
     shutil.copytree(tmp_path / "run", tmp_path / "begun")
     whole = resume(3)
     left, number = [-1], 0
