@@ -20,7 +20,6 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
-from fl_lightning.data.datamodule import HELD
 from fl_lightning.engine.processes.launch import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
@@ -163,7 +162,6 @@ def free_memory() -> None:
 
 
 if __name__ == "__main__":
-    HELD.number = 2  # most cells have the data of the one before
     gc.freeze()  # the imported libraries hold many objects, which each collection would look through
     try:
         serve(run_cell, free_memory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -183,53 +182,6 @@ class Images(NamedTuple):
     val_rows: np.ndarray | None = None
 
 
-class Held:
-    """The data sets that were last read, so that the next run with the same ones need not read them again.
-
-    Args:
-        number: how many are held; 0 holds none.
-    """
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self._known: OrderedDict[str, tuple[Images, dict[str, Any]]] = OrderedDict()
-
-    def load(self, module: ImageDataModule) -> Images:
-        """What ``module.load()`` gives; the attributes that it sets are set as well."""
-        key = data_key(module) if self.number else None
-        if key is None:
-            return module.load()
-        if key not in self._known:
-            before = dict(vars(module))
-            images = module.load()
-            self._known[key] = images, {k: v for k, v in vars(module).items() if before.get(k, self) is not v}
-        self._known.move_to_end(key)
-        while len(self._known) > self.number:
-            self._known.popitem(last=False)
-        images, attributes = self._known[key]
-        vars(module).update(attributes)
-        return images
-
-
-def data_key(module: ImageDataModule) -> str | None:
-    """What the data of a module depend on: its class, its own arguments and the seed; None where these do not show.
-
-    On the arguments of :class:`ImageDataModule` and of the classes above it, ``load`` does not depend.
-    """
-    own = ImageDataModule
-    below = [kind for kind in type(module).__mro__ if issubclass(kind, own) and kind is not own]
-    arguments = set().union(*(signature(kind).parameters for kind in below if "__init__" in vars(kind)))
-    names = sorted(arguments - {"args", "kwargs"})
-    # an argument of the class above is an attribute, or is set when the data are read
-    if not all(hasattr(module, name) or name in signature(own).parameters for name in names):
-        return None
-    return repr([type(module), base_seed(), *((name, getattr(module, name, None)) for name in names)])
-
-
-# a process that runs many configs sets its number
-HELD = Held()
-
-
 class ImageDataModule(FederatedDataModule):
     """A data set of images, held as one uint8 array; each batch is gathered, augmented and normalised as a whole.
 
@@ -307,7 +259,7 @@ class ImageDataModule(FederatedDataModule):
         """Load the images, draw the subsets and partition them; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
-        data = check_images(HELD.load(self))
+        data = check_images(self.load())
         check_scale(self.mean, self.std, data.train_images.shape[-1])
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
             largest, hint = int(labels.max()), f"labels count from 0 to {self.num_classes - 1}"
