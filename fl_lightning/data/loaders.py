@@ -196,7 +196,6 @@ class PlainLoader:
                 vars(loader)["_iterator"] = None
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
-        """One pass over the wrapped loader; the rows are None."""
         combined = self._combined is not None
         return ((None, batch[0] if combined else batch) for batch in self.loader)
 
@@ -261,7 +260,6 @@ class IndexedLoader(ABC):
         return (batch for _, batch in self.batches())
 
     def seed(self, seed: int) -> None:
-        """Seed :attr:`generator`."""
         self.generator.manual_seed(seed)
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, Any]]:
