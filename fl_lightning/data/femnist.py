@@ -14,8 +14,8 @@ import numpy as np
 
 from fl_lightning.data.cache import cached
 from fl_lightning.data.datamodule import Images
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 
 BLOCK = 2**14  # bytes

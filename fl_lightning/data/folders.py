@@ -16,7 +16,7 @@ from PIL import Image
 
 from fl_lightning.data.cache import Range, decoded, listed
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 

@@ -12,9 +12,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.cache import listed
 from fl_lightning.data.datamodule import Images
+from fl_lightning.data.file_dataset import cycled
 from fl_lightning.data.folders import FolderDataModule, ImageFile, is_image, read_table, subfolders, write_images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.data.source import cycled
 from fl_lightning.errors import require
 
 SPLITS = ("train", "val", "test")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
-from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
