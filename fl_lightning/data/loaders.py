@@ -265,8 +265,9 @@ class IndexedLoader(ABC):
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, Any]]:
         """One pass: each batch together with its rows."""
         places, number = self._places(), len(self.rows)
-        for chosen in places.split(self.batch_size)[: len(self)]:
-            yield Rows(chosen, number, self.batch_size), self.gather(self.rows[chosen], channels_last)
+        parts = zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True)
+        for chosen, rows in itertools.islice(parts, len(self)):
+            yield Rows(chosen, number, self.batch_size), self.gather(rows, channels_last)
 
     def order(self) -> Tensor:
         """The rows ``(n,)`` in the order of one pass, which it begins."""
