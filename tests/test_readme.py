@@ -46,7 +46,14 @@ def test_every_command_is_known_to_a_test():
     ]
     known += ["--method+=", "CCVR", "EarlyStopping", "protocols/short.yaml", "cifar10.yaml", "--weights", "torchrun"]
     known += ["cli.py test", "cli.py predict", "cli.py doctor", "cli.py partition", "--ckpt_path last"]
-    known += ["--trainer.devices auto", "scaled/seconds.yaml", "--scale 0.02", "download.pytorch.org", "ExponentialLR"]
+    known += [
+        "--trainer.devices auto",
+        "scaled/seconds.yaml",
+        "--scale 0.02",
+        "download.pytorch.org",
+        "ExponentialLR",
+        "fl-lightning bench",
+    ]
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
 

@@ -10,7 +10,7 @@ from jsonargparse import get_loader
 
 from fl_lightning.cli import reading
 from fl_lightning.errors import UsageError
-from fl_lightning.yaml_files import MOST_LEVELS, read_yaml
+from fl_lightning.yaml_files import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,16 +23,15 @@ def nested(levels):
 REFUSED = {
     "tab": ("a:\n\tb: 1\n", 2, 1, "tab"),
     "Latin-1": (b"a: 1\nb: caf\xe9\n", 2, 7, "0xe9"),
-    "two documents": ("a: 1\n---\nb: 1\n", 2, 1, "second document"),
+    "two documents": ("a: 1\n---\nb: 1\n", 2, 1, "another document"),
     "tag": ("a: !mine b\n", 1, 4, "'!mine'"),
-    "deep": (nested(MOST_LEVELS + 1), 1, 4 * MOST_LEVELS + 1, "levels"),
     "unclosed": ("a: [1, 2\nb: 3\n", 2, 2, "line 1, column 4"),
     "two colons": ("a: b: c\n", 1, 5, "quote"),
     "alias in itself": ("a: &a [*a]\n", 1, 4, "alias"),
     "list as a key": ("a: 1\n? [b]\n: 1\n", 2, 3, "key"),
     "key twice": ("a: {b: 1}\nc: 2\na: {d: 1}\n", 3, 1, "line 1"),
     "inner key twice": ("a:\n  b: 1\n  c: 2\n  b: 3\n", 4, 3, "line 2"),
-    "octal": ("a: 010\n", 1, 4, "8 or 10"),
+    "octal": ("a: 010\n", 1, 4, "is 8"),
     "base 60": ("a: [1:30]\n", 1, 5, "90"),
 }
 
@@ -50,7 +49,8 @@ def test_an_error_names_the_file_the_line_and_the_column(tmp_path, case):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere.yaml"):
+    (tmp_path / "deep.yaml").write_text(nested(3000))
+    for path in (tmp_path, tmp_path / "nowhere.yaml", tmp_path / "deep.yaml"):
         with refused(str(path)):
             read_yaml(path)
 
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         ("1: a\n'1': b\n", {1: "a", "1": "b"}),
         ("a: '010'\nb: 08\nc: 0x10\nd: 1_000\ne: 0.5\n", {"a": "010", "b": "08", "c": 16, "d": 1000, "e": 0.5}),
         ("a: '1:30'\nb: 2024-01-01\n", {"a": "1:30", "b": "2024-01-01"}),
-        (nested(MOST_LEVELS - 1), None),
+        (nested(100), None),
     ],
 )
 def test_a_sound_file_is_read(tmp_path, text, value):

@@ -72,7 +72,7 @@ def tuning_of(suite: Suite) -> Tuning:
     a_share = share is None or (isinstance(share, float) and 0 < share < 1)
     for key, good, hint in (
         ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
-        ("metric", isinstance(metric, str) and not metric.startswith("test/"), validation),
+        ("metric", isinstance(metric, str) and not metric.startswith(("test/", "test_")), validation),
         ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
         ("val_fraction", a_share, "give a share in (0, 1), or null"),
         ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),
@@ -134,6 +134,9 @@ class Search:
         extra: fragments that come after those of the suite.
         trials: number of trials, in place of the suite's.
 
+    Raises:
+        UsageError: the label has no method whose argument a key could be.
+
     Attributes:
         study: name of its study.
         spaces: the values of each key.
@@ -158,6 +161,7 @@ class Search:
         self.study = f"{suite.name}/tune/{label}"
         self.spaces = tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
+        self.fragment(dict.fromkeys(self.spaces))  # refuses a key of a method that is not there
         self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
         self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
         trials = trials or tuning.trials

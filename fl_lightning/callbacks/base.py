@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -60,7 +61,7 @@ class Callback:
         """The cohort of ``trainer.server.round`` is drawn."""
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
-        """A client has trained, on this worker; its local model is still in ``client.module``.
+        """A client has trained, on this worker, and sends an update; its local model is still in ``client.module``.
 
         Here a worker is on its own: ``trainer.gather`` and ``trainer.all_reduce`` leave out the others.
         """
@@ -143,5 +144,5 @@ def logged_instead(trainer: RunAccess) -> str | None:
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
         return None
-    tags = sorted(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test", "rank", "drift"))
+    tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

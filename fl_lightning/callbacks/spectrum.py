@@ -140,6 +140,8 @@ class SpectrumMonitor(Measurement):
         weight = getattr(self._classifier, "weight", None)
         if not (isinstance(weight, Tensor) and weight.ndim == 2):
             raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
+        if not trainer.has_data("test"):
+            trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._covariance = Covariance()

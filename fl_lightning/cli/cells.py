@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,15 @@ from typing import Any
 
 import torch
 import yaml
+from lightning.pytorch import LightningModule
 
 from fl_lightning.bench.runner import RoundReport, serve
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
+from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.processes.launch import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
@@ -29,10 +33,15 @@ class MetricReport(Callback):
     """Reports the metric of each round that has it, and ends the run where that is the answer."""
 
     def __init__(self, metric: str, report: RoundReport) -> None:
-        self.metric, self.report = metric, report
+        self.metric, self.report, self._seen = metric, report, False
 
     def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.metric)
+        # others may come later, such as those of a callback in the last round
+        if re.match("(test|val)[/_]", self.metric) and not self._seen and logged_instead(trainer) is not None:
+            hint = hint_of_metric(self.metric, trainer.client.module, trainer.metrics)
+            require(value is not None, "metric", self.metric, hint)
+            self._seen = True
         if value is not None and trainer.global_rank == 0 and self.report(trainer.server.round, value):
             trainer.should_stop = True
 
@@ -88,7 +97,8 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
         path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
         command.append(f"--config={path}")
     try:
-        return outcome_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
+        resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
+        return outcome_of(fitted([*command, *resumes], callback), cell["metric"])
     except ChangedCodeError as error:
         # one cell is of one code
         print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
@@ -115,8 +125,7 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         ClientError: the metric of a round is not finite.
     """
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
-    known = ", ".join(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
-    require(bool(values), "metric", metric, f"the run does not log it; among others it logs {known}")
+    require(bool(values), "metric", metric, hint_of_metric(metric, trainer.run.client.module, trainer.metrics))
     for round_, value in values.items():
         if not math.isfinite(value):
             raise ClientError(f"round {round_}: {metric} is {value}")
@@ -130,6 +139,14 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         "run_dir": str(trainer.run_dir),
         "code": trainer.run.description.get("code"),
     }
+
+
+def hint_of_metric(metric: str, module: LightningModule, metrics: Mapping[str, float]) -> str:
+    """The remedy where a run does not log the metric of a suite."""
+    if metric.startswith("val") and step_name(module, "val") is None:
+        return f"{type(module).__name__} has no validation_step; define one that logs it"
+    known = sorted(tag for tag in metrics if re.match("(train|val|test)[/_]", tag))
+    return f"the run does not log it; among others it logs {', '.join(known)}; name one of these in the suite"
 
 
 def machine() -> str:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -142,10 +142,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         members = [rng.permutation(np.flatnonzero(here == c))[:number] for c, number in enumerate(wanted)]
         return np.sort(np.concatenate(members))
 
-    def idle_clients(self) -> list[int]:
-        """The clients that have examples, but fewer than a batch, where smaller batches are dropped."""
-        return []
-
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
         """The training batches of client ``k``.
@@ -220,7 +216,8 @@ class ImageDataModule(FederatedDataModule):
         augment: augmentations of the training batches, applied in order.
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in
             [0, 1].
-        drop_last: drop the last training batch if it is not full.
+        drop_last: drop the last training batch if it is not full; ``singletons`` drops it only if it has one example,
+            on which BatchNorm cannot train.
         val_fraction: share of each class of the training images that is held out for validation, in [0, 1). FedUV
             tunes on 0.1.
         client_noise: feature skew of NIID-Bench. Each client's images, in training and in its own test set, have
@@ -252,7 +249,7 @@ class ImageDataModule(FederatedDataModule):
         test_size: int | None = None,
         augment: list[Augmentation] | None = None,
         normalize: bool = True,
-        drop_last: bool = False,
+        drop_last: bool | Literal["singletons"] = False,
         val_fraction: float = 0.0,
         client_noise: float = 0.0,
         mean: list[float] | None = None,
@@ -262,6 +259,7 @@ class ImageDataModule(FederatedDataModule):
         require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
         require(0 <= client_noise < math.inf, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
+        require(drop_last in (True, False, "singletons"), "data.drop_last", drop_last, "give true, false or singletons")
         require(eval_batch_size >= 1, "data.eval_batch_size", eval_batch_size, "give 1 or more")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_size, self.test_size = train_size, test_size
@@ -301,10 +299,6 @@ class ImageDataModule(FederatedDataModule):
         plan = self.partition(data.train_labels[train], self.num_classes, True, domains, *names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
-
-    def idle_clients(self) -> list[int]:
-        sizes = self.plan.sizes if self.drop_last else np.zeros(0)
-        return np.flatnonzero((sizes > 0) & (sizes < self.batch_size)).tolist()
 
     def train_dataloader(self, k: int = 0) -> Batches:
         return Batches(

@@ -71,7 +71,7 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint |
     """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
 
     Raises:
-        UsageError: there is none at the path, or none is valid.
+        UsageError: there is no such run, none at the path, or none is valid.
     """
     checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
     if checkpoint is None and ckpt_path is not None:
@@ -91,7 +91,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     outcome: Checkpoint | str | None = None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
-            path = find_checkpoint(ckpt_path, run.folder.root)
+            path = find_checkpoint(ckpt_path, run.folder.root, resumes)
             if path is not None and resumes and resumes_in_place(path):
                 run.folder.hold(path.parents[1])
             outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)

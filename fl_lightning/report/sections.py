@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +28,14 @@ from fl_lightning.report.configs import (
 )
 from fl_lightning.report.run import ReportedRun, RunState
 
+ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 # what a report is about, in the order in which it is looked for
-METRICS = ("test/accuracy", "val/accuracy", "test/loss", "val/loss", "train/accuracy", "train/loss")
+METRICS = tuple(
+    name.format(phase)
+    for phases, names in itertools.product((("test", "val"), ("train",)), (ACCURACIES, LOSSES))
+    for phase in phases
+    for name in names
+)
 # keys that make a setting even where each method has a value of its own
 OF_SETTING = (
     *("data", "model.encoder", "trainer.max_rounds", "trainer.local_epochs", "trainer.local_steps"),

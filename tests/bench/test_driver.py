@@ -140,6 +140,8 @@ def test_a_failed_cell_has_its_reason_and_runs_again_only_when_asked(bench, suit
     # a repeated cell that is interrupted has not failed
     assert bench(suite, "--retry", answer=lambda *_: interrupt()).ran == [NAMES[2]]
     assert cells()[NAMES[2]]["state"] == "waiting"
+    # nor has the one that is queued
+    assert "failed" not in bench(suite, "--status").out
     assert sorted(bench(suite).ran) == NAMES[2:] and states(cells) == ["done"] * 4
 
 
@@ -223,4 +225,4 @@ def test_the_study_of_another_suite_or_metric_is_refused(bench, suite, tmp_path)
     assert bench(other, "--output", folder, "--storage", f"sqlite:///{folder / 'study.db'}").status == 0
     ended = bench(toy_suite(tmp_path, TOY + "metric: test/loss\n").path)
     assert ended.status == 2
-    assert_names(ended.err, "--storage=", "test/accuracy", "--output")
+    assert_names(ended.err, "suite=", "test/accuracy", "--output")

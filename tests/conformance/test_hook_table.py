@@ -279,7 +279,8 @@ def test_the_module_of_the_guide_runs():
             return [batch[0][:, :5], batch[1]]
 
     names = {}
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "own_module.md").read_text(), re.DOTALL)
-    exec(code, names)
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "own_module.md").read_text(), re.DOTALL)
+    exec("\n\n".join(code), names)
     trainer = by_rounds(names["WarmUp"](), clients(FiveColumns(28, val=[6]), 14, 14), precision="32-true")
     assert trainer.history[0]["train/weight"] < trainer.history[1]["train/weight"] <= 1
+    assert names["Predicting"]().predict_step([torch.zeros(4, 5), torch.zeros(4)], 0).shape == (4,)

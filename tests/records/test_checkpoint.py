@@ -137,10 +137,10 @@ def kill_at(patch, number):
 
 
 def test_a_kill_at_any_change_of_the_files_leaves_a_run_that_resumes(tmp_path, monkeypatch):
-    def resume(rounds):
-        return fit(tmp_path, "last", max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
+    def resume(rounds, ckpt_path="last"):
+        return fit(tmp_path, ckpt_path, max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
 
-    resume(1)
+    resume(1, None)
     shutil.copytree(tmp_path / "run", tmp_path / "begun")
     whole, number, left = resume(2), 0, [-1]
     while left[0] < 0:
