@@ -45,7 +45,7 @@ MODULES = {
     "rounds": "engine/rounds.py",
     "local_training": "engine/local_training.py",
     "functional": "functional",
-    "partitioners": "data/partitioners",
+    "partitioners": "data/partitioners.py",
     "statistics": "bench/statistics.py",
 }
 SAME_BITS = "tests/engine/test_same_bits.py"

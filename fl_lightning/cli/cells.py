@@ -23,7 +23,6 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
-from fl_lightning.data.datamodule import HELD
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.processes.launch import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
@@ -180,7 +179,6 @@ def free_memory() -> None:
 
 
 if __name__ == "__main__":
-    HELD.number = 2  # most cells have the data of the one before
     gc.freeze()  # the imported libraries hold many objects, which each collection would look through
     try:
         serve(run_cell, free_memory)

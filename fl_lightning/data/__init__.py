@@ -1,10 +1,10 @@
 """Data sets, and their partition over clients."""
 
+from fl_lightning.data.array_datasets import Digits, NpyImages
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
 from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, TinyImageNet
-from fl_lightning.data.images import Digits, NpyImages
 from fl_lightning.data.loaders import Batches, ClientLoader, Rows
 from fl_lightning.data.partitioned import Partitioned
 from fl_lightning.data.partitioners import (

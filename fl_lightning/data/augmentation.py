@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,7 +78,13 @@ class RandomRotation(Augmentation):
         self.degrees = degrees
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return rotated(images, (2 * torch.rand(len(images), generator=generator) - 1) * self.degrees)
+        height, width = images.shape[-2:]
+        angles = torch.deg2rad((2 * torch.rand(len(images), generator=generator) - 1) * self.degrees)
+        cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+        # the grid's coordinates span [-1, 1] along both sides, whatever their lengths
+        rows = [cos, -sin * height / width, zero, sin * width / height, cos, zero]
+        grid = affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(images.shape), align_corners=False)
+        return grid_sample(images.float(), grid, mode="nearest", align_corners=False).to(torch.uint8)
 
 
 class AutoAugment(Augmentation):
@@ -119,41 +125,32 @@ class AutoAugment(Augmentation):
         draws = zip(chosen.tolist(), chances.tolist(), signs.tolist(), strict=True)
         return [
             [
-                (operation.name, -operation.magnitude if operation.signed and sign <= 0.5 else operation.magnitude)
-                for operation, chance, sign in zip(pairs[pair], both_chances, both_signs, strict=True)
-                if chance <= operation.probability
+                (name, -magnitude if signed and sign <= 0.5 else magnitude)
+                for (name, probability, magnitude, signed), chance, sign in zip(
+                    pairs[pair], both_chances, both_signs, strict=True
+                )
+                if chance <= probability
             ]
             for pair, both_chances, both_signs in draws
         ]
 
 
-class Operation(NamedTuple):
-    """One operation of AutoAugment: its name in torchvision, and how it is applied.
-
-    Args:
-        name: such as ``ShearX``.
-        probability: of being applied.
-        magnitude: its strength; 0 where it has none.
-        signed: whether the magnitude is negated with probability 1/2.
-    """
-
-    name: str
-    probability: float
-    magnitude: float
-    signed: bool
-
-
 # torchvision publishes neither the pairs nor the application by name. The private names in the two functions that
 # follow are the same in torchvision 0.21 and 0.29.
 @lru_cache(maxsize=8)
-def operation_pairs(policy: str, height: int, width: int) -> list[tuple[Operation, ...]]:
-    """The pairs of operations of one of AutoAugment's policies, for images of ``height`` x ``width``."""
+def operation_pairs(policy: str, height: int, width: int) -> list[tuple[tuple[str, float, float, bool], ...]]:
+    """The pairs of operations of one of AutoAugment's policies, for images of ``height`` x ``width``.
+
+    Returns:
+        For each operation its name in torchvision, the probability of applying it, its magnitude (0 where it has none),
+        and whether the magnitude is negated with probability 1/2.
+    """
     transform = _transform(policy)
 
-    def operation(name: str, probability: float, level: int | None) -> Operation:
+    def operation(name: str, probability: float, level: int | None) -> tuple[str, float, float, bool]:
         magnitudes, signed = transform._AUGMENTATION_SPACE[name]
         values = magnitudes(10, height, width)
-        return Operation(name, probability, 0.0 if values is None else float(values[level]), signed)
+        return name, probability, 0.0 if values is None else float(values[level]), signed
 
     return [tuple(operation(*entry) for entry in pair) for pair in transform._policies]
 
@@ -171,14 +168,3 @@ def _transform(policy: str) -> Any:
     from torchvision.transforms import v2
 
     return v2.AutoAugment(v2.AutoAugmentPolicy(policy))
-
-
-def rotated(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotate uint8 images ``(B, C, H, W)`` counter-clockwise, each by its angle ``(B,)``; uncovered corners are 0."""
-    height, width = images.shape[-2:]
-    angles = torch.deg2rad(degrees)
-    cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    # the grid's coordinates span [-1, 1] along both sides, whatever their lengths
-    rows = [cos, -sin * height / width, zero, sin * width / height, cos, zero]
-    grid = affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(images.shape), align_corners=False)
-    return grid_sample(images.float(), grid, mode="nearest", align_corners=False).to(torch.uint8)

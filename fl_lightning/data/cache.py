@@ -20,7 +20,7 @@ from tqdm.contrib.concurrent import thread_map
 from fl_lightning.errors import UsageError
 
 VERSION = 3
-# files named in an error that is about many
+# names in a message that is about many
 SHOWN = 5
 # the smallest and the largest number of 16 bits
 FULL_RANGE = (0.0, 65535.0)
@@ -29,7 +29,7 @@ Range = tuple[float, float]
 
 
 def decoded(
-    folder: Path, paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray
+    folder: Path | None, paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray
 ) -> tuple[np.ndarray, Range | None]:
     """Image files as one uint8 array ``(N, size, size, 3)``, decoded once and then opened from the cache.
 
@@ -40,7 +40,7 @@ def decoded(
         UsageError: a file is not an image, or a part of it is missing.
     """
     make = partial(decode, paths, size, value_range, training)
-    images, others = cached(folder, fingerprint(paths, (size, value_range)), make)
+    images, others = cached(folder, paths, (size, value_range), make)
     if not others["bits"].any():
         return images, None
     used = value_range or measured_range(others["bits"][training])
@@ -55,30 +55,55 @@ def measured_range(bits: np.ndarray) -> Range:
 
 
 def cached(
-    folder: Path, name: str, make: Callable[[Path], dict[str, np.ndarray]]
+    folder: Path | None, paths: Iterable[Path], made: object, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Images as one uint8 array, memory-mapped and copied on write, and smaller arrays that belong to them.
 
-    The cache has two files: ``name.images`` holds the bytes of the images, ``name.npz`` the smaller arrays and a
-    checksum of those bytes. If one of them is missing or damaged, both are written again.
+    The cache has two files: ``NAME.images`` holds the bytes of the images, ``NAME.npz`` the smaller arrays and a
+    checksum of those bytes. If one of them is missing or damaged, both are written again, each of them atomically.
+    NAME is a hash of ``made`` and of the name, size and time of change of each file of the data set.
 
     Args:
-        folder: folder of the cache, see :func:`cache_folder`.
-        name: a :func:`fingerprint` of the data set.
+        folder: folder of the cache; None is :func:`cache_folder`.
+        paths: files of the data set.
+        made: a value that names what is made of them.
         make: writes the bytes of the images into the file at the given path, and returns the smaller arrays. Among
-            them is ``shape``, that of the images.
+            them is ``shape``, the shape of the images.
+
+    Raises:
+        UsageError: the cache cannot be written, for example because the disk is full.
     """
-    path = folder / f"{name}.images"
-    return open_intact(path) or write(path, make)
-
-
-def fingerprint(paths: Sequence[Path], made: object) -> str:
-    """A hash of the files' names, sizes and times of change, and of a value that names what is ``made`` of them."""
     digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
-        stat = path.stat()
-        digest.update(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+        status = path.stat()
+        digest.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    images = (folder or cache_folder()) / f"{digest.hexdigest()}.images"
+    beside = images.with_suffix(".npz")
+    with suppress(Exception):  # a file is missing, or damaged, for which NumPy raises errors of many kinds
+        with np.load(beside, allow_pickle=False) as file:
+            others = dict(file)
+        if others["checksum"] == checksum(images):
+            return opened(images, others), others
+    new_images = images.with_suffix(f".{os.getpid()}.partial")
+    new_beside = new_images.with_suffix(".npz")
+    try:
+        others = make(new_images)
+        np.savez(new_beside, **others, checksum=checksum(new_images))  # type: ignore[arg-type]
+        os.replace(new_images, images)
+        # the checksum comes last: without it, or with that of other images, the images count as damaged
+        os.replace(new_beside, beside)
+    except OSError as error:
+        hint = "free some space there, or set XDG_CACHE_HOME to another folder"
+        raise UsageError(f"the cache {images} cannot be written: {error}; {hint}") from error
+    finally:
+        for file in (new_images, new_beside):
+            file.unlink(missing_ok=True)
+    return opened(images, others), others
+
+
+def opened(path: Path, others: dict[str, np.ndarray]) -> np.ndarray:
+    """The images in a file, memory-mapped and copied on write."""
+    return np.memmap(path, np.uint8, "c", shape=tuple(others["shape"].tolist()))
 
 
 def cache_folder() -> Path:
@@ -107,21 +132,6 @@ def cache_folder() -> Path:
     raise UsageError(f"the cache of decoded images {str(usual)!r}: {hint}")
 
 
-def open_intact(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-    """The images in ``path`` and the arrays beside them; None if a file is missing or damaged."""
-    try:
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
-            others = dict(file)
-        return open_images(path, others) if others["checksum"] == checksum(path) else None
-    except Exception:  # a damaged zip file raises errors of many kinds
-        return None
-
-
-def open_images(path: Path, others: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The images in ``path``, in the shape that is among the other arrays, and those arrays."""
-    return np.memmap(path, np.uint8, "c", shape=tuple(others["shape"].tolist())), others
-
-
 def checksum(path: Path) -> int:
     """CRC-32 of a whole file.
 
@@ -133,29 +143,6 @@ def checksum(path: Path) -> int:
         while block := file.read(2**20):
             value = zlib.crc32(block, value)
     return value
-
-
-def write(path: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Make the images and the arrays beside them, write each file atomically, and open them.
-
-    Raises:
-        UsageError: they cannot be written, for example because the disk is full.
-    """
-    images = path.with_suffix(f".{os.getpid()}.partial")
-    beside = images.with_suffix(".npz")
-    try:
-        others = make(images)
-        np.savez(beside, **others, checksum=checksum(images))  # type: ignore[arg-type]
-        os.replace(images, path)
-        # the checksum comes last: without it, or with that of other images, the images count as damaged
-        os.replace(beside, path.with_suffix(".npz"))
-    except OSError as error:
-        hint = "free some space there, or set XDG_CACHE_HOME to another folder"
-        raise UsageError(f"the cache {path} cannot be written: {error}; {hint}") from error
-    finally:
-        for file in (images, beside):
-            file.unlink(missing_ok=True)
-    return open_images(path, others)
 
 
 def decode(
@@ -190,8 +177,7 @@ def decode(
         used = measured_range(bits[training])
         faults += decode_all(np.flatnonzero(bits).tolist() if used != FULL_RANGE else [])
     if faults:
-        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        which = f"{len(faults)} of {len(paths)} files cannot be read as images: {', '.join(faults[:SHOWN])}{more}"
+        which = f"{len(faults)} of {len(paths)} files cannot be read as images: {listed(faults)}"
         raise UsageError(f"data.root: {which}; replace or remove them")
     array.flush()
     return {"shape": np.array(shape), "bits": bits, "value_range": np.array(used)}
@@ -233,3 +219,9 @@ def decode_image(path: Path, size: int, value_range: Range | None = None) -> tup
         if converted.size != (size, size):
             converted = converted.resize((size, size), Image.Resampling.BILINEAR)
         return np.asarray(converted), bits
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    given = list(names)
+    return ", ".join(given[:SHOWN]) + (f" and {len(given) - SHOWN} more" if len(given) > SHOWN else "")

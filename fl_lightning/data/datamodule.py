@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Literal, NamedTuple
@@ -121,6 +120,28 @@ class FederatedDataModule(LightningDataModule, ABC):
         by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
         return domains if by_domain else []
 
+    def own_test_rows(self, k: int, labels: Callable[[], np.ndarray], domains: np.ndarray | None) -> np.ndarray:
+        """Places of the test examples for client ``k``, in ascending order.
+
+        They are those of its domains, where the clients are made of domains. Otherwise they are as many as possible in
+        the proportions of its labels.
+
+        Args:
+            k: the client.
+            labels: returns the label of each test example ``(N,)``; it is called only where the labels decide.
+            domains: domain of each test example ``(N,)``, numbered as in the plan; None if unknown.
+        """
+        own = self.own_domains(k)
+        if own and domains is not None:
+            return np.flatnonzero(np.isin(domains, own))
+        counts: np.ndarray = self.plan.label_counts[k]  # type: ignore[index]
+        here = labels()
+        available = np.bincount(here, minlength=len(counts))[: len(counts)]
+        most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
+        rng, wanted = numpy_rng(base_seed(), "client test", k), np.floor(most * counts + 1e-9).astype(int)
+        members = [rng.permutation(np.flatnonzero(here == c))[:number] for c, number in enumerate(wanted)]
+        return np.sort(np.concatenate(members))
+
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
         """The training batches of client ``k``.
@@ -177,53 +198,6 @@ class Images(NamedTuple):
     train_rows: np.ndarray | None = None
     test_rows: np.ndarray | None = None
     val_rows: np.ndarray | None = None
-
-
-class Held:
-    """The data sets that were last read, so that the next run with the same ones need not read them again.
-
-    Args:
-        number: how many are held; 0 holds none.
-    """
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self._known: OrderedDict[str, tuple[Images, dict[str, Any]]] = OrderedDict()
-
-    def load(self, module: ImageDataModule) -> Images:
-        """What ``module.load()`` gives; the attributes that it sets are set as well."""
-        key = data_key(module) if self.number else None
-        if key is None:
-            return module.load()
-        if key not in self._known:
-            before = dict(vars(module))
-            images = module.load()
-            self._known[key] = images, {k: v for k, v in vars(module).items() if before.get(k, self) is not v}
-        self._known.move_to_end(key)
-        while len(self._known) > self.number:
-            self._known.popitem(last=False)
-        images, attributes = self._known[key]
-        vars(module).update(attributes)
-        return images
-
-
-def data_key(module: ImageDataModule) -> str | None:
-    """What the data of a module depend on: its class, its own arguments and the seed; None where these do not show.
-
-    On the arguments of :class:`ImageDataModule` and of the classes above it, ``load`` does not depend.
-    """
-    own = ImageDataModule
-    below = [kind for kind in type(module).__mro__ if issubclass(kind, own) and kind is not own]
-    arguments = set().union(*(signature(kind).parameters for kind in below if "__init__" in vars(kind)))
-    names = sorted(arguments - {"args", "kwargs"})
-    # an argument of the class above is an attribute, or is set when the data are read
-    if not all(hasattr(module, name) or name in signature(own).parameters for name in names):
-        return None
-    return repr([type(module), base_seed(), *((name, getattr(module, name, None)) for name in names)])
-
-
-# a process that runs many configs sets its number
-HELD = Held()
 
 
 class ImageDataModule(FederatedDataModule):
@@ -305,7 +279,7 @@ class ImageDataModule(FederatedDataModule):
         """Load the images, draw the subsets and partition them; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
-        data = check_images(HELD.load(self))
+        data = check_images(self.load())
         check_scale(self.mean, self.std, data.train_images.shape[-1])
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
             largest, hint = int(labels.max()), f"labels count from 0 to {self.num_classes - 1}"
@@ -345,13 +319,12 @@ class ImageDataModule(FederatedDataModule):
         return Batches(*self._train, self._val_rows, self.eval_batch_size, **self._scale())
 
     def test_dataloader(self, k: int | None = None) -> Batches:
-        """The test images: all of them, or those for client ``k``.
-
-        A client's test images are those of its domains, where the clients are made of domains. Otherwise they are as
-        many as possible in the proportions of its labels.
-        """
-        rows = self._test_rows if k is None else self._test_rows[torch.from_numpy(self._like(k))]
-        noise = 0.0 if k is None else self._noise(k)
+        """The test images: all of them, or those for client ``k``, see :meth:`own_test_rows`."""
+        rows, noise = self._test_rows, 0.0
+        if k is not None:
+            domains = None if self._test_domains is None else self._test_domains[rows.numpy()]
+            own = self.own_test_rows(k, lambda: self._test[1][self._test_rows].numpy(), domains)
+            rows, noise = rows[torch.from_numpy(own)], self._noise(k)
         return Batches(*self._test, rows, self.eval_batch_size, noise=noise, **self._scale())
 
     def test_dataloaders_by_domain(self) -> dict[str, Batches]:
@@ -375,14 +348,6 @@ class ImageDataModule(FederatedDataModule):
         names = self.plan.domain_names if here is not None else ()
         parts = {name: rows[torch.from_numpy(here == i)] for i, name in enumerate(names)}
         return {name: Batches(*images, r, self.eval_batch_size, **self._scale()) for name, r in parts.items()}
-
-    def _like(self, k: int) -> np.ndarray:
-        """Positions within the test rows of the images for client ``k``, in ascending order."""
-        rows, own = self._test_rows.numpy(), self.own_domains(k)
-        if self._test_domains is not None and len(own):
-            return np.flatnonzero(np.isin(self._test_domains[rows], own))
-        counts: np.ndarray = self.plan.label_counts[k]  # type: ignore[index]
-        return in_proportion(self._test[1].numpy()[rows], counts, numpy_rng(base_seed(), "client test", k))
 
     def _noise(self, k: int) -> float:
         return self.client_noise * k / max(self.num_clients - 1, 1)
@@ -437,15 +402,6 @@ def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.
         members = rng.permutation(np.flatnonzero(labels[rows] == label))
         kept[members[: round(fraction * len(members))]] = False
     return rows[kept], rows[~kept]
-
-
-def in_proportion(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Indices of as many samples as possible in the proportions of ``counts`` ``(C,)``, in ascending order."""
-    available = np.bincount(labels, minlength=len(counts))[: len(counts)]
-    most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
-    wanted = np.floor(most * counts + 1e-9).astype(int)
-    members = [rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(wanted)]
-    return np.sort(np.concatenate(members))
 
 
 def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:

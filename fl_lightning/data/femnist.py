@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import ijson
 import numpy as np
 
-from fl_lightning.data.cache import cached, fingerprint
+from fl_lightning.data.cache import cached
 from fl_lightning.data.datamodule import Images
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.data.source import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 
 BLOCK = 2**14  # bytes
@@ -54,8 +55,7 @@ class FEMNIST(FileDataModule):
         for split, files in zip(("train", "test"), splits, strict=True):
             hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
             require(len(files) > 0, "data.root", str(root / split), hint)
-        name = fingerprint([file for files in splits for file in files], "FEMNIST")
-        images, others = cached(self.cache_folder(), name, partial(convert, splits))
+        images, others = cached(self.cache_folder, chain(*splits), "FEMNIST", partial(convert, splits))
         labels, writers = others["labels"], others["writers"]
         rows = np.split(np.arange(len(labels)), [int(others["train"])])
         return Images(images, labels, images, labels, writers, writers, tuple(others["names"].tolist()), *rows)
@@ -113,18 +113,28 @@ def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
     """Images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer in a file; one writer is in memory at a time.
 
     Raises:
-        UsageError: the file is not one of LEAF's.
+        UsageError: the file is not one of LEAF's: it has no writers, an image does not have 784 values in [0, 1], or a
+            label is not an integer.
     """
     try:
         with open(file, "rb") as stream:
             empty = True
             for name, user in ijson.kvitems(ShallowFile(stream), "user_data", buf_size=BLOCK, use_float=True):
-                yield *as_arrays(user), name
+                labels, pixels = np.array(user["y"], np.int64), np.array(user["x"], np.float32)
+                if any(type(label) is not int for label in user["y"]):
+                    raise ValueError("labels must be integers")
+                if not ((pixels >= 0) & (pixels <= 1)).all():
+                    raise ValueError("pixels must lie in [0, 1]")
+                yield (pixels.reshape(len(labels), 784) * 255).round().astype(np.uint8), labels, name
                 empty = False
         if empty:
             raise ValueError("it has no writers under user_data")
     except (ijson.JSONError, ValueError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {first_line(error)}") from error
+        message = error.args[0] if isinstance(error, ijson.JSONError) else str(error)
+        # the parser of JSON appends an excerpt of the file, which turns the message into bytes if it is not UTF-8
+        text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        first_line = text.partition("\n")[0]
+        raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {first_line}") from error
 
 
 class ShallowFile:
@@ -149,25 +159,3 @@ class ShallowFile:
         if self._depth > DEEPEST_NESTING:
             raise ValueError(f"objects and arrays are nested more than {DEEPEST_NESTING} deep")
         return block
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the excerpt of the file that the parser of JSON appends."""
-    message = error.args[0] if isinstance(error, ijson.JSONError) else str(error)
-    # an excerpt that is not UTF-8 turns the whole message into bytes
-    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-    return text.partition("\n")[0]
-
-
-def as_arrays(user: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """One writer's images ``(n, 784)`` uint8 and labels ``(n,)``.
-
-    Raises:
-        ValueError: an image does not have 784 values in [0, 1], or a label is not an integer.
-    """
-    labels, pixels = np.array(user["y"], np.int64), np.array(user["x"], np.float32)
-    if any(type(label) is not int for label in user["y"]):
-        raise ValueError("labels must be integers")
-    if not ((pixels >= 0) & (pixels <= 1)).all():
-        raise ValueError("pixels must lie in [0, 1]")
-    return (pixels.reshape(len(labels), 784) * 255).round().astype(np.uint8), labels

@@ -6,16 +6,17 @@ import csv
 import io
 import math
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from PIL import Image
 
-from fl_lightning.data.cache import Range, decoded
+from fl_lightning.data.cache import Range, decoded, listed
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
@@ -29,14 +30,14 @@ class ImageFile(NamedTuple):
 
     Args:
         path: the file.
-        label: its class, from 0.
-        domain: its domain, from 0.
+        label: name of its class.
+        domain: name of its domain; empty if the data set has none.
         split: ``train``, ``val`` or ``test``; empty if the data set does not say so.
     """
 
     path: Path
-    label: int
-    domain: int = 0
+    label: str
+    domain: str = ""
     split: str = ""
 
 
@@ -89,11 +90,21 @@ class FolderDataModule(FileDataModule):
 
     @abstractmethod
     def list_files(self, root: Path) -> list[ImageFile]:
-        """List the files of the data set, in a fixed order."""
+        """List the files of the data set, in a fixed order.
+
+        Their classes are among :attr:`class_names`, their domains among :attr:`domain_names`, which it may set.
+        """
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        """How many images of each class are drawn for test, of ``counts`` ``(C,)`` images in one domain."""
-        return stratified(counts, self.test_fraction)
+        """How many images of each class are drawn for test, of ``counts`` ``(C,)`` images in one domain.
+
+        They add up to ``test_fraction`` of all images, rounded down.
+        """
+        exact = counts * self.test_fraction
+        numbers = np.floor(exact).astype(int)
+        missing = int(counts.sum() * self.test_fraction + 1e-9) - numbers.sum()
+        numbers[np.argsort(numbers - exact, kind="stable")[:missing]] += 1
+        return numbers
 
     def read(self, root: Path) -> Images:
         require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
@@ -102,15 +113,16 @@ class FolderDataModule(FileDataModule):
     def images_of(self, root: Path, files: list[ImageFile]) -> Images:
         """The data set of these files. The test images are drawn where the first file says no split."""
         require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
-        labels = np.array([file.label for file in files], np.int64)
-        domains = np.array([file.domain for file in files], np.int64)
-        self.num_classes = max(self.num_classes, int(labels.max()) + 1)
+        label_of, domain_of = ({n: i for i, n in enumerate(names)} for names in (self.class_names, self.domain_names))
+        labels = np.array([label_of[file.label] for file in files], np.int64)
+        domains = np.array([domain_of.get(file.domain, 0) for file in files], np.int64)
+        self.num_classes = max(self.num_classes, len(self.class_names))
         splits = np.array([file.split for file in files])
         test, val = splits == "test" if splits[0] else self._draw_test(labels, domains), splits == "val"
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         paths = [file.path for file in files]
-        images, self.used_range = decoded(self.cache_folder(), paths, self.image_size, self.given_range, rows[0])
+        images, self.used_range = decoded(self.cache_folder, paths, self.image_size, self.given_range, rows[0])
         if self.given_range is None and self.used_range is not None:
             self.measured = ("value_range",)
             rank_zero_info(f"data.value_range=auto: black is 0, white is {self.used_range[1]:.0f} in the 16-bit images")
@@ -184,14 +196,15 @@ class ImageFolderImages(FolderDataModule):
             unknown = [name for name in subfolders(folder) if name not in classes]
             where = "data.classes" if self.classes else "train"
             require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in {where}")
-            for label, name in enumerate(classes):
+            for name in classes:
                 if self.classes is None or (folder / name).is_dir():
-                    files += [ImageFile(path, label, 0, split) for path in images_in(self.folder(folder, name))]
+                    files += [ImageFile(path, name, "", split) for path in images_in(self.folder(folder, name))]
         return files
 
     def write_offline(self, root: Path) -> None:
         for split, number in (("train", 120), ("test", 60)):
-            write_images(root / split, [f"class_{c:02}" for c in range(12)], cycled(12, number), self.image_size)
+            labels = cycled(12, number)
+            write_images(root / split, [f"class_{c:02}" for c in labels], labels, self.image_size)
 
 
 class TinyImageNet(FolderDataModule):
@@ -215,28 +228,28 @@ class TinyImageNet(FolderDataModule):
         root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
         train, val = self.folder(root, "train"), self.folder(root, "val")
         self.class_names = tuple(subfolders(train))
-        labels = {name: label for label, name in enumerate(self.class_names)}
-        files = [ImageFile(p, label, 0, "train") for name, label in labels.items() for p in images_in(train / name)]
+        files = [ImageFile(p, name, "", "train") for name in self.class_names for p in images_in(train / name)]
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
             for line in filter(None, read_utf8(annotations).splitlines()):
                 file, name, *_ = [*line.split("\t"), ""]
-                require(name in labels, "data.root", str(annotations), f"its class {name!r} is not in train")
+                known = name in self.class_names
+                require(known, "data.root", str(annotations), f"its class {name!r} is not in train")
                 path = val / "images" / file
                 hint = f"{annotations.name} names it, but it does not exist; download the data set again"
                 require(path.is_file(), "data.root", str(path), hint)
-                files.append(ImageFile(path, labels[name], 0, "test"))
+                files.append(ImageFile(path, name, "", "test"))
         else:
-            for name, label in labels.items():
-                files += [ImageFile(path, label, 0, "test") for path in images_in(self.folder(val, name))]
+            for name in self.class_names:
+                files += [ImageFile(path, name, "", "test") for path in images_in(self.folder(val, name))]
         return files
 
     def write_offline(self, root: Path) -> None:
-        names = [f"n{c:08}" for c in range(200)]
-        write_images(root / "train", names, cycled(200, 200), self.image_size, "images")
+        labels = cycled(200, 200)
+        write_images(root / "train", [f"n{c:08}/images" for c in labels], labels, self.image_size)
         labels = cycled(200, 100)
-        write_images(root / "val", ["images"], np.zeros(100, np.int64), self.image_size, shown=labels)
-        lines = [f"{i:05}.jpg\t{names[c]}\t0\t0\t62\t62" for i, c in enumerate(labels)]
+        write_images(root / "val", ["images"] * 100, labels, self.image_size)
+        lines = [f"{i:05}.jpg\tn{c:08}\t0\t0\t62\t62" for i, c in enumerate(labels)]
         (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -244,27 +257,27 @@ class _DomainFolders(FolderDataModule):
     """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is drawn for test.
 
     Attributes:
-        folders: for each domain, the names that its folder may have.
+        other_folders: other names that the folder of a domain may have, by the name of the domain.
         class_names: names of the classes; empty takes those of the first domain's folders.
+        offline_test: test images of each class and domain of the offline data set.
     """
 
-    folders: tuple[tuple[str, ...], ...]
-    test_per_class: int
+    other_folders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    offline_test = 1
 
-    def __init__(self, root: str, image_size: int, test_per_class: int, offline_test: int, **kwargs: Any) -> None:
+    def __init__(self, root: str, image_size: int, test_per_class: int, **kwargs: Any) -> None:
         super().__init__(root, image_size, **kwargs)
         require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
-        self.test_per_class = min(test_per_class, offline_test) if self.offline else test_per_class
-        self.offline_test = offline_test
+        self.test_per_class = min(test_per_class, self.offline_test) if self.offline else test_per_class
 
     def list_files(self, root: Path) -> list[ImageFile]:
-        places = [self.folder(root, *names) for names in self.folders]
-        self.class_names = self.class_names or tuple(subfolders(places[0]))
+        folders = {name: self.folder(root, name, *self.other_folders.get(name, ())) for name in self.domain_names}
+        self.class_names = self.class_names or tuple(subfolders(folders[self.domain_names[0]]))
         return [
-            ImageFile(path, label, domain)
-            for domain, place in enumerate(places)
-            for label, name in enumerate(self.class_names)
-            for path in images_in(self.folder(place, name))
+            ImageFile(path, name, domain)
+            for domain, folder in folders.items()
+            for name in self.class_names
+            for path in images_in(self.folder(folder, name))
         ]
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
@@ -274,10 +287,10 @@ class _DomainFolders(FolderDataModule):
         return np.full_like(counts, self.test_per_class)
 
     def write_offline(self, root: Path) -> None:
-        classes = list(self.class_names) or [f"class_{c:02}" for c in range(self.num_classes)]
-        each = self.test_per_class + 3
-        for names in self.folders:
-            write_images(root / names[0], classes, cycled(len(classes), each * len(classes)), self.image_size)
+        classes = self.class_names or [f"class_{c:02}" for c in range(self.num_classes)]
+        labels = cycled(len(classes), (self.test_per_class + 3) * len(classes))
+        for domain in self.domain_names:
+            write_images(root / domain, [classes[c] for c in labels], labels, self.image_size)
 
 
 class PACS(_DomainFolders):
@@ -292,12 +305,12 @@ class PACS(_DomainFolders):
 
     layout = "art_painting/dog/*.jpg, ..., sketch/person/*.jpg (Li et al., ICCV 2017)"
     domain_names = ("art_painting", "cartoon", "photo", "sketch")
-    folders = tuple((name,) for name in domain_names)
     class_names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     num_classes = 7
+    offline_test = 2
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
-        super().__init__(root, image_size, test_per_class, 2, **kwargs)
+        super().__init__(root, image_size, test_per_class, **kwargs)
 
 
 class OfficeHome(_DomainFolders):
@@ -312,11 +325,11 @@ class OfficeHome(_DomainFolders):
 
     layout = "Art/CLASS/*.jpg, Clipart, Product and Real World (hemanthdv.org/officeHomeDataset.html)"
     domain_names = ("Art", "Clipart", "Product", "Real World")
-    folders = (("Art",), ("Clipart",), ("Product",), ("Real World", "Real", "RealWorld"))
+    other_folders: ClassVar = {"Real World": ("Real", "RealWorld")}
     num_classes = 65
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 7, **kwargs: Any) -> None:
-        super().__init__(root, image_size, test_per_class, 1, **kwargs)
+        super().__init__(root, image_size, test_per_class, **kwargs)
 
 
 class HAM10000(FolderDataModule):
@@ -357,49 +370,43 @@ class HAM10000(FolderDataModule):
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if is_image(path)}
         files = []
-        for row in self._metadata(table):  # type: ignore[arg-type]
+        _, rows = read_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
+        for row in rows:
             path = images.get(row["image_id"])
             hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
             require(path is not None or self.missing == "skip", "data.root", str(table), hint)
             if path is not None:
-                domain = self._place("dataset", row, self.domain_names)
-                files.append(ImageFile(path, self._place("dx", row, self.class_names), domain))
+                for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
+                    hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
+                    require(row[column] in known, f"data: column {column}", row[column], hint)
+                files.append(ImageFile(path, row["dx"], row["dataset"]))
         return files
-
-    def _metadata(self, table: Path) -> list[dict[str, str]]:
-        """The rows of the metadata, each by the names of its columns."""
-        try:
-            reader = csv.DictReader(io.StringIO(read_utf8(table)))
-            present, rows = reader.fieldnames or (), list(reader)
-        except csv.Error as error:
-            raise UsageError(f"data.root={str(table)!r}: {error}; download it again") from error
-        missing = ", ".join(column for column in ("image_id", "dx", "dataset") if column not in present)
-        hint = f"it has no column {missing}, but {', '.join(present) or 'none'}; download it again"
-        require(not missing, "data.root", str(table), hint)
-        return rows
-
-    def _place(self, column: str, row: dict[str, str], known: tuple[str, ...]) -> int:
-        hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
-        require(row[column] in known, f"data: column {column}", row[column], hint)
-        return known.index(row[column])
 
     def write_offline(self, root: Path) -> None:
         number = 7 * 4 * 6
         labels, domains = cycled(7, number), np.arange(number) // 7 % 4
-        write_images(root, ["HAM10000_images_part_1"], np.zeros(number, np.int64), self.image_size, shown=labels)
+        write_images(root, ["HAM10000_images_part_1"] * number, labels, self.image_size)
         lines = ["lesion_id,image_id,dx,dx_type,age,sex,localization,dataset"]
         for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
             lines.append(f"HAM_{i:07},{i:05},{self.class_names[c]},histo,50,male,back,{self.domain_names[d]}")
         (root / "HAM10000_metadata.csv").write_text("\n".join(lines) + "\n")
 
 
-def stratified(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """A fraction of ``counts`` ``(C,)`` in whole numbers, which add up to that fraction of all, rounded down."""
-    exact = counts * fraction
-    numbers = np.floor(exact).astype(int)
-    missing = int(counts.sum() * fraction + 1e-9) - numbers.sum()
-    numbers[np.argsort(numbers - exact, kind="stable")[:missing]] += 1
-    return numbers
+def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[dict[str, str]]]:
+    """The names of the columns of a CSV table, and its rows by these names.
+
+    Raises:
+        UsageError: it is no CSV table, or lacks one of ``columns``.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)
+        present, rows = list(reader.fieldnames or ()), list(reader)
+    except csv.Error as error:
+        raise UsageError(f"data.root={str(path)!r}: {error}; give a CSV file with commas") from error
+    missing = [name for name in columns if name not in present]
+    hint = f"it has the columns {listed(present) or 'none'}, without {listed(missing)}; give {', '.join(columns)}"
+    require(not missing, "data.root", str(path), f"{hint}, separated by commas")
+    return present, rows
 
 
 def read_utf8(path: Path) -> str:
@@ -435,21 +442,16 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def write_images(
-    root: Path, folders: list[str], labels: np.ndarray, size: int, inner: str = "", shown: np.ndarray | None = None
-) -> None:
+def write_images(root: Path, folders: Sequence[str], labels: np.ndarray, size: int) -> None:
     """Write generated JPEG files for an offline data set.
 
     Args:
         root: where to write.
-        folders: name of the folder of each label.
-        labels: label of each image ``(N,)``, which chooses its folder.
+        folders: folder of each image.
+        labels: label of each image ``(N,)``.
         size: height and width.
-        inner: a folder within that of the label.
-        shown: label whose pattern each image shows ``(N,)``; None takes ``labels``.
     """
-    images = patterns(labels if shown is None else shown, size, 3, len(labels))
-    for index, (label, image) in enumerate(zip(labels, images, strict=True)):
-        folder = root / folders[label] / inner
+    for index, image in enumerate(patterns(labels, size, 3, len(labels))):
+        folder = root / folders[index]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{index:05}.jpg", quality=95)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,7 +95,7 @@ class ClientLoader(Protocol):
 def as_client_loader(loader: Any) -> ClientLoader:
     """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
     # the check of a protocol looks at each of its members; it is skipped for this package's own loaders
-    if isinstance(loader, (Batches, ArrayBatches, PlainLoader, ClientLoader)):
+    if isinstance(loader, (IndexedLoader, PlainLoader, ClientLoader)):
         return loader
     several = isinstance(loader, (list, tuple, Mapping)) and any(map(is_loader, leaves_of(loader)))
     return PlainLoader(CombinedLoader(loader, "max_size_cycle") if several else loader)
@@ -220,7 +221,6 @@ class PlainLoader:
                 vars(loader)["_iterator"] = None
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows | None, Any]]:
-        """One pass over the wrapped loader; the rows are None."""
         combined = self._combined is not None
         return ((None, batch[0] if combined else batch) for batch in self.loader)
 
@@ -244,32 +244,77 @@ class PlainLoader:
             yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
 
 
-@runtime_checkable
-class Gathering(ClientLoader, Protocol):
-    """A loader whose batches are rows of arrays that it shares with the loaders of other clients.
+class IndexedLoader(ABC):
+    """A :class:`ClientLoader` of some rows of tensors, which the loaders of several clients may share.
 
-    The batches of several clients are then gathered at once.
+    The engine gathers the batches of several clients at once where their loaders are alike. Subclasses implement
+    :meth:`gather` and :meth:`is_like`.
+
+    Args:
+        rows: indices ``(n,)`` into the tensors.
+        batch_size: examples of a full batch.
+        shuffle: whether each pass has an order of its own.
 
     Attributes:
-        batch_size: examples of a full batch.
+        generator: the only source of its randomness.
+        deterministic: whether an example is the same in every pass.
+        drop_last: whether a last batch that is not full is left out; ``singletons``, only one of a single example.
     """
 
-    batch_size: int
+    deterministic = True
+    drop_last: bool | Literal["singletons"] = False
 
-    def order(self) -> Tensor:
-        """The rows ``(n,)`` of the arrays in the order of one pass, which it begins."""
+    def __init__(self, rows: Tensor, batch_size: int, shuffle: bool = False) -> None:
+        self.rows, self.batch_size, self.shuffle = rows, batch_size, shuffle
+        self.generator = torch.Generator()
 
+    @abstractmethod
     def gather(self, rows: Tensor, channels_last: bool = False) -> Any:
-        """A batch of any rows ``(m,)`` of the arrays."""
+        """A batch of any rows ``(m,)`` of the tensors; all randomness comes from :attr:`generator`."""
 
+    @abstractmethod
     def is_like(self, other: Any) -> bool:
         """Whether another loader gives the same batches for the same rows."""
 
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.rows), self.batch_size)
+        least = 2 if self.drop_last == "singletons" else self.batch_size if self.drop_last else 1
+        return full + (rest >= least)
 
-class ArrayBatches:
-    """Batches of some rows of arrays, a list of one tensor for each: a :class:`Gathering`.
+    def __iter__(self) -> Iterator[Any]:
+        """One pass without the rows: ``for x, y in loader``."""
+        return (batch for _, batch in self.batches())
 
-    The order of a pass is that of a ``DataLoader`` with the same generator.
+    def seed(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+
+    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, Any]]:
+        """One pass: each batch together with its rows."""
+        places, number = self._places(), len(self.rows)
+        parts = zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True)
+        for chosen, rows in itertools.islice(parts, len(self)):
+            yield Rows(chosen, number, self.batch_size), self.gather(rows, channels_last)
+
+    def order(self) -> Tensor:
+        """The rows ``(n,)`` in the order of one pass, which it begins."""
+        return self.rows[self._places()] if self.shuffle else self.rows
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """The batches of one worker, in the order of :attr:`rows`; no others are computed."""
+        parts = enumerate(self.rows.split(self.batch_size)[: len(self)])
+        return ((index, self.gather(rows, channels_last)) for index, rows in itertools.islice(parts, rank, limit, size))
+
+    def _places(self) -> Tensor:
+        number = len(self.rows)
+        return torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
+
+
+class ArrayBatches(IndexedLoader):
+    """Batches of some rows of tensors, a list of one tensor for each.
+
+    The order of a pass equals that of a ``DataLoader`` with the same generator.
 
     Args:
         arrays: tensors ``(N, ...)``.
@@ -278,38 +323,9 @@ class ArrayBatches:
         shuffle: whether each pass has an order of its own.
     """
 
-    deterministic = True
-
     def __init__(self, arrays: Sequence[Tensor], rows: Tensor, batch_size: int, shuffle: bool = False) -> None:
-        self.arrays, self.rows, self.batch_size, self.shuffle = arrays, rows, batch_size, shuffle
-        self.generator = torch.Generator()
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        """One pass without the rows."""
-        return (batch for _, batch in self.batches())
-
-    def seed(self, seed: int) -> None:
-        """Seed :attr:`generator`."""
-        self.generator.manual_seed(seed)
-
-    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, list[Tensor]]]:
-        """One pass: each batch together with its rows."""
-        places, number = self._places(), len(self.rows)
-        for chosen, rows in zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True):
-            yield Rows(chosen, number, self.batch_size), self.gather(rows)
-
-    def share(
-        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
-    ) -> Iterator[tuple[int, list[Tensor]]]:
-        """The batches of one worker, in the order of :attr:`rows`."""
-        parts = itertools.islice(enumerate(self.rows.split(self.batch_size)), rank, limit, size)
-        return ((index, self.gather(rows)) for index, rows in parts)
-
-    def order(self) -> Tensor:
-        return self.rows[self._places()]
+        super().__init__(rows, batch_size, shuffle)
+        self.arrays = arrays
 
     def gather(self, rows: Tensor, channels_last: bool = False) -> list[Tensor]:
         return [array.index_select(0, rows) for array in self.arrays]
@@ -318,15 +334,14 @@ class ArrayBatches:
         return type(other) is type(self) and other.arrays is self.arrays and other.batch_size == self.batch_size
 
     def _places(self) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(len(self.rows))
-        # a DataLoader first draws the seed of its worker processes
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return torch.randperm(len(self.rows), generator=self.generator)
+        if self.shuffle:
+            # a DataLoader first draws the seed of its worker processes
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return super()._places()
 
 
-class Batches:
-    """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array, a :class:`ClientLoader`.
+class Batches(IndexedLoader):
+    """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array.
 
     Args:
         images: ``(N, H, W, C)`` uint8, possibly memory-mapped.
@@ -339,10 +354,6 @@ class Batches:
         mean: mean of each channel, of values in [0, 1].
         std: standard deviation of each channel.
         noise: standard deviation of normal noise that is added to the values in [0, 1].
-
-    Attributes:
-        generator: the only source of its randomness.
-        deterministic: whether an example is the same in every pass.
     """
 
     def __init__(
@@ -358,57 +369,17 @@ class Batches:
         std: Iterable[float] = (1.0,),
         noise: float = 0.0,
     ) -> None:
-        self.images, self.labels, self.rows = images, labels, rows
-        self.batch_size, self.shuffle, self.augment, self.drop_last = batch_size, shuffle, list(augment), drop_last
+        super().__init__(rows, batch_size, shuffle)
+        self.images, self.labels, self.augment, self.drop_last = images, labels, list(augment), drop_last
         self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
-        self.generator = torch.Generator()
         self.deterministic = not self.augment and not noise
 
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.rows), self.batch_size)
-        least = 2 if self.drop_last == "singletons" else self.batch_size if self.drop_last else 1
-        return full + (rest >= least)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass without the rows: ``for x, y in loader``."""
-        return (batch for _, batch in self.batches())
-
-    def seed(self, seed: int) -> None:
-        """Seed :attr:`generator`."""
-        self.generator.manual_seed(seed)
-
-    def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, tuple[Tensor, Tensor]]]:
-        """One pass: each batch together with its rows."""
-        number = len(self.rows)
-        order = torch.randperm(number, generator=self.generator) if self.shuffle else torch.arange(number)
-        for places in order.split(self.batch_size)[: len(self)]:
-            yield Rows(places, number, self.batch_size), self._batch(self.rows[places], channels_last)
-
-    def order(self) -> Tensor:
-        """The rows of the arrays in the order of one pass."""
-        return self.rows[torch.randperm(len(self.rows), generator=self.generator)] if self.shuffle else self.rows
-
-    def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
-        """A batch of any rows of the arrays; augmentation and noise draw from :attr:`generator`."""
-        return self._batch(rows, channels_last)
-
     def is_like(self, other: Any) -> bool:
-        """Whether another loader gives the same batches for the same rows: none that draws numbers of its own does."""
-        same = isinstance(other, Batches) and other.images is self.images and other.labels is self.labels
-        how = ("batch_size", "mean", "std")
-        return (
-            same
-            and self.deterministic
-            and other.deterministic
-            and all(getattr(self, n) == getattr(other, n) for n in how)
-        )
-
-    def share(
-        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
-    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """The batches of one worker, in the order of :attr:`rows`; no others are computed."""
-        parts = enumerate(self.rows.split(self.batch_size)[: len(self)])
-        return ((index, self._batch(rows, channels_last)) for index, rows in itertools.islice(parts, rank, limit, size))
+        """Whether another loader gives the same batches for the same rows; a random loader is like no other."""
+        if not (isinstance(other, Batches) and self.deterministic and other.deterministic):
+            return False
+        same_tensors = other.images is self.images and other.labels is self.labels
+        return same_tensors and all(getattr(self, n) == getattr(other, n) for n in ("batch_size", "mean", "std"))
 
     def subset(self, places: Tensor, batch_size: int) -> Batches:
         """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""
@@ -424,7 +395,8 @@ class Batches:
         how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise if noise else 0.0}
         return Batches(self.images, self.labels, self.rows, self.batch_size, **how)
 
-    def _batch(self, rows: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
+    def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+        """A batch of any rows ``(m,)``; augmentation and noise draw from :attr:`generator`."""
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
         for augmentation in self.augment:
             images = augmentation(images, self.generator)

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, in_proportion
+from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
 from fl_lightning.data.labels import class_names_of, dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.data.samplers import KEPT, DividedLoader
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, is_overridden
-from fl_lightning.seeding import ambient, base_seed, numpy_rng
+from fl_lightning.seeding import ambient, base_seed
 
 # the stages in which a run uses the user's data module
 STAGES_OF_A_RUN = ("fit", "test")
@@ -76,7 +76,6 @@ class Partitioned(FederatedDataModule):
 
     @property
     def trainer(self) -> Any:
-        """The trainer of the user's data module."""
         return self.datamodule.trainer
 
     @trainer.setter
@@ -134,13 +133,13 @@ class Partitioned(FederatedDataModule):
             return self._loaders("test_dataloader")
         lack = self.lack_of_own_test_data()
         require(not lack, "data.datamodule", self._kind, lack)
-        tested, own = self._test_data, [self.plan.domain_names[i] for i in self.own_domains(k)]
+        tested, names = self._test_data, self.plan.domain_names
         if tested.by_name:
+            own = [names[i] for i in self.own_domains(k)]
             return [tested.by_name[name] for name in own if name in tested.by_name]
-        if own and tested.domains is not None:
-            return tested.on(np.flatnonzero(np.isin(tested.domains, own)))
-        counts: Any = self.plan.label_counts
-        return tested.on(in_proportion(tested.labels, counts[k], numpy_rng(base_seed(), "client test", k)))
+        places = {name: i for i, name in enumerate(names)}
+        domains = None if tested.domains is None else np.array([places.get(name, -1) for name in tested.domains])
+        return tested.on(self.own_test_rows(k, lambda: tested.labels, domains))
 
     def lack_of_own_test_data(self) -> str:
         if self._lack is None:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.data.cache import listed
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.folders import FolderDataModule, ImageFile, is_image, read_utf8, subfolders, write_images
+from fl_lightning.data.file_dataset import cycled
+from fl_lightning.data.folders import FolderDataModule, ImageFile, is_image, read_table, subfolders, write_images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.data.source import cycled
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import require
 
 SPLITS = ("train", "val", "test")
 COLUMNS = ("path", "label", "site")
-# names in a message that is about many
-SHOWN = 5
-
-
-class Found(NamedTuple):
-    """An image file, with the names of its class, its site and its split; the split is empty where it is drawn."""
-
-    path: Path
-    label: str
-    site: str
-    split: str = ""
 
 
 class SiteImageFolders(FolderDataModule):
@@ -74,34 +62,30 @@ class SiteImageFolders(FolderDataModule):
         if root.suffix.lower() != ".csv":
             return super().read(root)
         require(root.is_file(), "data.root", str(root), "there is no such file; give a folder of sites, or a CSV table")
-        return self.images_of(root, self._numbered(root, list(read_manifest(root))))
+        return self.images_of(root, self.list_files(root))
 
     def list_files(self, root: Path) -> list[ImageFile]:
-        return self._numbered(root, list(files_of_sites(root, self.layout)))
+        files = list(read_manifest(root) if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout))
+        if any(file.split for file in files) and not any(file.split == "test" for file in files):
+            files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
+        trains = {file.domain for file in files if file.split in ("", "train")}
+        # sites that train come first
+        sites = in_order(trains) + in_order({file.domain for file in files} - trains)
+        classes = in_order({file.label for file in files})
+        check_splits(root, files, sites, classes)
+        self.domain_names, self.class_names = tuple(sites), tuple(classes)
+        if self._client_each:
+            self.num_clients = len(trains)
+        return files
 
     def write_offline(self, root: Path) -> None:
         for number, site in enumerate(("east", "north", "south", "west")):
             for split, size in (("train", 30 + 6 * number), ("test", 12)):
-                names = [f"class_{c}" for c in range(3)]
-                write_images(root / site / split, names, cycled(3, size), self.image_size)
-
-    def _numbered(self, root: Path, found: list[Found]) -> list[ImageFile]:
-        """The files with the numbers of their class and domain; sites that train come first."""
-        require(len(found) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
-        if any(file.split for file in found) and not any(file.split == "test" for file in found):
-            found = [file._replace(split="test" if file.split == "val" else file.split) for file in found]
-        trains = {file.site for file in found if file.split in ("", "train")}
-        sites = in_order(trains) + in_order({file.site for file in found} - trains)
-        classes = in_order({file.label for file in found})
-        check_splits(root, found, sites, classes)
-        self.domain_names, self.class_names = tuple(sites), tuple(classes)
-        if self._client_each:
-            self.num_clients = len(trains)
-        numbers = ({name: i for i, name in enumerate(classes)}, {name: i for i, name in enumerate(sites)})
-        return [ImageFile(file.path, numbers[0][file.label], numbers[1][file.site], file.split) for file in found]
+                labels = cycled(3, size)
+                write_images(root / site / split, [f"class_{c}" for c in labels], labels, self.image_size)
 
 
-def files_of_sites(root: Path, layout: str) -> Iterator[Found]:
+def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
     """The images in the folders of the sites.
 
     Raises:
@@ -109,19 +93,19 @@ def files_of_sites(root: Path, layout: str) -> Iterator[Found]:
             images stands for a site.
     """
     sites = {site: subfolders(root / site) for site in subfolders(root)}
-    hint = f"it holds {named(sites) or 'no folder'}, but must hold {layout}"
+    hint = f"it holds {listed(sites) or 'no folder'}, but must hold {layout}"
     require(len(sites) >= 2, "data.root", str(root), hint)
-    hint = f"its folders {named(sites)} are splits and no sites: take ImageFolderImages, or give {layout}"
+    hint = f"its folders {listed(sites)} are splits and no sites: take ImageFolderImages, or give {layout}"
     require(not set(sites) <= set(SPLITS), "data.root", str(root), hint)
     split = [site for site, folders in sites.items() if set(folders) & set(SPLITS)]
     whole = [site for site in sites if site not in split]
-    hint = f"{named(split)} have the folders train and test, {named(whole)} have not; give all sites the same layout"
+    hint = f"{listed(split)} have the folders train and test, {listed(whole)} have not; give all sites the same layout"
     require(not split or not whole, "data.root", str(root), hint)
     left_out: Counter[str] = Counter()
     filled: dict[str, bool] = {}
     for site, folders in sites.items():
         others = [name for name in folders if split and name not in SPLITS]
-        hint = f"its folders {named(others)} stand beside its splits; it may have {', '.join(SPLITS)}"
+        hint = f"its folders {listed(others)} stand beside its splits; it may have {', '.join(SPLITS)}"
         require(not others, "data.root", str(root / site), hint)
         number = 0
         for part in folders if split else [""]:
@@ -131,20 +115,20 @@ def files_of_sites(root: Path, layout: str) -> Iterator[Found]:
                 left_out.update(path.suffix or path.name for path in files if not is_image(path))
                 number += len(images)
                 filled[name] = filled.get(name, False) or bool(images)
-                yield from (Found(path, name, site, part) for path in images)
+                yield from (ImageFile(path, name, site, part) for path in images)
         direct = not number and any(is_image(path) for path in (root / site).iterdir())
         deeper = f"; images lie in it directly: is {str(root)!r} one site, and data.root its parent?" if direct else ""
         hint = f"its folder {site!r} holds no image in a folder of a class{deeper or f'; give {layout}'}"
         require(number > 0, "data.root", str(root), hint)
     empty = [name for name, some in filled.items() if not some]
-    hint = f"its classes {named(empty)} have no image at any site; add some, or remove their folders"
+    hint = f"its classes {listed(empty)} have no image at any site; add some, or remove their folders"
     require(not empty, "data.root", str(root), hint)
     if left_out:
-        kinds = named(f"{number} {kind}" for kind, number in sorted(left_out.items()))
+        kinds = listed(f"{number} {kind}" for kind, number in sorted(left_out.items()))
         rank_zero_warn(f"data.root={str(root)!r}: {left_out.total()} files are no images and are left out: {kinds}")
 
 
-def read_manifest(path: Path) -> Iterator[Found]:
+def read_manifest(path: Path) -> Iterator[ImageFile]:
     """The images that a CSV table names.
 
     Raises:
@@ -152,64 +136,51 @@ def read_manifest(path: Path) -> Iterator[Found]:
             no file or that another row has, too.
     """
     key = ("data.root", str(path))
-    try:
-        reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)
-        present, rows = list(reader.fieldnames or ()), list(reader)
-    except csv.Error as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; give a CSV file with commas") from error
-    missing = [name for name in COLUMNS if name not in present]
-    hint = f"it has the columns {named(present) or 'none'}, without {named(missing)}; give {', '.join(COLUMNS)} and, "
-    require(not missing, *key, hint + "if it says which images are for test, split, separated by commas")
+    present, rows = read_table(path, COLUMNS)
     unknown = [name for name in present if name not in (*COLUMNS, "split")]
-    hint = f"its columns {named(map(repr, unknown))} are not read; rename them, or take them out: it may have "
+    hint = f"its columns {listed(map(repr, unknown))} are not read; rename them, or take them out: it may have "
     require(not unknown and len(set(present)) == len(present), *key, hint + f"{', '.join(COLUMNS)} and split")
     require(len(rows) > 0, *key, "it has no row; give one for each image")
     short = [str(line) for line, row in enumerate(rows, 2) if None in row or not all(row[name] for name in present)]
-    require(not short, *key, f"lines {named(short)} have an empty cell, or other cells than the head; complete them")
+    require(not short, *key, f"lines {listed(short)} have an empty cell, or other cells than the head; complete them")
     splits = sorted({row["split"] for row in rows} - set(SPLITS)) if "split" in present else []
-    require(not splits, *key, f"its splits {named(splits)} are not known; give {', '.join(SPLITS)}")
+    require(not splits, *key, f"its splits {listed(splits)} are not known; give {', '.join(SPLITS)}")
     files = [Path(os.path.normpath(path.parent / row["path"])) for row in rows]
     twice = [str(file) for file, number in Counter(files).items() if number > 1]
-    hint = f"{named(twice)} stand in several rows; a file has one class, one site and one split: take the others out"
+    hint = f"{listed(twice)} stand in several rows; a file has one class, one site and one split: take the others out"
     require(not twice, *key, hint)
     absent = [str(file) for file in files if not file.is_file()]
-    hint = f"{len(absent)} of its {len(files)} files do not exist, such as {named(absent)}; give paths relative to it"
+    hint = f"{len(absent)} of its {len(files)} files do not exist, such as {listed(absent)}; give paths relative to it"
     require(not absent, *key, hint)
     for file, row in zip(files, rows, strict=True):
-        yield Found(file, row["label"], row["site"], row.get("split", ""))
+        yield ImageFile(file, row["label"], row["site"], row.get("split", ""))
 
 
-def check_splits(root: Path, found: list[Found], sites: list[str], classes: list[str]) -> None:
+def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: list[str]) -> None:
     """Refuse classes that nobody trains, and a data set without training or test images; warn of sites without a test.
 
     Raises:
         UsageError: there are such classes, or no such images.
     """
-    drawn = not found[0].split
+    drawn = not files[0].split
     for split in ("train", "test"):
-        some = drawn or any(file.split == split for file in found)
+        some = drawn or any(file.split == split for file in files)
         require(some, "data.root", str(root), f"it has no image for {split}; give some, or no splits at all")
     require(len(classes) >= 2, "data.root", str(root), f"it has the class {classes[0]} alone; give two or more")
     first: dict[str, str] = {}
     alike = [f"{first[n.lower()]} and {n}" for n in classes if first.setdefault(n.lower(), n) != n]
-    require(not alike, "data.root", str(root), f"its classes {named(alike)} differ in case alone; give them one name")
-    trained = {file.label for file in found if file.split in ("", "train")}
+    require(not alike, "data.root", str(root), f"its classes {listed(alike)} differ in case alone; give them one name")
+    trained = {file.label for file in files if file.split in ("", "train")}
     untrained = [name for name in classes if name not in trained]
-    hint = f"its classes {named(untrained)} have no training image at any site; add some, or take their images out"
+    hint = f"its classes {listed(untrained)} have no training image at any site; add some, or take their images out"
     require(not untrained, "data.root", str(root), hint)
-    tested = {file.site for file in found if drawn or file.split == "test"}
+    tested = {file.domain for file in files if drawn or file.split == "test"}
     without = [site for site in sites if site not in tested]
     if without:
-        text = f"the sites {named(without)} have no test images: they train, and have no accuracy of their own"
+        text = f"the sites {listed(without)} have no test images: they train, and have no accuracy of their own"
         rank_zero_warn(f"data.root={str(root)!r}: {text}")
 
 
 def in_order(names: set[str]) -> list[str]:
     """Names in alphabetical order, or, where all of them are whole numbers, in the order of numbers."""
     return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)
-
-
-def named(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
-    given = list(names)
-    return ", ".join(given[:SHOWN]) + (f" and {len(given) - SHOWN} more" if len(given) > SHOWN else "")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 
 TRAIN, TEST = 200, 100

@@ -39,14 +39,11 @@ def digest_of_part(part: Mapping[str, Any]) -> str:
 
 def different_keys(theirs: Any, ours: Mapping[str, Any]) -> str:
     """The keys in which two agreed parts differ, with both values; empty where they are the same."""
-    changes = differing(plain(theirs), plain(ours), "config")
+    # as JSON has them: without the difference of lists and tuples
+    there, here = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
+    changes = differing(there, here, "config")
     shown = [f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes.items()]
     return "; ".join(shown)
-
-
-def plain(value: Any) -> Any:
-    """A value without the difference of lists and tuples."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]) -> None:

@@ -96,8 +96,10 @@ class Sites(FederatedDataModule):
     ) -> None:
         require(bool(names) and len({*names}) == len(names), "data.names", names, "give each site a name of its own")
         for name in names:
+            # it is part of tags and of file names; the tags of "worst" are those of the worst of all
+            plain = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
             hint = "give a name of up to 60 letters, digits, - . and _, other than worst"
-            require(is_name(name), "data.names", name, hint)
+            require(bool(plain) and name != "worst", "data.names", name, hint)
         require(deadline is None or deadline > 0, "data.deadline", deadline, "give seconds, or null")
         require(join_within > 0, "data.join_within", join_within, "give seconds")
         require(0 < largest < math.inf, "data.largest", largest, "give a number above 0")
@@ -198,7 +200,6 @@ class OneSite(Partitioned):
 
     @property
     def num_classes(self) -> int | None:
-        """C, where it is known."""
         return getattr(self.inner, "num_classes", None)
 
     def info(self, k: int) -> ClientInfo:
@@ -214,12 +215,5 @@ class OneSite(Partitioned):
         return self.inner.test_dataloader()  # all of it is the site's
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
-        """What the site tells of its data."""
         names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))
         return Facts(self.info(0).num_examples, num_batches(self, 0), tuple(evaluation.items()), names)
-
-
-def is_name(name: Any) -> bool:
-    """Whether a name is one of a site: it is part of tags and of file names."""
-    plain = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
-    return bool(plain) and name != "worst"  # whose tags are those of the worst of all

@@ -95,7 +95,6 @@ class _Reader:
         self._values = 0
 
     def decode(self, part: Any, depth: int) -> Any:
-        """The value of one part."""
         self._values += 1
         if depth > DEEPEST or self._values > MOST_VALUES:
             raise BadMessageError(f"a message of more than {MOST_VALUES:,} values, or more than {DEEPEST} deep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -117,7 +117,6 @@ class ClientsAtSites:
                 self._refuse(f"node {node}: {error}")
 
     def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
-        """Take down the site of a node, or refuse it."""
         if "refused" in answer or "failed" in answer:
             who = f"site {clipped(repr(answer['name']), 80)}" if "name" in answer else f"node {node}"
             if "refused" in answer:
@@ -146,7 +145,8 @@ class ClientsAtSites:
             self._refuse(f"nodes {self.nodes[k]} and {node} both claim to be site {name!r}; the first one stays")
             return
         others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
-        if not sensible or (others and shapes(declared) != shapes(self.declared)):
+        shapes, known_shapes = ({entry.name: entry.shape for entry in some} for some in (declared, self.declared))
+        if not sensible or (others and shapes != known_shapes):
             self._refuse(
                 f"site {name!r} declares updates of other entries than {others[0] if others else 'any can have'}"
             )
@@ -321,7 +321,6 @@ class ClientsAtSites:
         return self.link.send(self.nodes[k], packet)
 
     def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> Packet:
-        """What all sites of a round are told."""
         server, travels = run.server, sent_down(run)
         return encoded(
             {
@@ -436,11 +435,6 @@ def joined(shared: Packet, own: Packet) -> Packet:
     """Two messages as one: what all are told, and what one is told beside it."""
     text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
     return Packet(text, {**shared.arrays, **own.arrays})
-
-
-def shapes(declared: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is declared, by name."""
-    return {entry.name: entry.shape for entry in declared}
 
 
 def check_suits(trainer: Any) -> None:

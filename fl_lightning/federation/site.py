@@ -88,7 +88,6 @@ class Site:
             return encoded({"failed": scrubbed(error), "usage": isinstance(error, UsageError), "name": self.name})
 
     def refusal(self, error: BadMessageError) -> Packet:
-        """The answer to a message that is refused."""
         self.tell(f"refused: {error}")
         return encoded({"refused": str(error), "name": self.name})
 
@@ -106,7 +105,6 @@ class Site:
         }
 
     def work(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Train or evaluate."""
         shared, own = message.get("shared"), message.get("own")
         if not isinstance(shared, dict) or not isinstance(own, dict) or shared.get("kind") not in ("train", "evaluate"):
             raise BadMessageError(f"no such message: {message.get('kind')!r}")
@@ -128,7 +126,7 @@ class Site:
             raise BadMessageError("the numbers of a message are none of a run")
         state: Any = shared.get("state")
         rest = own.get("rest", {})
-        travels = {name for name in server.state if name in sent_names(run)}
+        travels = {*server.state} & {*sent_down(run), *run.client.sent_frozen}
         always = [name for name in sent_down(run) if name not in run.client.frozen]
         check_state("the state", state, server.state, self.largest, [*always, *(n for n in state if n in travels)])
         check_state("the rest of the state", rest, server.state, self.largest, [*rest])
@@ -244,13 +242,7 @@ class Site:
         return f"round {round_}/{self.run.trainer.max_rounds - 1}"
 
     def tell(self, text: str) -> None:
-        """Say on stderr what happens."""
         print(f"site {self.name}: {text}", file=sys.stderr, flush=True)
-
-
-def sent_names(run: Run) -> set[str]:
-    """The entries of the state that may come down."""
-    return {*sent_down(run), *run.client.sent_frozen}
 
 
 def declared_of(run: Run) -> list[Entry]:

@@ -57,7 +57,6 @@ class Packet(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its text and its arrays."""
         return len(self.text.encode()) + sum(len(array.data) for array in self.arrays.values())
 
 

@@ -351,7 +351,7 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
         (lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n", ("data.root=", "99999", "data.missing")),
         (
             lambda text: text.replace("dataset", "source"),
-            ("data.root=", "HAM10000_metadata.csv", "dataset", "lesion_id"),
+            ("data.root=", "HAM10000_metadata.csv", "lesion_id", "dataset"),
         ),
         (lambda text: text + "H,00001\n", ("dataset=None",)),
         (lambda text: text.replace("back", "R\xfccken"), ("HAM10000_metadata.csv", "'utf-8'")),

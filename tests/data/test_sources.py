@@ -11,8 +11,8 @@ from helpers.errors import refused
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
+from fl_lightning.data.file_dataset import FileDataModule
 from fl_lightning.data.folders import FolderDataModule
-from fl_lightning.data.source import FileDataModule
 
 RGB, GREY, PAPER = (80, 167, 167), (153, 215, 180), (224, 212, 219)
 # channels, size, classes, training and test images of the offline data set; three corners of class 1; a file it needs

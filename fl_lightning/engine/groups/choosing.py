@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.mapped import NotMappable
 from fl_lightning.client.transient import CONTAINERS, OWN
-from fl_lightning.data.loaders import Gathering, PlainLoader
+from fl_lightning.data.loaders import IndexedLoader, PlainLoader
 from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
@@ -215,7 +215,7 @@ def is_repeatable(loader: Any) -> bool:
     """Whether reading a batch changes nothing for the next pass."""
     inner = loader.loader if isinstance(loader, PlainLoader) else None
     indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not inner.num_workers
-    return isinstance(loader, Gathering) or isinstance(inner, (list, tuple)) or indexed
+    return isinstance(loader, IndexedLoader) or isinstance(inner, (list, tuple)) or indexed
 
 
 def tried(run: Run) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, Same, Table, kind_of, take_apart
-from fl_lightning.data.loaders import ClientLoader, Gathering, PlainLoader
+from fl_lightning.data.loaders import ClientLoader, IndexedLoader, PlainLoader
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
 
@@ -67,7 +67,7 @@ class Feed:
         first = of_clients[0]
         # what went wrong with the batches of a client, by row
         self.failed: dict[int, Exception] = {}
-        self._gathers = loaders.plain and isinstance(first, Gathering) and all(map(first.is_like, of_clients))
+        self._gathers = loaders.plain and isinstance(first, IndexedLoader) and all(map(first.is_like, of_clients))
 
     def of_pass(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """The batches of a pass in which the clients take so many of them."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.cache import cache_folder
 from fl_lightning.data.datamodule import ImageDataModule, Images
 from fl_lightning.errors import UsageError
 
@@ -22,16 +21,16 @@ class FileDataModule(ImageDataModule):
         offline: use a small generated data set instead, for tests and a first look. It has the shapes of the real one,
             and is written in the real format and read as real files are.
         **kwargs: see :class:`ImageDataModule`.
+
+    Attributes:
+        cache_folder: folder of decoded images; None is :func:`~fl_lightning.data.cache.cache_folder`.
     """
+
+    cache_folder: Path | None = None
 
     def __init__(self, root: str = "data", offline: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root, self.offline = root, offline
-        self._offline_cache: Path | None = None
-
-    def cache_folder(self) -> Path:
-        """The folder in which decoded images are kept: that of :func:`~fl_lightning.data.cache.cache_folder`."""
-        return self._offline_cache or cache_folder()
 
     def load(self) -> Images:
         """Read the data set, or generate the offline data set and read that.
@@ -41,12 +40,10 @@ class FileDataModule(ImageDataModule):
         """
         if self.offline:
             with tempfile.TemporaryDirectory() as folder:
-                root, self._offline_cache = Path(folder, "data"), Path(folder, "cache")
+                root, self.cache_folder = Path(folder, "data"), Path(folder)
                 root.mkdir()
-                self._offline_cache.mkdir()
                 self.write_offline(root)
                 data = self.read(root)
-                self._offline_cache = None
                 # copies in memory: the folder is deleted on return
                 train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
                 return Images(train, train_labels, test, test_labels, *data[4:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
-from fl_lightning.data.source import FileDataModule, cycled, patterns
+from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
@@ -38,10 +39,9 @@ class Digits(ImageDataModule):
         self.image_size, self.channels = image_size, channels
 
     def load(self) -> Images:
-        from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
-        digits = load_digits()
+        digits = embedded_digits()
         x = torch.from_numpy(digits.images)[:, None] * (255 / 16)  # the values are 0 to 16
         if self.image_size is not None:
             x = torch.nn.functional.interpolate(x, size=self.image_size, mode="bilinear", align_corners=False)
@@ -103,6 +103,14 @@ class NpyImages(FileDataModule):
             labels = cycled(10, number)
             np.save(root / f"{split}_images.npy", patterns(labels, 32, 3, number))
             np.save(root / f"{split}_labels.npy", labels)
+
+
+@cache
+def embedded_digits() -> Any:
+    """scikit-learn's digits; parsing its file takes longer than a round on them."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 def open_array(path: Path) -> np.ndarray:
