@@ -22,7 +22,7 @@ from fl_lightning.errors import (
     require,
     texts_of,
 )
-from fl_lightning.models import FedUVCNN
+from fl_lightning.models import MLP
 
 
 def caught(call):
@@ -65,6 +65,7 @@ class Broken(torch.utils.data.Dataset):
         raise ValueError("row 0 is bad")
 
 
+@pytest.mark.thorough  # torch waits for the process for five seconds
 def test_an_error_in_a_process_of_a_loader_has_its_place_there():
     line = Broken.__getitem__.__code__.co_firstlineno + 1
     error = caught(lambda: list(DataLoader(Broken(), num_workers=1)))
@@ -85,7 +86,7 @@ def test_what_several_checks_refuse_is_told_at_once_and_once():
 
 
 def test_a_wrong_tap_lists_the_layers_one_on_each_line(capsys):
-    network = FedUVCNN()
+    network = MLP(64, [8] * 8)
 
     def command():
         resolve_taps(network, {"early": "nope"}, {})
