@@ -21,7 +21,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.datamodule import HELD
-from fl_lightning.engine.processes.launch import restored_environment
+from fl_lightning.distributed.launcher import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
 

@@ -50,17 +50,16 @@ def resumes_in_place(path: Path) -> bool:
 def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:
     """The checkpoint that is asked for: a path, or ``last`` for that of the newest version in the folder ``versions``.
 
-    A restart by torchrun resumes from the last checkpoint, where there is one. None where there is no version with a
-    checkpoint, and where none is asked for.
+    None where there is no version with a checkpoint, and where none is asked for.
 
     Raises:
         UsageError: the path is empty, or that of a folder such as ``.``.
     """
-    if ckpt_path is not None and str(ckpt_path) != "last":
+    if ckpt_path is None:
+        return None
+    if str(ckpt_path) != "last":
         require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
         return Path(ckpt_path)
-    if ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0:
-        return None
     folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
     begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
     newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)

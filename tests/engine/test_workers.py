@@ -24,8 +24,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes.launch import ClientStrategy
-from fl_lightning.engine.processes.workers import place
+from fl_lightning.distributed.launcher import IndependentStrategy
+from fl_lightning.distributed.workers import schedule
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.models import MLP
@@ -170,7 +170,7 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 @pytest.fixture
 def network(monkeypatch):
     """Workers that cannot trust what they receive, as those of several machines."""
-    monkeypatch.setattr(ClientStrategy, "private", False)
+    monkeypatch.setattr(IndependentStrategy, "is_private", False)
 
 
 class Gathers(Callback):
@@ -265,13 +265,13 @@ def test_a_default_group_beside_several_workers_is_refused(tmp_path, within):
 
 
 def test_the_longest_are_placed_first_on_the_worker_with_the_least():
-    assert place({0: 5, 1: 9, 2: 5, 3: 1}, 2, {}) == [[1, 3], [0, 2]]
-    assert place({4: 1}, 3, {}) == [[4], [], []]
+    assert schedule({0: 5, 1: 9, 2: 5, 3: 1}, 2, {}) == [[1, 3], [0, 2]]
+    assert schedule({4: 1}, 3, {}) == [[4], [], []]
 
 
 def test_a_client_stays_where_its_memory_is_while_that_worker_has_its_share():
-    assert place({0: 5, 1: 5, 2: 5, 3: 5}, 2, {0: 1, 1: 1, 2: 0, 3: 0}) == [[2, 3], [0, 1]]
-    assert sorted(map(len, place({0: 5, 1: 5, 2: 5, 3: 5}, 2, dict.fromkeys(range(4), 1)))) == [2, 2]
+    assert schedule({0: 5, 1: 5, 2: 5, 3: 5}, 2, {0: 1, 1: 1, 2: 0, 3: 0}) == [[2, 3], [0, 1]]
+    assert sorted(map(len, schedule({0: 5, 1: 5, 2: 5, 3: 5}, 2, dict.fromkeys(range(4), 1)))) == [2, 2]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -280,7 +280,7 @@ def test_no_worker_has_more_than_the_mean_and_the_longest(size):
     for _ in range(50):
         steps = {k: int(s) for k, s in enumerate(rng.integers(0, 100, 40))}
         owners = {k: int(rng.integers(0, size)) for k in range(0, 40, 2)}
-        placed = place(steps, size, owners)
+        placed = schedule(steps, size, owners)
         assert sorted(k for clients in placed for k in clients) == list(range(40))
         assert max(sum(steps[k] for k in clients) for clients in placed) <= sum(steps.values()) / size + 100
 
