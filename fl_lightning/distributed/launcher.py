@@ -314,14 +314,13 @@ class ForkLauncher(_Launcher):
             self.address = self.listener.getsockname()
         else:
             self.address = (self.environment.main_address, self.environment.main_port)
-        with restored_environment():
-            try:
-                with gc_disabled():
-                    for rank in range(1, self.number):
-                        self._children[rank] = self._fork(rank, function, args, kwargs)
-                return function(*args, **kwargs)
-            finally:
-                self._end(failed=sys.exc_info()[0] is not None)
+        try:
+            with gc_disabled():
+                for rank in range(1, self.number):
+                    self._children[rank] = self._fork(rank, function, args, kwargs)
+            return function(*args, **kwargs)
+        finally:
+            self._end(failed=sys.exc_info()[0] is not None)
 
     def check(self) -> None:
         """Check that the other workers of this machine still run.
@@ -404,17 +403,6 @@ def init_forked_process() -> None:
     gc.freeze()
     gc.enable()
     torch.set_num_threads(1)
-
-
-@contextmanager
-def restored_environment() -> Iterator[None]:
-    """Restore the environment variables after the block: those set in it belong to one run."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def world_of_cluster() -> tuple[int, int] | None:

@@ -203,7 +203,7 @@ class Workers:
                 self.check()
                 # counted in looks: this process may have been stopped. The first one is for the others to leave a mark
                 if (looks - 1) * LOOK >= self._timeout:
-                    hint = f"not there after trainer.timeout={self._timeout:g} seconds"
+                    hint = f"missing after trainer.timeout={self._timeout:g} seconds"
                     raise LostWorkerError(f"{self._where}{self._list_missing()} {hint}")
             self._waits = False
         except LostWorkerError:
@@ -237,8 +237,8 @@ class Workers:
         while time.monotonic() < end:
             self.check()
             time.sleep(0.02)
-        text = f"a worker has ended, or has called another collective than this one: {str(error).splitlines()[0]}"
-        raise LostWorkerError(f"{self._where}{self._list_missing()} not there: {text}") from None
+        text = f"lost; it has ended, or has called another collective: {str(error).splitlines()[0]}"
+        raise LostWorkerError(f"{self._where}{self._list_missing()} {text}") from None
 
     def _mark(self) -> None:
         """Leave a mark in the store: this worker waits in its present collective."""
