@@ -9,11 +9,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-# characters of a line, and of a value in it
-LONGEST, LONGEST_VALUE = 290, 80
+# characters of a text from elsewhere, of a value, and of a list on one line; names in a list
+LONGEST, LONGEST_VALUE, LONGEST_LIST, MOST_LISTED = 290, 80, 100, 20
 # libraries that may lie outside of the folders of installed packages
 LIBRARIES_ANYWHERE = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
@@ -187,8 +188,27 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
+def choices(names: Iterable[str], near: str = "") -> str:
+    """Names at the end of a message, one on each line where there is little room; of many, some nearest to ``near``."""
+    known = some = [*names]
+    if len(known) > MOST_LISTED:
+        some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
+    line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
+    return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
+
+
+def shown(text: str) -> str:
+    """A message as :func:`printable` gives it, with the names that it lists at its end on lines of their own."""
+    head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
+    return "\n  ".join(map(printable, [head, *names]))
+
+
 def clipped(text: str, length: int = LONGEST) -> str:
-    """A text as :func:`printable` gives it; where it is too long, its middle is left out, since the ends tell most."""
+    """A text as :func:`printable` gives it; of one that is too long the first sentence, or what fits, and the end."""
     line = printable(text)
-    half = (length - 5) // 2
-    return line if len(line) <= length else f"{line[:half]} ... {line[-half:]}"
+    if len(line) <= length:
+        return line
+    sentence = re.match(r".+?\.(?= [A-Z])", line)
+    begin = sentence[0] if sentence and len(sentence[0]) <= length - 5 else line[: (length - 5) // 2]
+    end = line[len(line) - (length - 5 - len(begin)) :]
+    return f"{begin} ... {end[end.find(' ', 0, 40) + 1 :]}"

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.errors import require
+from fl_lightning.errors import choices, require
 from fl_lightning.records.summary import best, final, is_share, names_to_show, told
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class History(list[dict[str, float]]):
     """The metrics of a run: a mapping of tags to values for each round that is done, in their order."""
 
     def frame(self) -> pandas.DataFrame:
-        """The same as a table: a row for each round, counted from 0, and a column for each tag.
+        """The same as a table: a row for each round, and a column for each tag.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -92,7 +92,7 @@ class FitResult:
     def _repr_html_(self) -> str:
         names = shown_tags([self])
         rows = [[name, *best(self.history, name), final(self.history, name)] for name in names]
-        return page_of(self._told, ["", "best", "after rounds", "final"], rows, [self])
+        return page_of(self._told, ["", "best", "round", "final"], rows, [self])
 
     @property
     def _told(self) -> str:
@@ -204,7 +204,7 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
             groups = [("", some) for _, some in groups]
     drawings = []
     for tag in wanted:
-        require(tag in known, "plot", tag, f"there is no such metric; there are {', '.join(known) or 'none'}")
+        require(tag in known, "plot", tag, f"there is no such metric; there are {choices(known, tag)}")
         values = [row[tag] for one in results for row in one.history if tag in row]
         percent = is_share(tag) and all(0 <= value <= 1 for value in values)
         lines = []

@@ -164,7 +164,7 @@ class FederatedTrainer(RunArguments):
             datamodule: the clients' data: a federated data set, or ``Partitioned`` around any LightningDataModule.
             method: the methods of the run; none is FedAvg.
             ckpt_path: checkpoint to resume from, in its own folder and to the same bits: a path, or ``last`` for that
-                of the newest version of this run; where there is none yet, the run begins with round 0. One that is
+                of the newest version of this run, which begins with round 0 where it has none yet. One that is
                 damaged is named, and the one before it is taken. A restart by torchrun resumes from the last one
                 without being told.
             weights: weights to begin with: another run's ``last.ckpt`` or ``model.ckpt``, a checkpoint of Lightning, or

@@ -2,13 +2,27 @@
 
 import json
 import os
+import re
 from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fl_lightning.errors import ClientError, UsageError, UsageErrors, check_all, is_users, located, require, texts_of
+from fl_lightning.cli.arguments import end_with_status
+from fl_lightning.client.taps import resolve_taps
+from fl_lightning.errors import (
+    ClientError,
+    UsageError,
+    UsageErrors,
+    check_all,
+    clipped,
+    is_users,
+    located,
+    require,
+    texts_of,
+)
+from fl_lightning.models import FedUVCNN
 
 
 def caught(call):
@@ -68,3 +82,21 @@ def test_what_several_checks_refuse_is_told_at_once_and_once():
     with pytest.raises(UsageError) as one:
         check_all([partial(refuse, "a"), lambda: None])
     assert texts_of(one.value) == ["a=0: give 1"] and not isinstance(one.value, UsageErrors)
+
+
+def test_a_wrong_tap_lists_the_layers_one_on_each_line(capsys):
+    network = FedUVCNN()
+
+    def command():
+        resolve_taps(network, {"early": "nope"}, {})
+
+    with pytest.raises(SystemExit):
+        end_with_status(command)
+    first, *names = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: trainer.taps: early='nope'")
+    assert {name.strip(" ,") for name in names} <= {path for path, _ in network.named_modules()} and len(names) > 5
+
+
+def test_of_a_text_that_is_too_long_the_first_sentence_and_the_end_stay_whole():
+    text = f"The first sentence (e.g. this one) is kept. {'Another follows. ' * 30}Set this."
+    assert re.fullmatch(r"The first sentence \(e\.g\. this one\) is kept\. \.\.\. .*Set this\.", clipped(text, 120))

@@ -2,21 +2,23 @@
 
 import csv
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.quadratics import Numbers, Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import Sizes, TinyData, TinyModule, clients
 from lightning.pytorch import LightningModule
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader, Subset
 
 from fl_lightning import Method, Partitioned, Weighted
 from fl_lightning.callbacks import Callback
-from fl_lightning.data import Dirichlet, Plan
+from fl_lightning.data import Dirichlet, FederatedDataModule, Plan
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedLC, FedUV
 
@@ -72,11 +74,66 @@ def test_the_client_lr_scheduler_multiplies_every_rate_once_a_round(run):
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
 
-def test_a_client_with_no_whole_batch_takes_no_step_and_counts_with_its_weight(run):
-    data = small_data(batch_size=102, drop_last=True)
-    _, trainer = run(data=data, max_rounds=1)
-    assert 0 < sum(len(part) >= 102 for part in data.plan.parts) < 4
-    assert trainer.metrics["clients"] == 4
+class Full(TinyData):
+    """Drops a last batch that is not full."""
+
+    def loader(self, *args):
+        return DataLoader(self.rows(29, 1), 8, drop_last=True)
+
+
+class Own(FederatedDataModule):
+    """Has loaders of its own for its clients, without :class:`Partitioned`."""
+
+    def __init__(self, *sizes):
+        super().__init__(len(sizes), Sizes(*sizes))
+
+    def setup(self, stage=None):
+        self.rows = Full().rows(29, 1)
+        self.plan = self.partition(self.rows.tensors[1].numpy(), 3)
+
+    def train_dataloader(self, k=0):
+        return DataLoader(Subset(self.rows, self.plan.parts[k].tolist()), 8, drop_last=True)
+
+
+class Visits(Method):
+    """Counts a client's visits in its memory."""
+
+    def on_client_end(self, client):
+        client.memory(self)["visits"] = client.memory(self).get("visits", 0) + 1
+
+
+@pytest.mark.parametrize("data", [partial(clients, Full()), Own], ids=["divided", "own"])
+def test_a_client_without_a_step_has_weight_0_and_keeps_its_memory(run, data):
+    with warned("data", "1 of 2 clients", "(0)", "drop_last"):
+        _, trainer = run([Visits()], model=TinyModule(), data=data(5, 24), max_rounds=2)
+    assert [row["clients"] for row in trainer.history] == [1, 1]
+    assert [row["drift/global"] for row in trainer.history] == [row["drift/client"] for row in trainer.history]
+    assert [*trainer.client.memories()] == [1]
+
+
+@pytest.mark.parametrize("methods", [[], [Visits()]], ids=["at once", "one by one"])
+def test_a_client_without_a_step_has_weight_0_beside_others(run, methods):
+    states = []
+    for beside in (1, 3):
+        torch.manual_seed(0)
+        how = {"model": TinyModule(), "data": clients(Full(), 5, 8, 16), "clients_per_step": beside}
+        state, trainer = run(methods, max_rounds=1, **how)
+        assert trainer.metrics["clients"] == 2
+        states.append(state)
+    torch.testing.assert_close(*states)
+
+
+class SkipsOnce(TinyModule):
+    """Client 0 takes no step in the second round."""
+
+    def training_step(self, batch, batch_idx):
+        return None if self.current_epoch == 1 and len(batch[0]) == 3 else super().training_step(batch, batch_idx)
+
+
+def test_what_a_client_remembers_is_of_its_last_visit_with_a_step(run):
+    _, trainer = run([Visits()], model=SkipsOnce(), data=clients(TinyData(7), 3, 4), max_rounds=3)
+    assert [row["clients"] for row in trainer.history] == [2, 1, 2]
+    assert [memory["visits"]["visits"] for memory in trainer.client.memories().values()] == [2, 3]
 
 
 # ---------------------------------------------------------------- logging
@@ -134,6 +191,30 @@ def test_the_last_round_is_evaluated_also_where_a_callback_ends_the_run(run):
 
 
 # ---------------------------------------------------------------- server
+class Counters(TinyModule):
+    """Has integers that a float64 rounds; with ``changes``, clients add to them."""
+
+    def __init__(self, changes=False):
+        self.changes = changes
+        super().__init__()
+
+    def build(self):
+        self.register_buffer("large", torch.tensor([2**53 + 1, -(2**62) + 1]))
+
+    def training_step(self, batch, batch_idx):
+        self.large += int(self.changes)
+        return super().training_step(batch, batch_idx)
+
+
+def test_integers_beyond_2_to_the_53_stay_as_they_are_and_are_refused_if_they_change(run):
+    data = clients(TinyData(15), 7, 8)
+    for beside in (1, 2):
+        state, _ = run(model=Counters(), data=data, clients_per_step=beside)
+        assert state["large"].tolist() == [2**53 + 1, -(2**62) + 1]
+    with refused("buffer", "large", "2^53", kind=ClientError):
+        run(model=Counters(changes=True), data=data)
+
+
 class Drift(Quadratic):
     """Has buffers that each client sets to its own number."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -27,12 +28,8 @@ def line_of(given: str) -> str:
     quiet = (contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit))
     with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1], quiet[2]:
         main(arguments(given, Path(folder)))
-    lines = [
-        line.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
-        for line in said.getvalue().splitlines()
-        if line.startswith("error: ")
-    ]
-    return lines[-1].removeprefix("error: ") if lines else "(none)"
+    _, *lines = re.split("^error: ", said.getvalue(), flags=re.MULTILINE)
+    return " ".join(lines[-1].replace(f"{folder}/", "").replace(f"{ROOT}/", "").split()) if lines else "(none)"
 
 
 def print_table(cases: list[str]) -> None:

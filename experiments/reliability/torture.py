@@ -77,7 +77,7 @@ def fit(case, folder, callbacks=()):
         callbacks=[SpectrumMonitor(), BestCheckpoint("test/accuracy", "max"), *callbacks],
         **given,
     )
-    trainer.fit(model, data, CASES[case]["methods"](), ckpt_path="last")
+    trainer.fit(model, data, CASES[case]["methods"](), ckpt_path="last" if any(folder.glob("run/*")) else None)
 
 
 def forked(work, log):

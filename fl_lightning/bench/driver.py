@@ -28,7 +28,6 @@ from fl_lightning.bench.study import (
     digest_of,
     enqueue_missing,
     fail_dead,
-    is_queued,
     is_running,
     open_study,
     repeats,
@@ -166,7 +165,7 @@ class Driver:
         """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
         fail_dead(study)
         with self._lock:
-            return is_queued(study) or self._enqueue(study)
+            return bool(study.queued()) or self._enqueue(study)
 
     # ------------------------------------------------------------------ what is run, here the cells of a suite
     def _open_studies(self) -> list[CellStudy]:

@@ -79,10 +79,10 @@ class CellStudy(Study):
         super().__init__(name, database, **kwargs)
         self.database, self.digests = database, digests
 
-    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        """The trials; of those that wait, only our own."""
-        trials = super().get_trials(deepcopy, states)
-        return [trial for trial in trials if trial.state != TrialState.WAITING or digest_of(trial) in self.digests]
+    def queued(self) -> list[FrozenTrial]:
+        """The trials of our own cells that wait."""
+        trials = self.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        return [trial for trial in trials if digest_of(trial) in self.digests]
 
     def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
         """Take the next trial from the queue; ``optimize`` asks for it. All distributions are the objective's.
@@ -91,7 +91,7 @@ class CellStudy(Study):
             QueueEmpty: no trial of ours waits.
         """
         study = self.database.get_study_id_from_name(self.study_name)
-        for trial in self.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        for trial in self.queued():
             number = self.database.get_trial_id_from_study_id_trial_number(study, trial.number)
             # another process may have taken it meanwhile, or even have finished it
             with suppress(UpdateFinishedTrialError):
@@ -129,7 +129,7 @@ def open_database(url: str) -> Database:
             # two processes that create the tables at the same time meet here, too
             why = cause_of(error)
             if pause is None or "locked" in why:
-                driver = "install the driver of its database (such as psycopg2-binary or mysqlclient), or "
+                driver = "install its driver (such as psycopg[binary], psycopg2-binary or mysqlclient), or "
                 hint = f"{driver * isinstance(error, ImportError)}give another URL"
                 raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; {hint}") from error
         time.sleep(pause)
@@ -368,11 +368,6 @@ def running(study: Study) -> list[FrozenTrial]:
 def is_running(study: Study, number: int) -> bool:
     """Whether a trial is running."""
     return any(trial.number == number for trial in running(study))
-
-
-def is_queued(study: Study) -> bool:
-    """Whether a cell of ours is in the queue."""
-    return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:

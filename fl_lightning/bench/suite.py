@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -254,8 +255,8 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
 
     The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
     least 1. The examples are those of ``data.init_args.train_size`` and stay as they are where a config does not name
-    that key; where it is null, which means all, the share takes its place. A cosine that lowers the clients' rates over
-    all rounds does so over the fewer ones.
+    that key; where it is null, which means all, the share takes its place. Of a number, so many are left that a client
+    has a batch. A cosine that lowers the clients' rates over all rounds does so over the fewer ones.
 
     Args:
         config: the whole config.
@@ -277,7 +278,8 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
     size = data["train_size"]
     examples: Any = share * size if size else round(share, 4)
     if isinstance(size, int):
-        examples = max(1, round(share * size))
+        batches = math.prod(n for key in ("batch_size", "num_clients") if isinstance(n := data.get(key), int))
+        examples = min(size, max(batches, round(share * size)))
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
 
 

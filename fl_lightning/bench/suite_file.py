@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.fragments import Fragment, fragments_of, nested_config
+from fl_lightning.bench.statistics import half_width
 from fl_lightning.bench.suite import (
     OF_METRIC,
     READING,
@@ -38,7 +40,8 @@ KINDS_OF_KEYS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("notes", "overrides", "exclude", "tables"), (list, "give a list")),
 }
 
-
+# the key of a config in whose place each cell has a seed of the suite
+SEED = "seed_everything"
 ONE_LINE = "give names and labels of one line, without control characters"
 
 
@@ -69,7 +72,7 @@ def load_suite(path: str | Path) -> Suite:
         for key in ("when", "config"):
             require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
         when = read_choice(override["when"], f"{path}: overrides.when")
-        overrides.append((when, tuple(fragments_of(override["config"], path, f"{path}: overrides.config"))))
+        overrides.append((when, seedless(override["config"], path, f"{path}: overrides.config")))
     decide = None if raw.get("decide") is None else read_decide(raw, path)
     sequence: dict[str, Any] = {"interval": "sequence", "confidence": 1 - decide.alpha} if decide else {}
     suite = Suite(
@@ -115,11 +118,10 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
         require(isinstance(key, str), f"{where}.key", key, "give the key of the config that has the values")
         hint = "give a list of one or more values"
         require(isinstance(values, list) and len(values) > 0, f"{where}.values", values, hint)
-        parts = [(str(value), (nested_config(key, value),)) for value in values]
+        parts = [(str(value), seedless(nested_config(key, value), path, where)) for value in values]
     else:
         parts = [
-            (str(label), tuple(fragments_of(config, path, f"{where}.{printable(str(label))}")))
-            for label, config in value.items()
+            (str(label), seedless(config, path, f"{where}.{printable(str(label))}")) for label, config in value.items()
         ]
     labels = [label for label, _ in parts]
     for label in labels:
@@ -127,6 +129,14 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
     distinct = len({file_part(label) for label in labels}) == len(labels)
     require(distinct, where, labels, "give labels whose letters and digits differ")
     return dict(parts)
+
+
+def seedless(value: Any, path: Path, where: str) -> tuple[Fragment, ...]:
+    """Fragments of some cells, which have the seeds of the suite."""
+    parts = tuple(fragments_of(value, path, where))
+    seeds, hint = [part[SEED] for part in parts if SEED in part], "is ignored; leave it out, and give the key seeds"
+    require(not seeds, f"{where}.{SEED}", next(iter(seeds), None), hint)
+    return parts
 
 
 def read_seeds(value: Any, where: str) -> tuple[int, ...]:
@@ -157,6 +167,8 @@ def read_decide(raw: Mapping[str, Any], path: Path) -> Decide:
     seeds, own = decide.max_seeds, len(read_seeds(raw.get("seeds", 1), f"{path}: seeds"))
     hint = f"give a number of seeds, not below the {own} of the key seeds, with which a pair begins"
     require(type(seeds) is int and seeds >= own, f"{where}.max_seeds", seeds, hint)
+    ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - alpha, decide.prior_scale))
+    require(ends, f"{where}.max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
     return decide
 
 
@@ -173,7 +185,7 @@ def read_open(raw: Any, path: Path) -> Open:
         readings=labelled_fragments(raw["readings"], path, f"{where}.readings"),
         margin=float(margin),
         scores=read_scores(raw.get("scores", []), f"{where}.scores"),
-        config=tuple(fragments_of(raw.get("config"), path, f"{where}.config")),
+        config=seedless(raw.get("config"), path, f"{where}.config"),
         seeds=read_seeds(raw.get("seeds", 1), f"{where}.seeds"),
     )
 
@@ -191,6 +203,9 @@ def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> 
     check_keys(raw, [field.name for field in fields(Table)], f"{path}: tables")
     show = raw.get("show", "final")
     require(show in SHOWS, f"{path}: tables.show", raw.get("show"), f"choose among {', '.join(SHOWS)}")
+    for key, used_by in {"k": "last", "target": "rounds_to", "scores": "scores"}.items():
+        hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
+        require(key not in raw or show == used_by, f"{path}: tables.{key}", raw.get(key), hint)
     for key in ("rows", "columns"):
         require(isinstance(raw.get(key, []), list), f"{path}: tables.{key}", raw.get(key), "give a list of axes")
     rows = tuple(raw.get("rows", ["method"] if "method" in axes else [next(iter(axes))]))

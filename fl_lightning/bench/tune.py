@@ -175,7 +175,9 @@ def check_metric(search: Search, runner: Any) -> None:
     tuning, cell = search.tuning, search.cells({})[0]
     reason = measured_estimate(search.label, [cell], 1, tuning.metric, runner).reason
     where = f"{search.suite.path}: tune.metric"
-    hint = "the run does not log it; set tune.val_fraction above 0, or give the data module a val_dataloader"
+    hint = reason.partition(": ")[2]
+    if "validation_step" not in hint and " val/" not in hint:
+        hint += "; set tune.val_fraction above 0, or give the data module a val_dataloader"
     require(not reason.startswith("metric="), where, tuning.metric, hint)
     if reason:
         raise UsageError(f"{search.suite.path}: tune.search.{search.label}: {reason}")

@@ -134,6 +134,9 @@ class Search:
         extra: fragments that come after those of the suite.
         trials: number of trials, in place of the suite's.
 
+    Raises:
+        UsageError: the label has no method whose argument a key could be.
+
     Attributes:
         study: name of its study.
         spaces: the values of each key.
@@ -158,6 +161,7 @@ class Search:
         self.study = f"{suite.name}/tune/{label}"
         self.spaces = tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
+        self.fragment(dict.fromkeys(self.spaces))  # refuses a key of a method that is not there
         self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
         self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
         trials = trials or tuning.trials

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
@@ -351,6 +351,7 @@ class RunAccess:
         number, live = self.data.num_clients, self.client.live
         require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
         for name, value in (state or {}).items():
-            require(name in live, "state", name, f"the model has no such entry; it has {', '.join(live)}")
+            if name not in live:
+                raise UsageError(f"state={name!r}: the model has no such entry; it has {choices(live, name)}")
             shape = tuple(live[name].shape)
             require(tuple(value.shape) == shape, f"state: {name}", tuple(value.shape), f"give the shape {shape}")

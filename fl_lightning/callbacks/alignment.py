@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.functional import singular_alignment
 from fl_lightning.pictures import diagonal
 from fl_lightning.pictures.shipped import ALIGNMENT
@@ -64,7 +64,7 @@ class LayerAlignment(Measurement):
         for path in self.layers or ():
             unknown = f"no submodule of {type(module).__name__} has this path"
             what = f"a {type(parts[path]).__name__} is not linear" if path in parts else unknown
-            hint = f"{what}; name some of its linear layers: {', '.join(linear) or 'it has none'}"
+            hint = f"{what}; name some of its linear layers: {choices(linear, path)}"
             require(path in linear, "LayerAlignment.layers", path, hint)
         pairs = pairwise(self.layers or linear)
         self._pairs = [(a, b) for a, b in pairs if linear[a].out_features == linear[b].in_features]

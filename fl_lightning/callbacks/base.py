@@ -60,7 +60,7 @@ class Callback:
         """The cohort of ``trainer.server.round`` is drawn."""
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
-        """A client has trained, on this worker; its local model is still in ``client.module``.
+        """A client has trained, on this worker, and sends an update; its local model is still in ``client.module``.
 
         Here a worker is on its own: ``trainer.gather`` and ``trainer.all_reduce`` leave out the others.
         """

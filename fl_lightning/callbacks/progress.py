@@ -15,6 +15,7 @@ from tqdm import tqdm
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
+from fl_lightning.records.loggers import address
 from fl_lightning.records.summary import best, final, final_names, names_to_show, told
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
@@ -89,10 +90,12 @@ class ProgressBar(Callback):
         self._place = None
 
     def _say_round(self, trainer: RunAccess) -> None:
+        folder, names = trainer.run_dir, names_to_show(trainer.metrics)
+        if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
+            self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address(names[0])}")
         self._said = trainer.server.round
-        done = trainer.server.round + 1
-        seconds = (time.perf_counter() - self._began) / (done - self._first)
-        self._say(round_line(trainer.metrics, done, trainer.max_rounds, seconds))
+        seconds = (time.perf_counter() - self._began) / (self._said + 1 - self._first)
+        self._say(round_line(trainer.metrics, self._said, trainer.max_rounds, seconds))
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
@@ -166,7 +169,7 @@ class Visits:
         steps = sum(trainer.run.local_training.steps(k) for k in cohort)
         number = int(trainer.metrics.get(f"{mine}/clients", len(cohort)))
         total = int(trainer.metrics.get(f"{mine}/steps", steps))
-        bar = tqdm(total=total, desc=f"round {trainer.server.round + 1}", unit="step", leave=False, position=1)
+        bar = tqdm(total=total, desc=f"round {trainer.server.round}", unit="step", leave=False, position=1)
         bar.start_t = self._began  # for the rate and the time that is left
         self._bar, ended = bar, False
         while not ended:
@@ -176,18 +179,19 @@ class Visits:
             ended = self._closed.wait(LOOK)
 
 
-def round_line(metrics: Mapping[str, float], done: int, rounds: int, seconds: float) -> str:
+def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
     """The line of a round: its metrics, the mean seconds of a round so far, and the time that is left.
 
     Args:
         metrics: of the round.
-        done: rounds that are done.
+        round_: its number; the line names that of the last one, too, as Lightning does with epochs.
         rounds: rounds of the run.
         seconds: mean of the rounds since the run began or resumed.
     """
     shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
-    left = [f"{tqdm.format_interval(seconds * (rounds - done))} left"] if done < rounds else []
-    return f"round {done}/{rounds}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
+    last = rounds - 1
+    left = [f"{tqdm.format_interval(seconds * (last - round_))} left"] if round_ < last else []
+    return f"round {round_}/{last}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
 
 
 def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:

@@ -90,7 +90,7 @@ class Scores(Callback):
     def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
         need_label_counts("Scores", trainer)
-        need_global_model("Scores", trainer, "PersonalAccuracy measures the clients'")
+        need_global_model("Scores", trainer, "give PersonalAccuracy, which measures the clients'")
         clients = range(trainer.data.num_clients)
         self._own = trainer.has_own_test_data
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from fl_lightning.errors import UsageError, clipped
+from fl_lightning.errors import UsageError, shown
 
 # the commands and what each does, in the order in which the help lists them
 COMMANDS = {
@@ -52,7 +52,7 @@ def end_with_status(command: Callable[[], int | None]) -> None:
         status = command() or 0
         sys.stdout.flush()
     except UsageError as error:
-        print(f"error: {clipped(str(error))}", file=sys.stderr)
+        print(f"error: {shown(str(error))}", file=sys.stderr)
         status = 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
@@ -77,5 +77,7 @@ def find_own_classes() -> None:
 
 
 def program() -> str:
-    """The beginning of the command line, such as ``python cli.py``."""
-    return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
+    """The beginning of the command line, ``python cli.py`` or ``fl-lightning``, without the folders of programs."""
+    interpreter, *rest = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
+    installed = bool(rest) and Path(rest[-1]).stem == "fl-lightning"
+    return "fl-lightning" if installed else shlex.join([Path(interpreter).name, *rest])

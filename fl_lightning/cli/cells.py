@@ -21,6 +21,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.data.datamodule import HELD
+from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
 
@@ -88,7 +89,8 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
         path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
         command.append(f"--config={path}")
     try:
-        return outcome_of(fitted([*command, "--ckpt_path=last"], callback), cell["metric"])
+        resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
+        return outcome_of(fitted([*command, *resumes], callback), cell["metric"])
     except ChangedCodeError as error:
         # one cell is of one code
         print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
@@ -116,7 +118,10 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
     """
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
     known = ", ".join(tag for tag in trainer.metrics if tag.split("/")[0] in ("train", "val", "test"))
-    require(bool(values), "metric", metric, f"the run does not log it; among others it logs {known}")
+    hint, module = f"the run does not log it; among others it logs {known}", trainer.run.client.module
+    if metric.startswith("val") and step_name(module, "val") is None:
+        hint = f"{type(module).__name__} has no validation_step; define one that logs it"
+    require(bool(values), "metric", metric, hint)
     for round_, value in values.items():
         if not math.isfinite(value):
             raise ClientError(f"round {round_}: {metric} is {value}")

@@ -105,28 +105,38 @@ def building() -> Iterator[None]:
         usage = any(isinstance(cause, UsageError) for cause in errors)
         if usage or any(is_users(file) for file in files if file[0] != "<"):
             raise
-        kind, arguments = constructor_of(frames)
-        text = clipped(text_of(errors[-1]), 110)
-        raise UsageError(f"{kind}({clipped(arguments, 90)}): {text}; give arguments that it takes") from error
+        text = clipped(text_of(errors[-1]).rstrip("."))
+        raise UsageError(f"{constructor_of(frames)}: {text}; give arguments that it takes") from error
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
     """An error, and those that caused it, the first one last."""
-    causes, cause = [error], error.__cause__ or error.__context__
+    causes, cause = [error], cause_of(error)
     while cause is not None and cause not in causes:
         causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause_of(cause)
     return causes
 
 
-def constructor_of(frames: list[types.FrameType]) -> tuple[str, str]:
-    """The class of this package in whose constructor an error happened, and its arguments that are plain."""
-    for frame in reversed(frames):
-        inside = frame.f_code.co_name == "__init__" and frame.f_code.co_filename.startswith(
-            str(Path(__file__).parents[1])
-        )
-        if inside and "self" in frame.f_locals:
-            names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
-            plain = {n: v for n in names if isinstance(v := frame.f_locals.get(n), (int, float, str, list))}
-            return type(frame.f_locals["self"]).__name__, ", ".join(f"{n}={v!r}" for n, v in plain.items())
-    return "config", ""
+def cause_of(error: BaseException) -> BaseException | None:
+    """What caused an error; where a parser has tried several types, the first error that is not its own."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
+    tried = [one for frame in union for one in frame.f_locals["exceptions"]]
+    own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
+    return next(own, None) or error.__cause__ or error.__context__
+
+
+def constructor_of(frames: list[types.FrameType]) -> str:
+    """The innermost constructor of this package in which an error happened, or the outermost of another one.
+
+    Its plain arguments follow that have another value than by default.
+    """
+    inside = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
+    ours = [frame for frame in inside if frame.f_code.co_filename.startswith(str(Path(__file__).parents[1]))]
+    for frame in [*reversed(ours), *inside]:
+        kind, values = type(frame.f_locals["self"]), frame.f_locals
+        plain = [n for n in inspect.signature(kind).parameters if isinstance(values.get(n), (int, float, str, list))]
+        given = [n for n in plain if values[n] != inspect.signature(kind).parameters[n].default]
+        return f"{kind.__name__}({', '.join(f'{n}={clipped(repr(values[n]), 40)}' for n in given)})"
+    return "config"

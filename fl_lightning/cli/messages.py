@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.cli.config import constructors
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.errors import clipped
+from fl_lightning.errors import choices, clipped
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
@@ -44,6 +45,7 @@ FOLDERS_OF_CLASSES = tuple(
 # which fits the value best, and what is within comes after what it is in: the first such sentence is the cause.
 CAUSES = {
     "option": re.compile(r"Option '(?P<name>[^']+)' is not accepted"),
+    "ambiguous": re.compile(r"Multiple subclasses with name (?P<value>\w+)\. .*?: (?P<paths>[\w., ]+)\."),
     "required": re.compile(r"the following arguments are required: (?P<name>[\w.]+)"),
     "import": re.compile(r"Expected a (?P<why>dot import path) string: (?P<value>[^\s-]+)"),
     "module": re.compile(r"(?P<why>No module named '[\w.]+')"),
@@ -68,6 +70,14 @@ INNER = re.compile(r"(?:Got|Given) value: Namespace\(class_path='([\w.]+)'")
 # a value as a command line gives it to one argument of a class
 NESTED_ARGUMENT = re.compile(r"NestedArg\(key='[^']*', val=(.+)\)$")
 NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
+# what is said of a list as the one object that it may be, too, before its entries are
+AS_ONE = re.compile(
+    r"(?<=Subtypes: \[<class )(.*? Errors: )- Not .*? - (?=Problem|Not|Multiple|Expected)(?=.*: \[.*\]$)"
+)
+# the keys whose values are lists of classes
+LISTS = ("method", "trainer.callbacks", "trainer.logger")
+# arguments of Lightning's trainer, with those that stand for them here
+OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
 
 
 class ErrorPlace(NamedTuple):
@@ -88,7 +98,7 @@ class ErrorPlace(NamedTuple):
 
 def shorten(message: str) -> str:
     """The key, the value and the hint in a parser's message, where its form is known; else the message on one line."""
-    text = NOT_A_PATH.sub("", " ".join(message.split()))
+    text = AS_ONE.sub(r"\1- ", NOT_A_PATH.sub("", " ".join(message.split())))
     causes = [(match.start(), kind, match) for kind, cause in CAUSES.items() if (match := cause.search(text))]
     line = line_of_unknown_key(text)
     if causes and line is None:
@@ -99,8 +109,23 @@ def shorten(message: str) -> str:
         # of a class in a function's place, as an optimizer's, the path comes after the message
         inner = INNER.search(after) if "callable class" in before[end:] else None
         owner = inner[1] if inner else classes_before[-1][1] if classes_before else ""
-        line = LINE_OF_CAUSE[kind](ErrorPlace(key_in(before), owner, before, after), match)
-    return clipped(line or text)
+        key = key_in(before)
+        line = LINE_OF_CAUSE[kind](ErrorPlace(key, owner, before, after), match)
+        if key in LISTS and line is not None and line.startswith((f"{key}=", f"{key}:")):
+            line = f"{key}{entry_in(text)}{line.removeprefix(key)}"
+    return line or clipped(text)
+
+
+def entry_in(text: str) -> str:
+    """The place of the first entry of a list that does not fit, such as ``[1]``; empty where the value is no list."""
+    given, found = text.rpartition("Given value: ")[2], 1
+    if not given.startswith("["):
+        return ""
+    inner = given[1:-1]
+    while found:
+        inner, found = re.subn(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", "", inner)
+    # an entry that fits is a namespace by then
+    return next((f"[{place}]" for place, entry in enumerate(inner.split(", ")) if entry != "Namespace"), "")
 
 
 def key_in(message: str) -> str:
@@ -133,10 +158,8 @@ def line_of_option(place: ErrorPlace, match: re.Match[str]) -> str | None:
     name, names = match["name"].split(".")[0], parameters(place.owner)  # without the keys below it
     if name in ("class_path", "init_args"):
         return f"{place.key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
-    listed = ", ".join(names) or "no arguments"
-    return (
-        f"{place.key}: {last_part(place.owner)} has no {name!r}; it takes {listed}{near(name, [*names, 'class_path'])}"
-    )
+    hint = near(name, [*names, "class_path"]) or f"; it takes {choices(names, name)}"
+    return f"{place.key}: {last_part(place.owner)} has no {name!r}{hint}"
 
 
 def line_of_required(place: ErrorPlace, match: re.Match[str]) -> str:
@@ -161,8 +184,7 @@ def line_of_class(place: ErrorPlace, match: re.Match[str]) -> str:
         return f"{place.key}={value!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
     why = match["why"].replace("a subclass", "it is no subclass").replace("dot import path", "no such class")
     why = f"it is abstract{lacking(value, place.key)}" if why == "abstract" else why
-    suggestion = near(last_part(value), [*known_classes(place.key), *members(groups.get("module"))])
-    return f"{place.key}={value!r}: {why}; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
+    return f"{place.key}={value!r}: {why}; give {known_for(place.key, value, members(groups.get('module')))}"
 
 
 def line_of_entries(place: ErrorPlace, match: re.Match[str]) -> str:
@@ -178,11 +200,10 @@ def line_of_key(place: ErrorPlace, match: re.Match[str]) -> str:
 
 def line_of_spec(place: ErrorPlace, match: re.Match[str]) -> str:
     """The line about a value that names no class where one belongs."""
-    kind = "a list of classes" if "Subtypes: [list[" in place.before else "a class"
     value = value_in(place.after)
     entries = re.findall(r"'(\w+)': ", value)[:1]
     suggestion = near(entries[0], ["class_path", "init_args"]) if entries else ""
-    hint = f"give {kind}: {known_for(place.key)}MODULE.CLASS of your own, with class_path and init_args{suggestion}"
+    hint = f"give class_path and init_args{suggestion or f' of a class: {known_for(place.key)}'}"
     return f"{place.key}={brief_text(value)}: {hint}"
 
 
@@ -195,10 +216,8 @@ def line_of_value(place: ErrorPlace, match: re.Match[str]) -> str:
     owner = f"{last_part(place.owner)}." if place.owner else ""
     key = re.findall(r'Parser key "([^"]+)"(?: element \d+)?', place.before)
     where = owner + (key[-1] if key else "")
-    names = known_classes(place.key) if re.fullmatch(r"'[A-Za-z_]\w*'", value) else []
-    if names:
-        suggestion = near(value.strip("'"), names)
-        return f"{place.key}={value}: no such class; give {known_for(place.key)}MODULE.CLASS of your own{suggestion}"
+    if re.fullmatch(r"'[A-Za-z_]\w*'", value) and known_classes(place.key):
+        return f"{place.key}={value}: no such class; give {known_for(place.key, value.strip(chr(39)))}"
     kind = several[1] if several else match["type"]
     other = re.fullmatch(r"'(True|False|[-+.\d]+)'|null", value) and re.search(r"\bstr\b", kind) and "float" not in kind
     hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if other else ""
@@ -221,6 +240,9 @@ def line_of_file(place: ErrorPlace, match: re.Match[str]) -> str:
 
 LINE_OF_CAUSE = {
     "option": line_of_option,
+    "ambiguous": lambda place, match: (
+        f"{place.key}={match['value']!r}: several have this name; give one of {match['paths']}"
+    ),
     "required": line_of_required,
     "import": line_of_class,
     "module": line_of_class,
@@ -253,7 +275,8 @@ def near(name: str, known: list[str]) -> str:
     """A hint to the nearest of the known names; empty where none is near."""
     last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
     by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
-    matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
+    ours = OF_LIGHTNING.get(last, initials)
+    matches = [ours] if ours in by_end else get_close_matches(last, by_end, 1)
     return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
 
 
@@ -317,10 +340,12 @@ def known_classes(key: str) -> list[str]:
     return sorted({kind.__name__ for kind in subclasses(base)}) if base else []
 
 
-def known_for(key: str) -> str:
-    """The names of our classes for a key, as ``one of A, B, or``; empty for a key without classes of ours."""
+def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
+    """A hint to a class for a key: the one whose name is nearest to a value's, or all of ours."""
     names = known_classes(key)
-    return f"one of {', '.join(names)}, or " if names else ""
+    suggestion = near(last_part(value), [*names, *others]) if value else ""
+    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
+    return f"MODULE.CLASS of your own{ours}{suggestion}"
 
 
 def descendants(base: type) -> list[type]:

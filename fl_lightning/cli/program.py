@@ -24,21 +24,22 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli.arguments import find_own_classes, program
 from fl_lightning.cli.config import building, causes_of, check_resolved
-from fl_lightning.cli.messages import key_in, shorten
+from fl_lightning.cli.messages import LISTS, key_in, shorten
 from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import (
     ClientError,
     Stopped,
     UsageError,
     add_note,
-    clipped,
     count,
     is_users,
     located,
     require,
+    shown,
     texts_of,
 )
 from fl_lightning.method import MethodList
@@ -49,9 +50,6 @@ from fl_lightning.records.files import write_atomically
 from fl_lightning.records.summary import final_names, told
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_files import read_yaml
-
-# the keys whose values are lists of classes
-LISTS = ("method", "trainer.callbacks", "trainer.logger")
 
 
 class ConfigFile(ActionConfigFile):
@@ -94,6 +92,14 @@ def forget_lists(before: Any, entries: Any) -> None:
             before[key] = []
         elif isinstance(old, (Namespace, dict)):
             forget_lists(old, value)
+
+
+def upon_config_of_run(words: list[str]) -> list[str]:
+    """A command line that begins with the config of the run whose checkpoint it gives, and overrides it."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    paths = [Path(word.partition("=")[2] or value) for word, value in pairs if word.partition("=")[0] == "--ckpt_path"]
+    config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
+    return words if config is None or not config.is_file() else [words[0], f"--config={config}", *words[1:]]
 
 
 class Parser(LightningArgumentParser):
@@ -171,6 +177,7 @@ class FederatedCLI(LightningCLI):
             parser_class=Parser,
             parser_kwargs={
                 **strict,
+                "prog": program(),
                 "description": about,
                 **{command: dict(strict) for command in self.subcommands()},
             },
@@ -213,9 +220,13 @@ class FederatedCLI(LightningCLI):
         return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        check_given_once(sys.argv[1:] if args is None else args)
-        with checked_files():
-            super().parse_arguments(parser, args)
+        words = sys.argv[1:] if args is None else args
+        check_given_once(words)
+        if self._command in ("validate", "test", "predict"):
+            words = upon_config_of_run(words)
+        # Lightning would warn of arguments beside those of the program
+        with checked_files(), replaced(sys, argv=sys.argv[:1]):
+            super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
             config["method"] = [config["method"]]  # what reads the config of a run takes a list
@@ -351,9 +362,8 @@ def how_to_replay(error: ClientError) -> str:
         return ""
     _, round_, _, k = error.record.stem.split("-")
     config = error.record.parents[1] / "config.yaml"
-    return (
-        f"; repeat it: python cli.py replay --config {config} --ckpt_path {error.record} --round {round_} --client {k}"
-    )
+    visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
+    return f"; repeat it: {program()} replay {visit}"
 
 
 def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
@@ -371,7 +381,7 @@ def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    lines = [clipped(line) for line in texts_of(error)] if isinstance(error, UsageError) else [error]
+    lines = [*map(shown, texts_of(error))] if isinstance(error, UsageError) else [error]
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fl_lightning.cli.arguments import COMMANDS, OneLineParser, end_with_status, program, writing_into
-from fl_lightning.errors import clipped, printable, require
+from fl_lightning.errors import choices, clipped, printable, require
 
 PAGE = (".html", ".htm")
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
@@ -177,7 +177,7 @@ def write_figure(made: object, name: str, output: Path) -> None:
     from fl_lightning.pictures.drawing import in_style
 
     cards = {card.name: card for *_, card in made.cards()}  # type: ignore[attr-defined]
-    require(name in cards, "--figure", name, f"the report has none of this name; it has {', '.join(cards)}")
+    require(name in cards, "--figure", name, f"the report has none of this name; it has {choices(cards, name)}")
     with in_style(), writing_into("--output", output):
         output.parent.mkdir(parents=True, exist_ok=True)
         cards[name].figure().savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")

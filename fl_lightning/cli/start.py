@@ -43,13 +43,13 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(128 + signal.SIGINT)
 
 
-def without_command(words: list[str]) -> None:
-    """Print the commands or the version where a command line asks for that.
+def without_command(words: list[str]) -> int | None:
+    """Print the commands or the version where a command line asks for that; an empty one has the status of bad input.
 
     Raises:
-        UsageError: it does not, and names no command.
+        UsageError: it has other words, and none is a command.
     """
-    if words[:1] in (["-h"], ["--help"]):
+    if words[:1] in ([], ["-h"], ["--help"]):
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         more = "COMMAND --help lists the arguments of a command, such as fit --help."
         parser = argparse.ArgumentParser(prog=program(), description=about, epilog=more, usage="%(prog)s COMMAND ...")
@@ -57,12 +57,13 @@ def without_command(words: list[str]) -> None:
         commands = parser.add_subparsers(title="commands", metavar="")
         for name, does in COMMANDS.items():
             commands.add_parser(name, help=does.replace("%", "%%"))
-        return parser.print_help()
+        parser.print_help(None if words else sys.stderr)
+        return 0 if words else 2
     if words[:1] == ["--version"]:
         return print(__version__)
     given = words[0] if words and not words[0].startswith("-") else ""
     if not given or given.endswith((".yaml", ".yml")):
-        fit = ["fit", *(["--config"] if given else []), *(words or ["--config", "FILE"])]
+        fit = ["fit", *(["--config"] if given else []), *words]
         raise UsageError(f"no command is given; give one, such as {program()} {shlex.join(fit)}, or --help")
     near = get_close_matches(given.lower(), COMMANDS, 1)
     hint = f"; did you mean {near[0]}?" if near else ""

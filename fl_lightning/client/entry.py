@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +12,13 @@ from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import prints
 
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sums.reduced import EMPTY, Kind, Reduced, join
 
+# in the warnings of torchmetrics about a value that is 0 or 1 by convention, such as the AUROC of a single class
+UNDEFINED = ("meaningless", "is undefined")
 # values of a name after which they are read
 MOST_PENDING = 4096
 # what may be given as ``reduce_fx``
@@ -121,6 +126,7 @@ class Entry:
         last_weight: its weight.
         epoch: the last epoch that ended, reduced.
         total: the epochs that ended, reduced.
+        states: of a torchmetrics object, its states at the end of that epoch; none where the module has reset it.
         first_bad: which value was the first to make the total nan or infinite.
     """
 
@@ -133,6 +139,7 @@ class Entry:
         self.last_weight = 0.0
         self.epoch: Reduced | None = None
         self.total: Reduced | None = None
+        self.states: dict[str, Any] = {}
         self.first_bad: int | None = None
         self._pending: list[Any] = []
         self._weights: list[float] = []
@@ -175,6 +182,10 @@ class Entry:
         self.epoch, before = self.so_far(), self.total
         if before is None or self.form.kind != "mean" or self.metric is not None:
             self.total = self.epoch
+            if self.metric is not None:
+                # copies, since its reset empties the lists
+                states = {name: copy(value) for name, value in self.metric.metric_state.items()}
+                self.states = states if self.metric.update_called else {}
         else:
             self.total = Reduced("mean", before.total + self.epoch.total, before.weight + self.epoch.weight)
         self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
@@ -205,8 +216,7 @@ class Entry:
         if self.last is None:
             return None
         value, weight = float(self.last), self.last_weight
-        kind: Kind = "mean" if self.metric is not None else self.form.kind
-        return Reduced(kind, value * weight if kind == "mean" else value, weight)
+        return Reduced(self.form.kind, value * weight if self.form.kind == "mean" else value, weight)
 
 
 def numbers(values: list[Any]) -> list[float]:
@@ -219,14 +229,26 @@ def numbers(values: list[Any]) -> list[float]:
 
 
 def computed(name: str, metric: Metric) -> float:
-    """The value of a torchmetrics object.
+    """The value of a torchmetrics object; nan where torchmetrics reports that it is undefined.
 
     Raises:
         UsageError: it is not one number.
     """
-    value = metric.compute()
+    told: list[tuple[Any, ...]] = []
+    source: Any = prints
+    before = source.warnings, source.rank_zero_only.rank
+    source.warnings = SimpleNamespace(warn=lambda *args, **kwargs: told.append(args))
+    # a stored value would come without its warning, and only the first worker warns
+    metric._computed, source.rank_zero_only.rank = None, 0
+    try:
+        value = metric.compute()
+    finally:
+        source.warnings, source.rank_zero_only.rank = before
+    undefined = any(part in str(text) for text, *_ in told for part in UNDEFINED)
+    for args in () if undefined else told:
+        prints.rank_zero_warn(*args)
     single = isinstance(value, Tensor) and value.numel() == 1
     what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     hint = f"its compute() gives {what}, and one number is logged under a name: log its elements in the epoch-end hook"
     require(single, f"self.log({name!r}, ...)", type(metric).__name__, hint)
-    return float(value)
+    return math.nan if undefined else float(value)

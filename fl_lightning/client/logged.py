@@ -16,6 +16,7 @@ from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
 from fl_lightning.client.entry import Arguments, Entry, Form
 from fl_lightning.errors import require
+from fl_lightning.records.summary import is_defined
 from fl_lightning.sums.reduced import Reduced
 
 # hook, name and index of the data loader
@@ -30,9 +31,11 @@ class Logged:
     In the record there is one value of each name for a visit. A mean is that over the visit; a sum, a maximum, a
     minimum and the value of a torchmetrics object are those of the last epoch in which it was logged. Where both
     ``on_step`` and ``on_epoch`` are set, the record has it as ``name_epoch``, and a visit's last step as ``name_step``.
-    In an evaluation only the reduction over all batches is recorded. ``logger=False`` keeps a value out of the record;
-    :meth:`callback_metrics` has it all the same. A visit is one process, and nothing is drawn while it lasts, so
-    ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to do.
+    Of a torchmetrics object there is no ``name_step``; ``name/clients`` is 1, or 0 where its value is undefined and
+    left out. In an evaluation only the reduction over all batches is recorded. ``logger=False`` keeps a value out of
+    the record; :meth:`callback_metrics` has it all the same. A visit is one process, and nothing is drawn while it
+    lasts, so ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to
+    do.
 
     Args:
         module: the user's module.
@@ -170,9 +173,18 @@ class Logged:
         for entry in self._entries.values():
             if entry.form.logger:
                 record[entry.form.epoch_name] = entry.total
-                if entry.form.step_name != entry.form.epoch_name:
+                if entry.metric is not None and entry.total is not None:
+                    defined = is_defined(entry.form.name, entry.total.total)
+                    record[entry.form.epoch_name] = entry.total if defined else None
+                    record[f"{entry.form.epoch_name}/clients"] = Reduced("sum", float(defined))
+                elif entry.form.step_name != entry.form.epoch_name:
                     record[entry.form.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
+
+    def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Where each torchmetrics object of the record is in the module, and its states, by name."""
+        shown = [entry for entry in self._entries.values() if entry.form.logger and entry.metric is not None]
+        return {entry.form.epoch_name: (str(entry.form.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """What Lightning's ``trainer.callback_metrics`` holds: the latest values by Lightning's names.

@@ -12,17 +12,13 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.state import uncompiled_name
-
-# submodules that an error names; of more, only the nearest
-LISTED = 20
 
 
 class Reached(BaseException):
@@ -287,7 +283,7 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     submodules = [path for path in paths if uncompiled_name(path) == path]
     for name, binding in extra.items():
         hint = f"no submodule of {type(module).__name__} has this path; give one of "
-        near = choice(submodules, submodule(binding))
+        near = choices(submodules, submodule(binding))
         require(submodule(binding) in paths or name in wanted, f"trainer.taps: {name}", binding, hint + near)
     missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in paths}
     if missing:
@@ -301,7 +297,7 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         raise UsageError(
             f"trainer.taps: {asked}, of which {type(module).__name__} has none; "
             f"add trainer.taps: {{{added}}}, SUBMODULE being one of "
-            f"{choice(submodules, submodule(known.get(first, first)))}"
+            f"{choices(submodules, submodule(known.get(first, first)))}"
         )
     for name in wanted:
         require(all(known[name].split(":")), f"trainer.taps: {name}", known[name], "name a field after the colon")
@@ -321,11 +317,3 @@ def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[st
     """``extra`` with those of ``names`` that are no taps, but paths of submodules, bound to these submodules."""
     known, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
     return {**extra, **{name: name for name in names if name not in known and submodule(name) in paths}}
-
-
-def choice(submodules: Sequence[str], near: str) -> str:
-    """The submodules, as an error names them: of many only some, those nearest to ``near`` and the last."""
-    if len(submodules) <= LISTED:
-        return ", ".join(submodules)
-    nearest = [*get_close_matches(near, submodules, n=LISTED // 2, cutoff=0.0), *submodules[-3:]]
-    return f"{len(submodules)}, such as {', '.join(dict.fromkeys(nearest))}"

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -120,10 +120,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         domains = [] if self.plan.domains is None else np.unique(self.plan.domains[self.plan.parts[k]]).tolist()
         by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
         return domains if by_domain else []
-
-    def idle_clients(self) -> list[int]:
-        """The clients that have examples, but fewer than a batch, where smaller batches are dropped."""
-        return []
 
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
@@ -246,7 +242,8 @@ class ImageDataModule(FederatedDataModule):
         augment: augmentations of the training batches, applied in order.
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in
             [0, 1].
-        drop_last: drop the last training batch if it is not full.
+        drop_last: drop the last training batch if it is not full; ``singletons`` drops it only if it has one example,
+            on which BatchNorm cannot train.
         val_fraction: share of each class of the training images that is held out for validation, in [0, 1). FedUV
             tunes on 0.1.
         client_noise: feature skew of NIID-Bench. Each client's images, in training and in its own test set, have
@@ -278,7 +275,7 @@ class ImageDataModule(FederatedDataModule):
         test_size: int | None = None,
         augment: list[Augmentation] | None = None,
         normalize: bool = True,
-        drop_last: bool = False,
+        drop_last: bool | Literal["singletons"] = False,
         val_fraction: float = 0.0,
         client_noise: float = 0.0,
         mean: list[float] | None = None,
@@ -288,6 +285,7 @@ class ImageDataModule(FederatedDataModule):
         require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
         require(0 <= client_noise < math.inf, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
+        require(drop_last in (True, False, "singletons"), "data.drop_last", drop_last, "give true, false or singletons")
         require(eval_batch_size >= 1, "data.eval_batch_size", eval_batch_size, "give 1 or more")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_size, self.test_size = train_size, test_size
@@ -327,10 +325,6 @@ class ImageDataModule(FederatedDataModule):
         plan = self.partition(data.train_labels[train], self.num_classes, True, domains, *names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
-
-    def idle_clients(self) -> list[int]:
-        sizes = self.plan.sizes if self.drop_last else np.zeros(0)
-        return np.flatnonzero((sizes > 0) & (sizes < self.batch_size)).tolist()
 
     def train_dataloader(self, k: int = 0) -> Batches:
         return Batches(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch.utilities import CombinedLoader
@@ -124,6 +124,31 @@ def num_batches(data: Any, k: int) -> int:
     except Exception as error:
         what = f"it has no length, from which the steps of a visit are counted: {located(error)}"
         raise UsageError(f"{key}={type(loader).__name__!r}: {what}; {hint}") from error
+
+
+def last_batch(data: Any, k: int) -> str:
+    """Return the kind of the last batch of client ``k``: ``full``, ``short``, ``single`` (one example), ``dropped``.
+
+    ``unknown`` where the loader does not know its batch size.
+    """
+    loader = data.train_dataloader(k)
+    size = getattr(loader, "batch_size", None)
+    if not size:
+        return "unknown"
+    try:
+        number = len(loader.sampler)
+    except (AttributeError, TypeError):
+        number = data.info(k).num_examples
+    rest, drops = number % size, getattr(loader, "drop_last", False)
+    if rest == 0:
+        return "full"
+    return "dropped" if drops is True or (drops and rest == 1) else "single" if rest == 1 else "short"
+
+
+def without_singles(data: Any) -> str:
+    """Return the remedy for a last batch of one example."""
+    own = "drop_last=True in the training loader"
+    return f"give {'data.drop_last=singletons' if hasattr(data, 'drop_last') else own}, or another batch size"
 
 
 def leaves_of(loaders: Any) -> Iterator[Any]:
@@ -310,7 +335,7 @@ class Batches:
         batch_size: B.
         shuffle: whether each pass has an order of its own.
         augment: applied to each batch.
-        drop_last: leave out a last batch that is not full.
+        drop_last: leave out a last batch that is not full; ``singletons``, only one of a single example.
         mean: mean of each channel, of values in [0, 1].
         std: standard deviation of each channel.
         noise: standard deviation of normal noise that is added to the values in [0, 1].
@@ -328,7 +353,7 @@ class Batches:
         batch_size: int,
         shuffle: bool = False,
         augment: Iterable[Augmentation] = (),
-        drop_last: bool = False,
+        drop_last: bool | Literal["singletons"] = False,
         mean: Iterable[float] = (0.0,),
         std: Iterable[float] = (1.0,),
         noise: float = 0.0,
@@ -341,7 +366,8 @@ class Batches:
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.rows), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        least = 2 if self.drop_last == "singletons" else self.batch_size if self.drop_last else 1
+        return full + (rest >= least)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass without the rows: ``for x, y in loader``."""

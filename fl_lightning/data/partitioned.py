@@ -118,9 +118,6 @@ class Partitioned(FederatedDataModule):
         counts = None if labels is None else np.bincount(labels[rows], minlength=self.plan.num_classes)
         return ClientInfo(k, len(rows), None if counts is None else torch.from_numpy(counts), self.plan.domain(k))
 
-    def idle_clients(self) -> list[int]:
-        return [k for k, rows in enumerate(self.plan.parts) if self._divided.is_idle(rows)]
-
     def train_dataloader(self, k: int = 0) -> DataLoader:
         return self._divided.on(self.plan.parts[k])
 

@@ -62,7 +62,6 @@ class DividedLoader:
     Attributes:
         dataset: the user's data set.
         drawn: whether the sampler can draw a row ``(N,)``.
-        drops: whether a batch that is not full is dropped.
 
     Raises:
         UsageError: the loader cannot be divided; the error names the part of it that cannot, and the remedy.
@@ -79,9 +78,8 @@ class DividedLoader:
             "drop_last": getattr(batches, "drop_last", False),
         }
         self._sampler = self._base = loader.sampler if batches is None else batches.sampler
-        self.drops = self._batching["drop_last"]
         while type(self._base) is BatchSampler:
-            self.drops, self._base = self.drops or self._base.drop_last, self._base.sampler
+            self._base = self._base.sampler
         self._check_sampler(self._base)
         self._times = self._times_drawn(self._base)
         self.drawn = self._times > 0
@@ -96,10 +94,6 @@ class DividedLoader:
             hint = f"its {type(self._base).__name__} draws none of the {len(rows)} examples of client {k}; "
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
             self._require(not len(rows) or bool(self.drawn[rows].any()), hint)
-
-    def is_idle(self, rows: np.ndarray) -> bool:
-        """Whether a part ``(n,)`` has rows, and all its batches are dropped."""
-        return bool(self.drops) and len(rows) > 0 and len(self.on(rows)) == 0
 
     def on(self, rows: np.ndarray) -> DataLoader:
         """The loader of a part ``(n,)``, seeded by its ``generator`` alone."""

@@ -36,7 +36,7 @@ from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
-from fl_lightning.distributed.rendezvous import LOOPBACK, connect, group_store, shared_tcp_store, tcp_store
+from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
 
@@ -229,13 +229,14 @@ class IndependentStrategy(DDPStrategy):
         address, port = self._address
         try:
             if forked:  # they meet once, and free the port when they part
-                store = tcp_store(address, port, self.global_rank == 0, self._launcher.listener)
+                listener = self._launcher.listener
+                store = checked(lambda: tcp_store(address, port, self.global_rank == 0, listener), check)
             else:
                 of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
                 store = shared_tcp_store(address, port, self.global_rank == 0 and not of_agent)
             world = (self.global_rank, self.world_size)
             self.store = group_store(store, *world, check)
-            self.group = connect(self.store, *world, self.on_one_machine, check)
+            self.group = checked(lambda: connect(self.store, *world, self.on_one_machine), check)
             self.group.barrier().wait()  # one that fails at once must not leave while others are joining
         except (UsageError, LostWorkerError):
             raise

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 from torch import distributed
 
 from fl_lightning.errors import UsageError
 
+Result = TypeVar("Result")
 LOOPBACK = "127.0.0.1"
 # seconds in which all workers must join, and then connect
 JOIN = 300.0
@@ -90,7 +91,7 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
         pause = min(2 * pause, 0.1)
 
 
-def connect(store: distributed.Store, rank: int, size: int, one_machine: bool, check: Callable[[], None]) -> Any:
+def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -> Any:
     """The process group of workers that have joined; it is not torch's default one.
 
     Sums are added in float64 on the CPU, whatever the device, hence gloo.
@@ -100,29 +101,38 @@ def connect(store: distributed.Store, rank: int, size: int, one_machine: bool, c
         rank: rank of this worker.
         size: number of workers.
         one_machine: whether all of them are on this machine.
-        check: called during the wait; raises where there is no point in waiting.
 
     Raises:
         RuntimeError: a worker did not answer.
     """
-    gloo, connected = cast(Any, distributed.ProcessGroupGloo), Future[Any]()
+    gloo = cast(Any, distributed.ProcessGroupGloo)
+    if not one_machine:
+        return gloo(store, rank, size, timeout=NEVER)
+    options = gloo._Options()
+    options._timeout, options._devices = NEVER, [gloo.create_device(hostname=LOOPBACK)]
+    return gloo(store, rank, size, options)
+
+
+def checked(call: Callable[[], Result], check: Callable[[], None]) -> Result:
+    """Return what ``call`` returns, and call ``check`` while it waits for other workers.
+
+    It runs in a thread: torch waits for a worker that has ended as long as for one that is late.
+
+    Raises:
+        RuntimeError: it takes longer than the workers may take to connect.
+    """
+    result = Future[Result]()
 
     def work() -> None:
         try:
-            if one_machine:
-                options = gloo._Options()
-                options._timeout, options._devices = NEVER, [gloo.create_device(hostname=LOOPBACK)]
-                connected.set_result(gloo(store, rank, size, options))
-            else:
-                connected.set_result(gloo(store, rank, size, timeout=NEVER))
+            result.set_result(call())
         except BaseException as error:
-            connected.set_exception(error)
+            result.set_exception(error)
 
-    # a thread, since gloo waits for a worker that has ended since it joined as long as for one that is late
     threading.Thread(target=work, daemon=True).start()
     end = time.monotonic() + JOIN
-    while not wait([connected], timeout=0.5).done:
+    while not wait([result], timeout=0.5).done:
         if time.monotonic() > end:
             raise RuntimeError(f"the workers have not connected within {JOIN:.0f} s: one of them has ended")
         check()
-    return connected.result()
+    return result.result()

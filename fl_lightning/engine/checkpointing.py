@@ -31,6 +31,7 @@ from fl_lightning.records.checkpoint import (
     Checkpoint,
     client_files,
     find_checkpoint,
+    newest_checkpoint,
     read,
     resumes_in_place,
     valid_checkpoint,
@@ -74,12 +75,13 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Checkpoint |
     A restart by torchrun resumes from the last checkpoint without being told.
 
     Raises:
-        UsageError: there is none at the path, or none is valid.
+        UsageError: there is no such run, none at the path, or none is valid.
     """
     # each node counts its own restarts, and that of the first worker may have had none
     restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-    asked = "last" if ckpt_path is None and any(restarts) else ckpt_path
-    checkpoint = verified_checkpoint(run, asked, resumes=True)
+    if ckpt_path is None and any(restarts):
+        ckpt_path = newest_checkpoint(run.folder.root)
+    checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
     if checkpoint is None and ckpt_path is not None:
         text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint: it begins with round 0"
         rank_zero_info(f"ckpt_path={str(ckpt_path)!r}: {text}")
@@ -97,7 +99,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     outcome: Checkpoint | str | None = None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
-            path = find_checkpoint(ckpt_path, run.folder.root)
+            path = find_checkpoint(ckpt_path, run.folder.root, resumes)
             if path is not None and resumes and resumes_in_place(path):
                 run.folder.hold(path.parents[1])
             outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)

@@ -13,7 +13,6 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
@@ -24,6 +23,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.refused import replacement
 from fl_lightning.client import Client
+from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
@@ -183,16 +183,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
-    empty: list[int] = []
     if isinstance(data, FederatedDataModule):
         hint = f"its plan has {len(data.plan.parts)} parts; give a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
-        empty = np.flatnonzero(data.plan.sizes == 0).tolist()
-    for k in (0, *empty):
-        num_batches(data, k)
-    if empty and not getattr(data, "elsewhere", False):  # a site that joins late tells its size late
-        text = "no examples: they train nothing; give the partitioner a min_size, or fewer data.num_clients"
-        trainer.warn(f"data: {len(empty)} of {number} clients ({few(empty, CLIENTS_SHOWN)}) have {text}")
+    num_batches(data, 0)
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
@@ -204,9 +198,10 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
     if getattr(data, "elsewhere", False):  # each site looks at its own
         return
-    idle = data.idle_clients() if isinstance(data, FederatedDataModule) else []
+    idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no full batch, and drop_last is set: they train nothing and count with their weight; set it to false"
+        text = "no training batch: they train nothing, and their weight is 0; give the partitioner a min_size, fewer "
+        text += "data.num_clients, or drop_last=false"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
         for name in TRANSFER_HOOKS:
@@ -383,11 +378,17 @@ def check_folder(key: str, folder: Path) -> None:
 def check_buffers(trainer: RunArguments, client: Client) -> None:
     """Refuse to recompute the running statistics of a model that has none, or that is not one model for all.
 
+    Warn of statistics that nobody updates.
+
     Raises:
         UsageError: no BatchNorm layer updates running statistics, entries of the state stay with the clients, or the
             server optimizer would move the statistics as well.
     """
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
+    stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
+    if stale:
+        text = f"the running statistics of {len(stale)} BatchNorm layers stay as they are at the start of the run"
+        trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
     if rule not in RECALIBRATES:
         return
     hint = f"{kind} has no BatchNorm layer that updates running statistics; give average"

@@ -19,16 +19,18 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 
-from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader
+from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, last_batch, without_singles
 from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.engine.checks import CLIENTS_SHOWN, few
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ClientError, UsageError, clipped, located
-from fl_lightning.method import Method, MethodList
+from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
+from fl_lightning.method import Method, MethodList, check_classes, overrides
 from fl_lightning.seeding import ambient
 
 # hooks on whose work the first training step may rely; they are not called here
@@ -74,6 +76,7 @@ def try_batches(run: Run, forked: bool = False, methods: bool = False) -> None:
     if trains:
         with trial(run, "train"):
             train_on_one(run, k, forked)
+        meet_single_example(run, forked)
     for phase in PHASES:
         step = step_name(run.client.module, phase)
         # on whose work the step may rely, or that would be called once more
@@ -107,11 +110,33 @@ def visit_without_steps(run: Run, k: int) -> None:
                 client.finish()
 
 
-def train_on_one(run: Run, k: int, forked: bool) -> None:
-    """The training step on the first batch of client ``k``, and what taps record of it."""
+def meet_single_example(run: Run, forked: bool) -> None:
+    """Refuse clients that end with a batch of one example, if the model has BatchNorm and cannot train on it.
+
+    Raises:
+        UsageError: the training step fails on one example.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
+        return
+    data, clock, batches = run.data, run.resident.clock, run.local_training.batches
+    whole = (k for k in range(data.num_clients) if batches(k) in clock.at(0, batches(k)).passes)
+    single = [k for k in whole if last_batch(data, k) == "single"]
+    if not single:
+        return
+    try:
+        with trial(run, "single"):
+            train_on_one(run, single[0], forked, 1)
+    except UsageError as error:
+        who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
+        why = f"on which training_step fails: {clipped(text_of(error.__cause__ or error), 120)}"
+        raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
+
+
+def train_on_one(run: Run, k: int, forked: bool, most: int | None = None) -> None:
+    """The training step on the first batch of client ``k``, or on ``most`` of its examples, and the taps' records."""
     client, whose = run.client, f"client {k}"
     with run.loaders.train(k, 0, "first_batch") as loader:
-        for batch in first_of(run, loader, whose, forked):
+        for batch in first_of(run, loader, whose, forked, most):
             run.resident.stand_in.clock.batches = len(loader)
             run.resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
             with attempt(run, OF_TRANSFER, whose, batch):
@@ -137,6 +162,8 @@ def check_loss(run: Run, loss: Tensor | None) -> None:
         look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
         for tap in method.requires:
             look(tap)
+        if overrides(method, "transform_logits") and "logits" in values:
+            check_classes(method, run.client, values["logits"])
 
 
 def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
@@ -145,10 +172,8 @@ def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
     with run.resident.evaluating(STAGES[phase]):
         logged = run.resident.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
-            if isinstance(loader, Batches):  # of which it is known that a batch of any size will do
-                loader = copy.copy(loader)
-                loader.rows = loader.rows[:FEW]
-            for batch in first_of(run, loader, whose, forked):
+            # of Batches it is known that a batch of any size will do
+            for batch in first_of(run, loader, whose, forked, FEW if isinstance(loader, Batches) else None):
                 with attempt(run, OF_TRANSFER, whose, batch):
                     batch = run.loaders.to_device(batch, index)
                     logged.begin_batch(batch, index if len(loaders) > 1 else None)
@@ -157,8 +182,15 @@ def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
                         bound_step(client.module, step, index)(batch, 0)
 
 
-def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[Any]:
+def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool, most: int | None = None) -> list[Any]:
     """The first batch of a loader; none of one that a pass might change, and of one whose failure may be the fork's.
+
+    Args:
+        run: the run.
+        loader: the loader.
+        whose: whose data it has, for errors.
+        forked: whether this is a forked process.
+        most: examples of the batch, where the loader knows its rows; None is all.
 
     Raises:
         UsageError: an augmentation does not fit the images, or the data set fails.
@@ -171,7 +203,12 @@ def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[A
     if not same and (not forked or in_processes):
         return []
     try:
-        return first_of_dataset(inner) if indexed else [batch for _, batch in itertools.islice(loader.batches(), 1)]
+        if isinstance(loader, Batches):
+            loader = copy.copy(loader)
+            loader.rows, loader.drop_last = loader.rows[:most], False
+        return (
+            first_of_dataset(inner, most) if indexed else [batch for _, batch in itertools.islice(loader.batches(), 1)]
+        )
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -182,11 +219,11 @@ def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool) -> list[A
     return []
 
 
-def first_of_dataset(loader: DataLoader) -> list[Any]:
+def first_of_dataset(loader: DataLoader, most: int | None) -> list[Any]:
     """The first batch of a ``DataLoader``, fetched without its worker processes."""
     if loader.batch_sampler is None:
         return []
-    rows = next(iter(loader.batch_sampler), [])
+    rows = next(iter(loader.batch_sampler), [])[:most]
     data: Any = loader.dataset
     examples = data.__getitems__(rows) if hasattr(data, "__getitems__") else [data[row] for row in rows]
     return [loader.collate_fn(examples)] if rows else []

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.client.visit import Visit
-from fl_lightning.data.loaders import ClientLoader, Rows, num_batches
+from fl_lightning.data.loaders import ClientLoader, Rows, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
@@ -129,7 +129,8 @@ class LocalTraining:
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
-            raise ClientError(f"client {k}, round {round_}: {located(error)}") from error
+            hint = f"; {without_singles(data)}" if "1 value per channel" in str(error) else ""
+            raise ClientError(f"client {k}, round {round_}: {located(error)}{hint}") from error
         finally:
             self.stopwatch.lap("collect")
 

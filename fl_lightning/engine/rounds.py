@@ -17,6 +17,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
@@ -45,6 +46,7 @@ class Outcome:
     """What the visits on one worker came to.
 
     Args:
+        metrics: the torchmetrics objects that the visits on this worker have logged.
         counts: how many ``visits`` there were, but for those that failed; how many of them ``stepped`` at all, or were
             ``idle`` since they had no batch; batches that the module ``skipped``, and steps that 16-mixed ``lost``.
         arrived: clients whose updates the server gets.
@@ -54,6 +56,7 @@ class Outcome:
         errors: of the clients that failed.
     """
 
+    metrics: VisitMetrics
     counts: Counter[str] = field(default_factory=Counter)
     arrived: list[int] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
@@ -145,7 +148,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     Returns:
         The sums, and the clients whose updates are in them.
     """
-    totals, outcome = Totals(run.fabric.device), Outcome()
+    totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
     for group in place_cohort(run, fates):
         run.workers.check()
@@ -155,6 +158,7 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
+    totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(dict(run.stopwatch.seconds))
     run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
@@ -251,20 +255,22 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
-    """Show a client that has trained to the callbacks, and add what it sends, unless that is lost."""
+    """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
     client = run.client
-    if fate.lost is None:
+    arrives = fate.lost is None and client.num_steps > 0
+    if arrives:
         if is_watched(run):
             observe(run, k, round_)
         try:
             totals.add(update)
         except ArithmeticError as error:
             raise ClientError(f"client {k}, round {round_}: {error}") from error
+        outcome.metrics.add(k, client.visit.logged)
     else:
         client.memories().drop(k)
     outcome.counts.update(lost=client.visit.num_lost)
     outcome.scalings += client.visit.scalings if fate.lost is None else []
-    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, fate.lost is None)
+    note_visit(run, k, client.num_steps, client.lr, client.visit.num_skipped, outcome, arrives)
 
 
 def note_visit(run: Run, k: int, steps: int, rate: float, skipped: int, outcome: Outcome, arrived: bool = True) -> None:
@@ -374,8 +380,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             hint = "give trainer.precision=bf16-mixed or 32-true"
             why = f"the gradients of {model} overflow in all {lost} steps, whatever scale 16-mixed gives them; {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {[why, *texts][-1]}")
-    if not counts["visits"]:
-        run.trainer.warn(f"round {round_}: no client is left, and the global model stays as it is")
+    if not arrived:
+        run.trainer.warn(f"round {round_}: no update arrives, and the global model stays as it is")
     return sorted(arrived)
 
 

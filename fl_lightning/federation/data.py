@@ -204,9 +204,6 @@ class OneSite(Partitioned):
     def info(self, k: int) -> ClientInfo:
         return replace(self.inner.info(self.part), id=k)
 
-    def idle_clients(self) -> list[int]:
-        return [0] if self.part in self.inner.idle_clients() else []
-
     def train_dataloader(self, k: int = 0) -> Any:
         return self.inner.train_dataloader(self.part)
 

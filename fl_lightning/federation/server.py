@@ -11,8 +11,9 @@ from typing import Any
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES
+from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.engine.evaluation.evaluator import PHASES
+from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
@@ -30,6 +31,7 @@ from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
 from fl_lightning.method import Method
+from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
 from fl_lightning.sums import Sums, Totals, Weighted
 from fl_lightning.systems import Fate
@@ -187,13 +189,14 @@ class ClientsAtSites:
     # ------------------------------------------------------------------ a round
     def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they come."""
-        totals, outcome = Totals(run.fabric.device), Outcome()
+        totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         run.stopwatch.reset()
         seconds: list[Mapping[str, float]] = []
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
             taken = self._taken(run, k, answer, totals, outcome)
-            self.sites.accepted[k] = round_
+            if k in outcome.arrived:
+                self.sites.accepted[k] = round_
             seconds.append(taken)
 
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
@@ -221,7 +224,8 @@ class ClientsAtSites:
         expected = run.server.state
         if "parameters" in contents:
             check_state("parameters", contents["parameters"], expected, largest, client.sent)
-        check_state("buffers", contents.get("buffers"), expected, largest, client.sent_others)
+        buffers = [name for name in client.sent_others if are_exact(expected[name])]
+        check_state("buffers", contents.get("buffers"), expected, largest, buffers)
         check_numbers("update", dict(tensors_of(contents)), largest)
         if {*contents["payload"]} - {*run.methods.names}:
             raise BadMessageError("it sends something for a method that the run does not have")
@@ -233,14 +237,14 @@ class ClientsAtSites:
             seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer does not say how many steps it took") from None
-        totals.add(update)
-        outcome.arrived.append(k)
+        if steps:
+            totals.add(update)
+            outcome.arrived.append(k)
+            outcome.rates[k] = rate
         outcome.counts.update(
             visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
         )
         outcome.scalings += scalings
-        if steps:
-            outcome.rates[k] = rate
         return seconds
 
     def _check_weight(self, run: Run, k: int, weight: float) -> None:
@@ -401,12 +405,14 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
-        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in metrics.items()})
-        for tag, value in metrics.items():
+        defined = {tag: value for tag, value in metrics.items() if is_defined(tag, value)}
+        sums.add({tag: Weighted.of(value, float(weight)) for tag, value in defined.items()})
+        for tag, value in defined.items():
             tags.setdefault(tag, []).append(value)
-            logged[f"sites/{name}/{tag}"] = value
+        logged |= {f"sites/{name}/{tag}": value for tag, value in metrics.items()}
     worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
     means = {tag: float(mean) for tag, mean in sums.means().items()}
+    logged |= {f"{tag}/clients": len(several) for tag, several in tags.items() if len(several) < len(values)}
     return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
 
 

@@ -240,8 +240,8 @@ class Site:
                 path.unlink(missing_ok=True)
 
     def counted(self, round_: int) -> str:
-        """A round as the console of the server counts it, from 1."""
-        return f"round {round_ + 1}/{self.run.trainer.max_rounds}"
+        """A round as the console of the server shows it."""
+        return f"round {round_}/{self.run.trainer.max_rounds - 1}"
 
     def tell(self, text: str) -> None:
         """Say on stderr what happens."""

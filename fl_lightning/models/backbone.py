@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.errors import choices, require
 from fl_lightning.models.encoders import Encoder
 
 
@@ -43,12 +43,14 @@ class Backbone(Encoder):
         paths = dict(self.network.named_modules())
         linear = [path for path, part in paths.items() if path and isinstance(part, nn.Linear)]
         where = head if head is not None else (linear or [""])[-1]
-        require(where in linear, "Backbone.head", where, f"give one of {', '.join(linear) or '(no linear layer)'}")
+        require(
+            where in linear, "Backbone.head", where, f"give one of {choices(linear or ['(no linear layer)'], where)}"
+        )
         self.out_features: int = paths[where].in_features
         self.network.set_submodule(where, nn.Identity())
         wanted = [("early", path) for path in early or []] + [("named", path) for path in (named or {}).values()]
         for key, path in wanted:
-            require(path in paths, f"Backbone.{key}", path, f"give one of {', '.join(filter(None, paths))}")
+            require(path in paths, f"Backbone.{key}", path, f"give one of {choices(filter(None, paths), path)}")
         for part in paths.values():
             # an in-place activation would overwrite what the tap before it recorded
             if getattr(part, "inplace", False):

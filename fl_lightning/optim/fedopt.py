@@ -128,7 +128,7 @@ class FedAdam(_Adaptive):
         tau: :math:`\tau > 0`, the degree of adaptivity; smaller values adapt more.
         initial_v: v before the first round, at least 0; at least :math:`\tau^2` in the paper, 0 in most code.
         bias_correction: factor of :math:`\eta`: 1, as in the paper (``none``);
-            :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, where t counts the rounds from 1 (``adam``) or, as in
+            :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, where t counts the steps from 1 (``adam``) or, as in
             Flower, from 2 (``flower``).
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.records.files import DamagedFileError, load_checked
 from fl_lightning.records.history import HISTORY, MetricsRow, read_history, read_table
 from fl_lightning.records.manifest import CLIENT_FILE, Manifest, manifest_path, read_manifest
@@ -47,19 +47,30 @@ def resumes_in_place(path: Path) -> bool:
     return in_place(path) and path.name in (LAST, PREVIOUS)
 
 
-def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path) -> Path | None:
+def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes: bool = False) -> Path | None:
     """The checkpoint that is asked for: a path, or ``last`` for that of the newest version in the folder ``versions``.
 
-    None where there is no version with a checkpoint, and where none is asked for.
+    None where none is asked for, and where a run ``resumes`` that has none yet.
 
     Raises:
-        UsageError: the path is empty, or that of a folder such as ``.``.
+        UsageError: the path is empty, or that of a folder such as ``.``; no version has a ``last`` one.
     """
     if ckpt_path is None:
         return None
     if str(ckpt_path) != "last":
         require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
         return Path(ckpt_path)
+    newest = newest_checkpoint(versions)
+    if newest is None and not (resumes and any(versions.glob("version_*"))):
+        hint = "give trainer.name and trainer.default_root_dir of a run that has, or leave ckpt_path out"
+        others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
+        there = f"; beside it are {choices(others, versions.name)}" if others else ""
+        raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
+    return newest
+
+
+def newest_checkpoint(versions: Path) -> Path | None:
+    """The last checkpoint of the newest version that has one."""
     folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
     begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
     newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)

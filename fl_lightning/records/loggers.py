@@ -5,11 +5,13 @@ A logger may be one of Fabric or of either distribution of Lightning, so it is k
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 SEED = "seed_everything"
 # TensorBoard's page HParams shows five columns until others are chosen: the first of these that a run has
@@ -34,6 +36,12 @@ def experiment(logger: Any) -> Any:
 def is_tensorboard(logger: Any) -> bool:
     """Whether a logger writes TensorBoard events."""
     return hasattr(experiment(logger), "add_custom_scalars")
+
+
+def address(tag: str) -> str:
+    """The address at which a TensorBoard of this machine shows a metric first, without smoothing."""
+    cards = json.dumps([{"plugin": "scalars", "tag": tag}], separators=(",", ":"))
+    return f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
 
 
 def wait_for_new_second(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -24,13 +25,18 @@ def tagged(phase: str, name: str) -> str:
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
+def is_defined(tag: str, value: float) -> bool:
+    """Whether a mean takes a metric's value: nan, which stands for none, is left out, but for that of a loss."""
+    return not math.isnan(value) or "loss" in re.split("[/_]", tag)
+
+
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
-    """The best value of a metric, and its round as the lines count them, from 1; dashes where best has no meaning."""
+    """The best value of a metric, and its round; dashes where best has no meaning."""
     if not has_word(name, (*LESS, *MORE)):
         return "-", "-"
     sign = 1 if has_word(name, LESS) else -1
     value, round_ = min((sign * row[name], row["round"]) for row in history if name in row)
-    return told(name, sign * value), str(int(round_) + 1)
+    return told(name, sign * value), str(int(round_))
 
 
 def final(history: Sequence[Mapping[str, float]], name: str) -> str:

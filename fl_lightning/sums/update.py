@@ -100,6 +100,8 @@ class Totals:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._sums = Sums(device)
         self._extremes = Extremes()
+        # values of torchmetrics objects over all clients, in place of the means
+        self.merged: dict[str, float] = {}
 
     def add(self, update: Update) -> None:
         """Add a client's update."""
@@ -154,7 +156,8 @@ class Totals:
     @property
     def logged(self) -> dict[str, float]:
         """The logged values by name: means over examples, sums, maxima and minima over the clients."""
-        return reduced(self._field("logged"), self._extremes)
+        values = {**reduced(self._field("logged"), self._extremes), **self.merged}
+        return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
         return {name: value.mean() for name, value in self._field(field).items() if bool(value.weight)}

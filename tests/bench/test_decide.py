@@ -117,6 +117,8 @@ def test_no_cell_begins_after_the_hours(decide):
         ("margin: 1.0", "margin: 1, alpha: 5", ["decide.alpha"]),
         ("max_seeds: 9", "max_seeds: 4", ["decide.max_seeds", "seeds"]),
         ("max_seeds: 9", "seeds: 12", ["decide", "max_seeds"]),
+        ("seeds: 5\ndecide: {margin: 1.0, max_seeds: 9}", "decide: {margin: 1, max_seeds: 4}", ["decide.max_seeds=4"]),
+        ("max_seeds: 9", "max_seeds: 9, alpha: 1.0e-9", ["decide.max_seeds=9"]),
         ("decide:", "interval: t\ndecide:", ["interval", "decide"]),
         ("decide:", "confidence: 0.9\ndecide:", ["confidence", "alpha"]),
         ("decide:", "interval: sequence\n#", ["interval"]),

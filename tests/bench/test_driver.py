@@ -140,6 +140,8 @@ def test_a_failed_cell_has_its_reason_and_runs_again_only_when_asked(bench, suit
     # a repeated cell that is interrupted has not failed
     assert bench(suite, "--retry", answer=lambda *_: interrupt()).ran == [NAMES[2]]
     assert cells()[NAMES[2]]["state"] == "waiting"
+    # nor has the one that is queued
+    assert "failed" not in bench(suite, "--status").out
     assert sorted(bench(suite).ran) == NAMES[2:] and states(cells) == ["done"] * 4
 
 

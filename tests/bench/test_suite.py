@@ -33,6 +33,12 @@ def test_scale_shrinks_rounds_with_their_schedule_and_examples(tmp_path, scale, 
     assert suite.cells(scale)[0].scale == scale
 
 
+def test_however_small_the_scale_the_largest_client_has_a_batch(tmp_path):
+    base = {"data": {"init_args": {"train_size": 1000, "batch_size": 32, "num_clients": 4}}}
+    suite = toy_suite(tmp_path, {"base": base, "axes": {"method": {"FedAvg": {}}}})
+    assert [suite.cells(scale)[0].config["data"]["init_args"]["train_size"] for scale in (1e-9, 0.125)] == [128, 500]
+
+
 # ---------------------------------------------------------------- fragments in files
 @pytest.mark.parametrize(
     ("content", "named"),

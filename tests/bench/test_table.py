@@ -436,12 +436,18 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
         ({"interval": "normal"}, "interval='normal'"),
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
+        ({"tables": [{"scores": ["pooled"]}]}, "tables.scores=['pooled']"),
+        ({"tables": [{"show": "scores", "k": 3}]}, "tables.k=3"),
+        ({"tables": [{"show": "best", "target": 0.6}]}, "tables.target=0.6"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
         ({"tables": [{"show": "rounds_to", "target": 60}]}, "tables.target=60"),
         ({"tables": [{"published": {"MOON": {1: math.nan}}}]}, r"published.MOON.1=nan"),
         ({"tables": [{"published": {"MOON": {1: [60, -1]}}}]}, "published.MOON.1=[60, -1]"),
         ({"tables": [{"show": "seconds", "published": {"FedAvg": {1: 0}}}]}, r"published.FedAvg.1=0"),
         ({"axes": {"method": {"a\nb": {}}}}, r"axes.method='a\nb'"),
+        ({"axes": {"method": {"A": {"seed_everything": 3}}}}, "axes.method.A.seed_everything=3"),
+        ({"axes": {"s": {"key": "seed_everything", "values": [3]}}}, "axes.s.seed_everything=3"),
+        ({"overrides": [{"when": {}, "config": {"seed_everything": 3}}]}, "overrides.config.seed_everything=3"),
     ],
 )
 def test_what_no_table_can_be_made_of_is_refused(make, keys, named):

@@ -231,9 +231,9 @@ def test_a_key_is_an_argument_of_a_method_or_of_the_config(tuned, best, label, v
 @pytest.mark.parametrize(
     ("label", "key"), [("FedAvg", "mu"), ("FedProx", "method.1.init_args.mu"), ("FedProx", "method.0.mu")]
 )
-def test_a_key_of_a_method_that_is_not_there_is_refused(tuned, label, key):
-    ended, _ = tuned({"search": {label: {key: [1]}}, "at": {"alpha": 0.1}}, curve=lambda *_: 0.5)
-    assert ended.status in (1, 2)
+def test_a_key_of_a_method_that_is_not_there_is_refused_before_anything_runs(tuned, label, key):
+    ended, _ = tuned({"search": {label: {key: [1]}}, "at": {"alpha": 0.1}}, curve=pytest.fail)
+    assert ended.status == 2 and ended.err.count("\n") == 1
     assert_names(ended.err, f"tune.search.{label}.{key}")
 
 
@@ -269,11 +269,20 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
     assert_names(ended.err, named)
 
 
-def test_a_run_without_the_metric_is_refused_with_the_remedy(tuned, tmp_path):
+@pytest.mark.parametrize(
+    ("reason", "remedy", "other"),
+    [
+        ("the run does not log it; among others it logs train/loss", "tune.val_fraction", "validation_step"),
+        ("Net has no validation_step; define one that logs it", "validation_step", "tune.val_fraction"),
+        ("the run does not log it; among others it logs val/acc", "val/acc", "tune.val_fraction"),
+    ],
+)
+def test_a_run_without_the_metric_is_refused_with_the_remedy(tuned, tmp_path, reason, remedy, other):
     def curve(config, round_):
         assert config["trainer"]["max_rounds"] == 1
-        raise ValueError("metric='val/accuracy': the run does not log it")
+        raise ValueError(f"metric='val/accuracy': {reason}")
 
     ended, _ = tuned(curve=curve)
     assert ended.status == 2 and not (tmp_path / "out").exists()
-    assert_names(ended.err, "tune.metric='val/accuracy'", "tune.val_fraction")
+    assert_names(ended.err, "tune.metric='val/accuracy'", remedy)
+    assert other not in ended.err

@@ -1,10 +1,12 @@
 """What a run says on the console."""
 
 import io
+import json
 import re
 import sys
 import threading
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from helpers.runs import small_data, small_model, small_trainer
@@ -46,20 +48,29 @@ def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at
     said = capsys.readouterr()
     assert said.out == ""
     lines = [line for line in said.err.splitlines() if line.startswith("round ")]
-    assert [line.split(":")[0] for line in lines] == ["round 2/4", "round 4/4"]
+    assert [line.split(":")[0] for line in lines] == ["round 1/3", "round 3/3"]
     accuracy = f"test/accuracy {100 * trainer.metrics['test/accuracy']:.2f} %"
     assert accuracy in lines[1] and " left" in lines[0] and " left" not in lines[1]
     assert max(map(len, lines)) < 120
     assert "\r" not in said.err and "\x1b" not in said.err
-    table = said.err.partition("round 4/4")[2]
-    assert re.search(r"test/accuracy +\d+\.\d\d % +[24] +\d+\.\d\d %\n", table)
+    table = said.err.partition("round 3/3")[2]
+    assert re.search(r"test/accuracy +\d+\.\d\d % +[13] +\d+\.\d\d %\n", table)
     assert f"{tmp_path}/run/version_0: " in table
+
+
+def test_the_first_line_has_the_address_at_which_tensorboard_shows_the_accuracy_first_and_unsmoothed(tmp_path, capsys):
+    fit(tmp_path, logger=True)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "http" in line]
+    assert f"tensorboard --logdir {tmp_path}," in line
+    asked = parse_qs(urlsplit(line.split()[-1]).query)
+    assert asked["smoothing"] == ["0"]
+    assert json.loads(asked["pinnedCards"][0]) == [{"plugin": "scalars", "tag": "test/accuracy"}]
 
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_of_several_workers_one_speaks_unless_the_run_is_quiet(tmp_path, capfd, shown):
     fit(tmp_path, devices=2, enable_progress_bar=shown)
-    assert capfd.readouterr().err.count("round 2/2: ") == shown
+    assert capfd.readouterr().err.count("round 1/1: ") == shown
 
 
 def test_a_terminal_has_bars_too_and_they_are_removed(tmp_path, monkeypatch):
@@ -77,8 +88,8 @@ def test_a_terminal_has_bars_too_and_they_are_removed(tmp_path, monkeypatch):
     fit(tmp_path, callbacks=[Waits(drawn)])
     said = terminal.getvalue()
     assert re.search(r"rounds: 100%.*2/2", said)
-    assert re.search(r"round 1: .*/4 \[.*client [1-4] of 4", said)
-    assert "round 2/2: test/accuracy" in said
+    assert re.search(r"round 0: .*/4 \[.*client [1-4] of 4", said)
+    assert "round 1/1: test/accuracy" in said
     assert not tqdm._instances
 
 
@@ -106,10 +117,10 @@ def test_a_notebook_shows_the_last_lines_in_one_place(tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     fit(tmp_path, max_rounds=3)
     assert [len(text.splitlines()) for text in shown] == [0, 1, 2, 3, 7]
-    assert shown[3].splitlines()[0].startswith("round 1/3: ") and shown[4].splitlines()[0].startswith("round 3/3: ")
-    assert "round 1" not in capsys.readouterr().err
+    assert shown[3].splitlines()[0].startswith("round 0/2: ") and shown[4].splitlines()[0].startswith("round 2/2: ")
+    assert "round 0" not in capsys.readouterr().err
 
 
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
-    assert round_line(metrics, 2, 10, 1.5) == "round 2/10: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"
+    assert round_line(metrics, 1, 10, 1.5) == "round 1/9: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"

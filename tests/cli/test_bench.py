@@ -226,6 +226,14 @@ def test_results_of_other_configs_are_not_loaded(toy, tmp_path, capsys):
     assert "4 of 8 finished cells are new here; 4 others" in capsys.readouterr().out
 
 
+def test_a_storage_without_its_driver_names_the_one_that_sqlalchemy_imports(toy, capsys, monkeypatch):
+    monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
+    for name in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert status(toy, "--storage", "postgresql://me@nowhere/bench") == 2
+    assert_names(capsys.readouterr().err, "--storage='postgresql://me@nowhere/bench'", "psycopg[binary]")
+
+
 def test_a_database_that_another_process_has_locked_is_told(toy, fake, tmp_path, capsys, monkeypatch):
     fake()
     assert status(toy, "--only", "lr=0.1", "--output", "here") == 0
@@ -290,8 +298,8 @@ def test_a_suite_is_run_until_decided(fake, tmp_path, capsys):
     assert len(ran) == 2 * 5 + 2 * 6
     said = capsys.readouterr().out
     assert "| FedProx | 0.1 | +10.20 | " in said
-    assert "| 5 | above |" in said
-    assert "| 6 | undecided, about " in said
+    assert "| [+9.60, +10.80] | 5 | - | 0.056 | 50.00 | above |" in said
+    assert "| 6 | [-22.99, +22.99] | 1.000 | 50.00 | undecided, about " in said
     (cells,) = (tmp_path / "saved").glob("*.cells.csv")
     assert len(cells.read_text().splitlines()) == 1 + len(ran)  # no cell that nobody asked for
     assert status(suite, "--until-decided") == 0

@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 import yaml
-from helpers.errors import assert_names
+from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
+from fl_lightning.cli.arguments import program
 from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
 
@@ -108,6 +109,19 @@ def test_fit_saves_the_resolved_config_and_test_reads_the_checkpoint(capsys, tmp
     for checkpoint in (str(run / "checkpoints" / "last.ckpt"), "last"):
         main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint])
         assert accuracy in capsys.readouterr().out
+
+
+def test_a_test_of_a_checkpoint_has_the_config_of_its_run_and_tells_what_overrides_it(capsys, recwarn, tmp_path):
+    main([*FIT, *QUICK, f"--trainer.default_root_dir={tmp_path}", "--method=FedProx"])
+    run = tmp_path / "fedprox" / "version_0"
+    (accuracy,) = re.findall(r"1 round, (test/accuracy \d+\.\d\d %), test/loss", capsys.readouterr().out)
+    given = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
+    for config in ([], [f"--config={run / 'config.yaml'}"]):
+        main([*given, *config])
+        assert accuracy in capsys.readouterr().out
+    assert not [warning for warning in recwarn if "ckpt_path=" in str(warning.message)]
+    with warned("ckpt_path=", "seed_everything=3", "0", "plan_hash=", "method.FedProx.mu=0.5", "0.01"):
+        main([*given, "--seed_everything=3", "--method.mu=0.5"])
 
 
 def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path, ran):
@@ -225,16 +239,21 @@ def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_
     main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])
 
 
+def command_of(line):
+    """What follows the program in a line, whose beginning is that of these tests."""
+    return shlex.split(line)[len(shlex.split(program())) :]
+
+
 def test_the_line_of_a_failure_has_the_command_that_repeats_the_visit(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--model.optimizer.lr", "1e30"])
     line = next(one for one in capsys.readouterr().err.splitlines() if one.startswith("error: "))
-    failure, command = line.split("; repeat it: python cli.py ")
+    failure, command = line.split("; repeat it: ")
     assert failure.startswith("error: client 0, round 0: ")
     with pytest.raises(SystemExit, match="1"):
-        main(shlex.split(command))
+        main(words := command_of(command))
     assert capsys.readouterr().err.splitlines()[-1] == failure
-    assert_names(refused(capsys, *shlex.split(command), "--client", "1"), "client=1")
+    assert_names(refused(capsys, *words, "--client", "1"), "client=1")
 
 
 def test_a_visit_that_succeeds_is_one_line(capsys, ran):
@@ -247,9 +266,9 @@ def test_a_visit_that_succeeds_is_one_line(capsys, ran):
 def test_an_exception_in_a_visit_is_the_last_one_of_its_replay(capsys, tmp_path):
     with pytest.raises(ClientError):
         main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--model=helpers.theirs.Mistaken"])
-    failure, command = capsys.readouterr().err.splitlines()[-1].split("; repeat it: python cli.py ")
+    failure, command = capsys.readouterr().err.splitlines()[-1].split("; repeat it: ")
     with pytest.raises(LookupError, match="their own mistake") as caught:
-        main(shlex.split(command))
+        main(command_of(command))
     assert caught.traceback[-1].name == "training_step"  # where a debugger stops
     place = r"LookupError at theirs.py:\d+ \(training_step\): their own mistake"
     assert re.fullmatch(rf"error: client 0, round 0: {place}", failure)

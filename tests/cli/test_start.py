@@ -127,9 +127,28 @@ def test_a_mistyped_command_is_told_the_nearest_of_all(capsys, monkeypatch, type
     assert line.endswith(f"{meant}?")
 
 
-@pytest.mark.parametrize("words", [[], ["x.yaml"], ["--config", "x.yaml"]])
+@pytest.mark.parametrize("words", [["x.yaml"], ["--config", "x.yaml"]])
 def test_a_command_that_is_left_out_is_named_with_the_line_that_has_it(capsys, monkeypatch, words):
-    assert_names(refused(capsys, monkeypatch, *words), "error: ", "fit --config", words[-1] if words else "FILE")
+    assert_names(refused(capsys, monkeypatch, *words), "error: ", "fit --config", words[-1])
+
+
+def test_without_words_the_commands_are_listed(capsys, monkeypatch):
+    assert_names(refused(capsys, monkeypatch), "COMMAND", *COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["/opt/venv/bin/python3.11", "cli.py"], "python3.11 cli.py"),
+        (["/opt/venv/bin/python", "-m", "fl_lightning.cli"], "python -m fl_lightning.cli"),
+        (["/opt/venv/bin/python", "/opt/venv/bin/fl-lightning"], "fl-lightning"),
+    ],
+)
+def test_usage_shows_the_program_without_the_folder_of_the_interpreter(capsys, monkeypatch, given, shown):
+    monkeypatch.setattr(sys, "argv", [given[-1], "--help"])
+    monkeypatch.setattr(sys, "orig_argv", [*given, "--help"])
+    cli.main()
+    assert capsys.readouterr().out.startswith(f"usage: {shown} COMMAND")
 
 
 def test_the_version_is_printed(capsys):

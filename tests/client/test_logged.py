@@ -7,6 +7,7 @@ from helpers.notes import noted
 from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from torchmetrics.classification import BinaryAUROC
 
 from fl_lightning import Method
 from fl_lightning.errors import ClientError
@@ -204,3 +205,33 @@ def test_metrics_are_computed_and_reset_every_epoch_and_the_last_value_counts(tr
     metrics = train(made(**step(log)), local_epochs=2)
     names = ("m", "c/mean", "c/sum", "x", "y")
     assert [metrics[f"train/{name}"] for name in names] == [12, 12, 24, 1, 2]
+
+
+class Unmergeable(BinaryAUROC):
+    """Its states cannot be merged, since it resets them in its own way."""
+
+    def reset(self):
+        super().reset()
+
+
+def test_clients_whose_metric_is_undefined_are_left_out_of_its_mean(train):
+    """The labels are 0, 1, 2, 0, ...; the first client has one of them, and the others order one of two pairs well."""
+    scores = torch.tensor([0.5, 0.9, 0.1])
+
+    class Scores(Net):
+        def build(self):
+            super().build()
+            self.area, self.never = Unmergeable(), Unmergeable()
+
+        def training_step(self, batch, batch_idx):
+            y = batch[1]
+            self.area.update(scores[: len(y)], (y == 1).long())
+            self.never.update(scores[: len(y)], torch.zeros_like(y))
+            self.log_dict({"area": self.area, "never": self.never}, on_step=True, on_epoch=True)
+            return self.loss(batch)
+
+    metrics = train(Scores(), sizes=(1, 3, 3))
+    assert metrics["train/area_epoch"] == 0.5
+    assert metrics["train/area_epoch/clients"] == 2
+    assert metrics["train/never_epoch/clients"] == 0
+    assert not {"train/never_epoch", "train/area_step", "train/never_step"} & metrics.keys()

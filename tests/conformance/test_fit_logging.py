@@ -4,8 +4,10 @@ import pytest
 import torch
 from helpers.conformance import by_rounds, conform, note
 from helpers.tiny import TinyData, TinyModule, clients
-from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
+from sklearn.metrics import roc_auc_score
+from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+from torchmetrics.functional.classification import binary_auroc
 
 from fl_lightning.errors import ClientError, UsageError
 
@@ -165,15 +167,18 @@ def test_the_trainer_holds_what_was_logged_so_far():
 
 # ---------------------------------------------------------------------- over clients
 @pytest.mark.parametrize("devices", [1, 2])
-def test_over_clients_a_sum_adds_and_a_mean_weighs_by_examples(devices):
-    """No client's metric of torchmetrics waits for another's, or holds its numbers."""
+def test_over_clients_a_sum_adds_a_mean_weighs_by_examples_and_metrics_are_of_all_batches(devices):
+    """The first client sees one class, of which an area under the curve is undefined."""
 
     class Model(TinyModule):
         def build(self):
             self.seen = SumMetric()
+            self.areas = MetricCollection({"exact": BinaryAUROC(), "binned": BinaryAUROC(thresholds=5)})
 
         def training_step(self, batch, batch_idx):
             x = batch[0][:, 0].double()
+            self.areas.update(x, (batch[1] > 0).long())
+            self.log_dict(self.areas, on_step=False, on_epoch=True)
             for name in ("sum", "max", "min", "mean"):
                 self.log(name, getattr(x, name)(), reduce_fx=name, on_step=False, on_epoch=True)
             self.seen.update(float(len(x)))
@@ -183,12 +188,16 @@ def test_over_clients_a_sum_adds_and_a_mean_weighs_by_examples(devices):
         def on_train_epoch_end(self):
             self.log("computed", self.seen.compute())
 
-    row = by_rounds(Model(), clients(TinyData(25), 3, 14, 8), devices=devices, epochs=1).history[-1]
-    x = torch.cat([x for x, _ in TinyData(25).train_dataloader()])[:, 0].double()
+    row = by_rounds(Model(), clients(TinyData(25), 1, 16, 8), devices=devices, epochs=1).history[-1]
+    batches = [*TinyData(25).train_dataloader()]
+    x, y = torch.cat([x for x, _ in batches])[:, 0].double(), torch.cat([y for _, y in batches])
     for name in ("sum", "max", "min", "mean"):
         assert row[f"train/{name}"] == pytest.approx(float(getattr(x, name)()), rel=1e-6), name
-    weighted = pytest.approx((3 * 3 + 14 * 14 + 8 * 8) / 25)
-    assert row["train/seen"] == row["train/computed"] == weighted
+    assert row["train/seen"] == 25
+    assert row["train/computed"] == pytest.approx((1 * 1 + 16 * 16 + 8 * 8) / 25)
+    assert row["train/exact"] == pytest.approx(roc_auc_score(y > 0, x))
+    assert row["train/binned"] == pytest.approx(float(binary_auroc(x, (y > 0).long(), thresholds=5)))
+    assert not [tag for tag in row if tag.startswith("train/") and tag.endswith("/clients")]
 
 
 # ---------------------------------------------------------------------- what is refused

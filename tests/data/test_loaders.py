@@ -98,11 +98,11 @@ def test_a_pass_with_rows_has_the_bits_of_one_without():
     assert all(map(equal, with_rows, list(loader)))
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_last_batch_that_is_not_full_can_be_dropped(drop_last):
-    for number, sizes in ((10, [4, 4, 2]), (3, [3]), (8, [4, 4])):
+@pytest.mark.parametrize(("drop_last", "least"), [(False, 1), ("singletons", 2), (True, 4)])
+def test_a_last_batch_that_is_not_full_or_of_one_example_can_be_dropped(drop_last, least):
+    for number, sizes in ((10, [4, 4, 2]), (9, [4, 4, 1]), (3, [3]), (1, [1]), (8, [4, 4])):
         loader = images(number, drop_last=drop_last)
-        expected = [size for size in sizes if size == 4 or not drop_last]
+        expected = [size for size in sizes if size >= least]
         assert [len(rows.index) for rows, _ in loader.batches()] == expected and len(loader) == len(expected)
     assert list(Batches(loader.images, loader.labels, loader.rows[:0], 4, shuffle=True).batches()) == []
 

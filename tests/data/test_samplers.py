@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from fl_lightning import Partitioned
 from fl_lightning.data import Dirichlet, Partitioner
+from fl_lightning.data.loaders import last_batch
 
 N = 90
 X, Y = torch.arange(float(N)).view(N, 1).repeat(1, 8), torch.arange(N) % 3
@@ -168,14 +169,16 @@ def test_a_client_that_draws_nothing_of_what_it_holds_is_refused():
 def test_a_client_that_the_partitioner_left_empty_has_an_empty_loader(how):
     data = divided((0, 90), batch_size=8, **how)
     assert list(data.train_dataloader(0)) == [] and data.info(0).num_examples == 0
-    assert data.idle_clients() == []
 
 
-def test_clients_without_a_full_batch_are_told_from_others():
-    assert divided((5, 0, 85), batch_size=8, shuffle=True, drop_last=True).idle_clients() == [0]
-    assert divided((5, 85), batch_size=8, shuffle=True).idle_clients() == []
-    few = RandomSampler(DATA, True, 18)
-    assert divided((30, 60), batch_size=8, sampler=few, drop_last=True).idle_clients() == [0]
+def test_the_last_batch_is_of_the_examples_that_are_drawn():
+    def last(**how):
+        data = divided((17, 73), batch_size=8, **how)
+        return [last_batch(data, k) for k in (0, 1)]
+
+    assert last(shuffle=True) == ["single", "single"]
+    assert last(shuffle=True, drop_last=True) == ["dropped", "dropped"]
+    assert last(sampler=RandomSampler(DATA, True, 20)) == ["short", "full"]  # 4 and 16
 
 
 # ---------------------------------------------------------------- what is refused

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -145,11 +146,23 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
             fit(tmp_path, [], nameless)
 
 
-def test_last_before_the_first_checkpoint_begins_with_round_0_and_says_so(tmp_path, said):
+def test_last_without_a_run_is_refused_with_the_names_of_others(tmp_path):
+    fit(tmp_path, [], max_rounds=1, name="other")
+    for command in (
+        partial(fit, tmp_path, []),
+        partial(small_trainer(tmp_path, name="run").test, plain_sgd_model(), data()),
+    ):
+        with refused("ckpt_path='last'", str(tmp_path / "run"), "trainer.name", "other"):
+            command(ckpt_path="last")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_last_of_a_run_without_a_checkpoint_begins_with_round_0_and_says_so(tmp_path, said):
+    (tmp_path / "run" / "version_0").mkdir(parents=True)
     assert len(fit(tmp_path, [], "last", max_rounds=1).history) == 1
     assert_names(said(), "round 0")
     assert len(fit(tmp_path, [], "last", max_rounds=2).history) == 2
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_0"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"version_0", "version_1"}
 
 
 def test_a_users_own_loggers_and_server_optimizer_continue(tmp_path):

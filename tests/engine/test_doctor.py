@@ -6,6 +6,7 @@ import tempfile
 import time
 
 import pytest
+from helpers.errors import missing
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_model, small_trainer
 from helpers.tiny import Sizes
 
@@ -89,8 +90,22 @@ def test_examples_batches_and_short_batches_are_counted(tmp_path):
     }
     plan = examined(tmp_path, data=small_data(**data, drop_last=True))
     assert (plan["clients"]["dropped"], plan["clients"]["without_batches"]) == (2, 1)
-    assert any("1 of 4 clients (2) have no full batch" in text for text in plan["warnings"])
+    assert any(missing(text, "1 of 4 clients (2)", "drop_last") is None for text in plan["warnings"])
     assert "1 train nothing" in as_text(plan)
+    clients = examined(tmp_path, data=small_data(**data, drop_last="singletons"))["clients"]
+    assert [clients[kind] for kind in ("short", "single", "dropped", "without_batches")] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("rule", ["recalibrate", "recalibrate_once"])
+def test_the_sums_of_recalibration_are_among_what_leaves_a_client(tmp_path, rule):
+    how = {"model": plain_sgd_model(), "buffers": rule, "max_rounds": 1}
+    plan = examined(tmp_path, **how)
+    sums = [entry for entry in plan["leaves"] if entry["name"].startswith("recalibration/")]
+    assert {(entry["dtype"], *entry["shape"]) for entry in sums} >= {("float64",), ("float64", 2, 16)}
+    assert "recalibration" in as_text(plan)
+    trainer = small_trainer(tmp_path, **{name: how[name] for name in ("buffers", "max_rounds")})
+    trainer.fit(how["model"], small_data())
+    assert plan["bytes"]["up"] == trainer.metrics["bytes/up"]
 
 
 def test_it_leaves_nothing_behind_and_a_fit_after_it_has_the_same_bits(tmp_path, monkeypatch):

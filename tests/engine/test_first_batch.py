@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
-from helpers.tiny import TinyData, TinyModule
+from helpers.tiny import Sizes, TinyData, TinyModule
 from helpers.tiny import clients as dealt
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -223,3 +223,45 @@ def test_a_short_trial_run_meets_no_batch_beforehand(tmp_path, monkeypatch):
     seen.clear()
     fit(tmp_path, Net(), fast_dev_run=True)
     assert seen and not any(trial for trial, _ in seen)
+
+
+def pictures(drop_last=False):
+    """Digits of which the first two clients have 33 each, and the last 34."""
+    return small_data(num_clients=3, train_size=100, partitioner=Sizes(33, 33, 34), drop_last=drop_last)
+
+
+class Normed(Net):
+    inputs, outputs = 64, 10
+
+    def build(self):
+        super().build()
+        self.body.insert(0, nn.Flatten())
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_a_last_batch_of_one_example_is_refused_before_round_0_where_a_layer_normalises_over_it(tmp_path, cohort):
+    def fitted(data, model, **kwargs):
+        trainer = small_trainer(tmp_path, **{"max_rounds": 1, "cohort_size": cohort, **kwargs})
+        trainer.fit(model, data)
+        return trainer
+
+    with refused("data=Digits", "2 of 3 clients (0, 1)", "data.drop_last=singletons"):
+        fitted(pictures(), Normed())
+    with refused("data=Partitioned", "1 of 2 clients (1)", "drop_last=True"):
+        fitted(dealt(TinyData(13), 8, 5), Net(), cohort_size=1)
+    assert not list(tmp_path.iterdir())
+    for drop_last in ("singletons", True):
+        fitted(pictures(drop_last), Normed())
+    fitted(pictures(), Normed(), local_steps=1)  # which does not reach it
+    fitted(pictures(), small_model())  # without a BatchNorm
+
+
+def test_a_doctor_and_a_visit_name_the_remedy_for_a_last_batch_of_one_example(tmp_path):
+    class Starts(Normed):
+        def on_train_start(self):
+            """A step may rely on this, so none is tried before."""
+
+    with refused("data=Digits", "data.drop_last=singletons"):
+        small_trainer(tmp_path).doctor(Normed(), pictures(), [])
+    with refused("client 0", "data.drop_last=singletons", kind=ClientError):
+        small_trainer(tmp_path).fit(Starts(), pictures())

@@ -1,5 +1,7 @@
 """Own models of several clients are evaluated side by side where they train so, with the metrics of one by one."""
 
+import math
+
 import pytest
 from helpers.beside import Normed, assert_near, trained
 from helpers.errors import warned
@@ -51,6 +53,14 @@ class Counts(Watched):
         self.log("right", self.right)
 
 
+class Half(Watched):
+    """Has a metric that every second model lacks."""
+
+    def test_step(self, batch, batch_idx):
+        super().test_step(batch, batch_idx)
+        self.log("odd", len(steps) if len(steps) % 2 else math.nan)
+
+
 class Sees(Callback):
     """Sees the evaluation of each client's model."""
 
@@ -91,3 +101,11 @@ def test_a_callback_that_looks_at_them_sees_each(tmp_path):
     trained(tmp_path, 4, Watched, methods=lambda: [Local()], callbacks=[seen], **HOW)
     assert len(steps) == CLIENTS
     assert seen.clients == [*range(CLIENTS)]
+
+
+def test_models_without_a_value_are_left_out_of_its_mean(tmp_path):
+    found, _ = trained(tmp_path, 1, Half, methods=lambda: [Local()], **HOW)
+    metrics = found["metrics"][0]
+    assert len(steps) == CLIENTS
+    assert (metrics["test/odd"], metrics["test/odd/clients"]) == ((1 + 3 + 5) / 3, 3)
+    assert "test/accuracy/clients" not in metrics

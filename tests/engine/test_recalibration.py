@@ -1,11 +1,12 @@
 """Recomputed running statistics are those of the pooled data."""
 
 import copy
+import warnings
 from functools import partial
 
 import pytest
 import torch
-from helpers.errors import assert_names, refused
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import assert_same_bits, differs, small_data, small_trainer
 from lightning.pytorch import LightningModule
 from torch import nn
@@ -172,9 +173,9 @@ def test_the_bytes_of_a_round_are_those_of_the_statistics_that_travel(tmp_path):
 
 
 def test_augmentation_is_left_out_and_each_last_batch_counts(tmp_path):
-    plain = fit(tmp_path, max_rounds=1, model=deep(lr=0.0))
-    other = data(augment=[RandomCrop(2)], drop_last=True)
-    assert_same_bits(statistics(fit(tmp_path, max_rounds=1, model=deep(lr=0.0), given=other)), statistics(plain))
+    given = (data(partitioner=IID()), data(partitioner=IID(), augment=[RandomCrop(2)], drop_last=True))
+    plain, other = (fit(tmp_path, max_rounds=1, model=deep(lr=0.0), given=one) for one in given)
+    assert_same_bits(statistics(other), statistics(plain))
 
 
 def test_it_is_of_the_model_that_is_evaluated(tmp_path):
@@ -235,3 +236,12 @@ def test_the_gap_of_a_model_without_statistics_is_refused(tmp_path):
         fit(tmp_path, ImageClassifier(MLP(64, [8])), buffers="average", callbacks=[BatchNormGap()])
     with refused("BatchNormGap with entries that stay with the clients="):
         fit(tmp_path, methods=[FedBN()], buffers="average", callbacks=[BatchNormGap()])
+
+
+def test_statistics_that_nobody_updates_are_warned_of(tmp_path):
+    with warned("trainer.buffers=keep", "BatchNorm", "recalibrate"):
+        fit(tmp_path, buffers="keep", max_rounds=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="trainer.buffers=keep")
+        fit(tmp_path, methods=[FedBN()], buffers="keep", max_rounds=0)
+        fit(tmp_path, ImageClassifier(MLP(64, [8])), buffers="keep", max_rounds=0)

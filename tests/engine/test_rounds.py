@@ -180,10 +180,11 @@ def test_what_is_written_in_place_is_undone_as_well(tmp_path):
     assert counted == sum(row["clients"] for row in trainer.history) < 30
 
 
-def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is(tmp_path):
-    scaffold = SCAFFOLD()
-    for method in (scaffold, FedDyn(), FedNova()):
-        trainer = play(tmp_path, [method], systems=SystemsHeterogeneity(dropout_before=1.0), max_rounds=2)
+@pytest.mark.parametrize("when", ["dropout_before", "dropout_after"])
+def test_a_round_in_which_all_drop_out_leaves_everything_as_it_is_and_warns(tmp_path, when):
+    for method in (SCAFFOLD(), FedDyn(), FedNova()):
+        with warned("round 1", "global model"):
+            trainer = play(tmp_path, [method], systems=SystemsHeterogeneity(**{when: 1.0}), max_rounds=2)
         assert trainer.server.state["y"].item() == 0.0
         assert trainer.history[0]["clients"] == 0
         assert trainer.history[0]["clients/dropped"] == 3

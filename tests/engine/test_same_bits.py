@@ -45,8 +45,7 @@ ARGUMENTS = {
 }
 OF_A_GLOBAL_MODEL = ("BatchNormGap", "CCVR", "Scores")
 OF_THE_MACHINE = ("time/", "placed/", "memory/", "seconds", "memory_")
-# torch's writer begins the last of these anew where a run resumes
-UNCOMPARED = ("lock", "environment.json", ".ckpt.json", "projector_config.pbtxt")
+UNCOMPARED = ("lock", "environment.json", ".ckpt.json")
 
 
 class ByStep(ImageClassifier):

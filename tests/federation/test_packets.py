@@ -10,6 +10,7 @@ import torch
 from fl_lightning.errors import ClientError
 from fl_lightning.federation.agreement import check_state, scrubbed
 from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.server import over_sites
 from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
@@ -103,3 +104,14 @@ def test_of_an_exception_only_its_place_is_told():
         text = scrubbed(error)
     assert "Jane" not in text and "ValueError at test_packets.py" in text and "(step)" in text
     assert scrubbed(ClientError("the loss became nan")) == "the loss became nan"
+
+
+def test_a_site_without_a_value_is_left_out_of_its_mean_but_not_one_whose_loss_is_nan():
+    sites = {
+        "a": (10, {"auroc": 0.5, "loss": 1.0}),
+        "b": (30, {"auroc": 0.9, "loss": 1.0}),
+        "c": (60, {"auroc": math.nan}),
+    }
+    found = over_sites(sites)
+    assert (found["auroc"], found["auroc/clients"], found["sites/worst/auroc"]) == (pytest.approx(0.8), 2, 0.5)
+    assert math.isnan(over_sites({**sites, "c": (60, {"loss": math.nan})})["loss"])

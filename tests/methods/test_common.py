@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.quadratics import A, B, settle, weighted
-from helpers.runs import assert_same_bits, differs, small_data
+from helpers.runs import assert_same_bits, differs, small_data, small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
 from fl_lightning import Method
@@ -289,6 +290,20 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
     assert_same_bits(*states)
     # a last batch is run in each epoch, and once more for the cache; whole ones once
     assert 0 < numbers[1] < 0.75 * numbers[0]
+
+
+@pytest.mark.parametrize("method", [FedLC, FedRS])
+def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, method):
+    class Regression(TinyModule):
+        def build(self):
+            self.head = torch.nn.Linear(6, 1)
+
+        def loss(self, batch):
+            return (self(batch[0])[:, 0] - batch[1]).square().mean()
+
+    with refused(f"method={method.__name__}", "logits=(4, 1)", "3"):
+        small_trainer(tmp_path, taps={"logits": "head"}).fit(Regression(), clients(TinyData()), [method()])
+    assert not list(tmp_path.iterdir())
 
 
 class Locked(ImageClassifier):

@@ -97,7 +97,7 @@ def test_any_network_of_torchvision_is_a_backbone():
             lambda: Backbone(mobilenet_v3_small, head="classifier.1"),
             ("head='classifier.1'", "classifier.0", "classifier.3"),
         ),
-        (lambda: Backbone(mobilenet_v3_small, early=["nope"]), ("early='nope'", "features.0")),
+        (lambda: Backbone(mobilenet_v3_small, early=["nope"]), ("early='nope'", "features.9")),
         (lambda: Backbone(mobilenet_v3_small, named={"pool": "nope"}), ("named='nope'",)),
         (lambda: Backbone(squeezenet1_1), ("head=''", "(no linear layer)")),
         (lambda: Backbone(torch.nn.Linear(3, 2)), ("head=''", "(no linear layer)")),

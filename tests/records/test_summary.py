@@ -24,8 +24,8 @@ def test_the_last_line_has_the_metrics_of_a_module_that_names_them_otherwise():
 def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metric():
     history = [{"round": 0, "test/accuracy": 0.5, "test_loss": 1.0, "test/x": 1.0}, {"round": 1, "test/accuracy": 0.4}]
     history.append({"round": 2, "test/accuracy": 0.5, "test_loss": 2.0})
-    assert best(history, "test/accuracy") == ("50.00 %", "1")
-    assert best(history, "test_loss") == ("1.0000", "1")
+    assert best(history, "test/accuracy") == ("50.00 %", "0")
+    assert best(history, "test_loss") == ("1.0000", "0")
     assert best(history, "test/x") == ("-", "-")
 
 
@@ -36,7 +36,7 @@ def test_numbers_keep_their_digits():
 def test_shares_are_told_in_percent_whatever_the_module_calls_them():
     for name in ("test/accuracy", "test_acc", "val/MulticlassAccuracy", "test/BinaryF1Score", "test/f1", "mean_iou"):
         assert told(name, 0.1234567) == "12.35 %"
-        assert best([{"round": 0, name: 0.25}, {"round": 1, name: 0.5}], name) == ("50.00 %", "2")
+        assert best([{"round": 0, name: 0.25}, {"round": 1, name: 0.5}], name) == ("50.00 %", "1")
     assert told("test/accuracy", 83.0) == "83.0000"  # of a module that logs percent
     assert told("test/loss", 0.5) == told("accuracy_loss", 0.5) == told("test/previous", 0.5) == "0.5000"
 

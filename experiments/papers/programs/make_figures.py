@@ -461,14 +461,14 @@ def groups_table(data: Data, runs: Mapping[str, str]) -> Iterator[Sequence[str]]
 
 
 def skews_table(data: Data) -> Iterator[Sequence[str]]:
-    yield "FedAvg", "after round 6", "difference to IID"
+    yield "FedAvg", "after 6 rounds", "difference to IID"
     accuracy = {skew: data[f"{skew}/CNN/FedAvg/accuracy"][:, -1] for skews in SKEWS.values() for skew in skews}
     for skew, values in accuracy.items():
         yield skew, spread(values, ".1f"), "" if skew == "IID" else spread(values - accuracy["IID"], "+.1f")
 
 
 def courses_table(data: Data) -> Iterator[Sequence[str]]:
-    yield "", "seeds", "round 2", "round 4", "round 6", "greatest fall in a round", "first round at the target"
+    yield "", "seeds", "after 2 rounds", "4 rounds", "6 rounds", "greatest fall in a round", "rounds to the target"
     for figure, methods in COURSES.items():
         for alpha in TARGETS:
             for method in methods:
@@ -482,7 +482,7 @@ def courses_table(data: Data) -> Iterator[Sequence[str]]:
 
 
 def losses_table(data: Data) -> Iterator[Sequence[str]]:
-    yield "", "end of round 1", "round 3", "round 6", "mean change from epoch to epoch"
+    yield "", "after 1 round", "3 rounds", "6 rounds", "mean change from epoch to epoch"
     for alpha in ("alpha 0.5", "alpha 0.05"):
         for method in ("FedAvg", "FedUV"):
             values = data[f"{alpha}/CNN/{method}/loss"].mean(1)

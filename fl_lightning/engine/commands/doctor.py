@@ -19,8 +19,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
+from fl_lightning.client.batch_norm import statistics_of
+from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.taps import submodule
+from fl_lightning.data.loaders import last_batch
 from fl_lightning.engine.checks import few
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
@@ -31,7 +34,7 @@ from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.sent import contents_of, entries_of
+from fl_lightning.engine.sent import Entry, contents_of, entries_of
 from fl_lightning.errors import UsageError, clipped, count, text_of
 from fl_lightning.method import Method
 from fl_lightning.records.hyperparameters import plain_arguments
@@ -43,8 +46,8 @@ from fl_lightning.sums import Totals, Update
 BATCHES, EVALUATED = 4, 2
 # phases of the stopwatch that are spent once a batch; the others are once a visit
 OF_BATCHES = ("data", "forward_backward", "correct", "step")
-# what is named in a line of the text; of more, only their number
 SPECTRA = "add --trainer.callbacks+=SpectrumMonitor, which reads the taps representation and logits"
+# what is named in a line of the text; of more, only their number
 TAPS_SHOWN = 6
 ENTRIES_SHOWN, LONGEST = 2, 100
 
@@ -89,7 +92,7 @@ def examine(
         "kept_by_clients": client.kept,
     }
     optimizer, schedulers = run.local_training.optimizers.first
-    server, ends = run.server.optimizer, Counter(last_batch(run, k) for k in range(number))
+    server, ends = run.server.optimizer, Counter(last_batch(run.data, k) for k in range(number))
     trial = measure(run, done, batches)
     parts = dict(client.module.named_modules())
     readers: list[Any] = [*run.methods.methods, *trainer.callbacks]
@@ -150,18 +153,6 @@ def described(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__}({', '.join(shown)})"
 
 
-def last_batch(run: Run, k: int) -> str:
-    """What the last batch of client ``k`` is: ``full``, ``short``, ``single`` (one example), ``dropped`` or unknown."""
-    loader, number = run.data.train_dataloader(k), run.data.info(k).num_examples
-    size = getattr(loader, "batch_size", None)
-    if not size:
-        return "unknown"
-    rest = number % size
-    if rest == 0:
-        return "full"
-    return "dropped" if getattr(loader, "drop_last", False) else "single" if rest == 1 else "short"
-
-
 def spread(values: Sequence[int]) -> list[float]:
     """The least, the median and the largest of some numbers."""
     return [min(values), statistics.median(values), max(values)]
@@ -195,12 +186,21 @@ def measure(run: Run, done: int, batches: list[int]) -> Outline:
         "batches": taken,
         "batch": sum(seconds.get(phase, 0.0) for phase in OF_BATCHES) / taken,
         "visit": (adding + sum(value for phase, value in seconds.items() if phase not in OF_BATCHES)) / len(group),
-        "up": update.num_bytes,
-        "leaves": entries_of(contents_of(run.client, update)),
+        "up": update.num_bytes + sum(entry.num_bytes for entry in sums_of_recalibration(run)),
+        "leaves": [*entries_of(contents_of(run.client, update)), *sums_of_recalibration(run)],
         "state": num_bytes(run.client.memories().get(k, {})),
         "evaluation": {phase: seconds_of_evaluation(run, phase) for phase in PHASES},
         "peak": peak_memory(run),
     }
+
+
+def sums_of_recalibration(run: Run) -> list[Entry]:
+    """Return the sums from which the server recomputes the statistics of BatchNorm: counts, inputs and squares."""
+    if run.trainer.buffers not in RECALIBRATES:
+        return []
+    sizes = {path: run.client.live[statistics_of(path)[0]].numel() for path in run.client.batch_norms}
+    parts = [(path, *part) for path, size in sizes.items() for part in (("count", ()), ("sums", (2, size)))]
+    return [Entry(f"recalibration/{path}.{name}", "float64", shape) for path, name, shape in parts]
 
 
 def group_of(run: Run, k: int) -> list[int]:
@@ -305,7 +305,7 @@ def as_text(plan: Outline) -> str:
     kinds = {
         "without_batches": "train nothing",
         "short": "end with a short batch",
-        "single": "end with a batch of one example",
+        "single": "end with a batch of one example (see drop_last)",
         "dropped": "drop a last batch that is not full",
     }
     ends = ", ".join(f"{clients[kind]} {text}" for kind, text in kinds.items() if clients[kind])

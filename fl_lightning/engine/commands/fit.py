@@ -24,6 +24,7 @@ from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.groups.choosing import choose
+from fl_lightning.engine.identity.changes import message, overridden, shown_path
 from fl_lightning.engine.identity.description import FREE_OF_TRAINER
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -31,7 +32,7 @@ from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.checkpoint import Checkpoint
+from fl_lightning.records.checkpoint import Checkpoint, read
 from fl_lightning.records.files import save
 from fl_lightning.records.folder import naming_the_file
 from fl_lightning.records.hyperparameters import of_config, of_objects
@@ -164,16 +165,21 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
         The state entries that stay with each client, where a checkpoint has any.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
-    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; leave it out"
-    require(ckpt_path is None or source is not None, "ckpt_path", str(ckpt_path), hint)
     if source is None and weights is not None:
         load_weights(run, weights)
-    return {} if source is None else load_model(run, source.path)
+    if source is None:
+        return {}
+    changes = overridden(run, read(source.path)) if source.manifest is not None else {}
+    if changes:
+        hint = "these values are used, not those of its run"
+        run.trainer.warn(message(f"ckpt_path={shown_path(source.path)!r}", changes, hint))
+    return load_model(run, source.path)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
     """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
-    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data")
+    hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
+    require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
     module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)

@@ -91,13 +91,11 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    of_rounds = f"the run has {rounds} rounds, counted from 0; give one of them, or a larger trainer.max_rounds"
+    of_rounds = f"give one from 0 to {rounds - 1}, or a larger trainer.max_rounds"
     require(0 <= round_ < rounds, "round", round_, of_rounds)
-    require(0 <= client < clients, "client", client, f"there are {clients} clients; they count from 0")
+    require(0 <= client < clients, "client", client, f"give one from 0 to {clients - 1}")
     source = verified_checkpoint(run, ckpt_path)
-    hint = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; give the path of a file"
-    if source is None:
-        raise UsageError(f"ckpt_path={str(ckpt_path)!r}: {hint}")
+    assert source is not None  # one was asked for
     return source, read(source.path)
 
 

@@ -19,7 +19,7 @@ from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import require
 from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.summary import tagged
+from fl_lightning.records.summary import is_defined, tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
@@ -84,13 +84,18 @@ class Evaluator:
         return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
-        """The means over the clients of all workers; each worker gives those of its own, by itself."""
+        """The means over the clients of all workers; each worker gives those of its own, by itself.
+
+        Where undefined values are left out of one, ``<tag>/clients`` is the number of the others.
+        """
         sums = Sums()
         with self.workers.local_only():
             for of_client in metrics:
-                sums.add({tag: Weighted.of(value) for tag, value in of_client.items()})
+                sums.add({tag: Weighted.of(value) for tag, value in of_client.items() if is_defined(tag, value)})
         sums.all_reduce(self.workers)
-        return {tag: float(mean) for tag, mean in sums.means().items()}
+        numbers = {tag: float(total.weight) for tag, total in sums.totals.items()}
+        fewer = {f"{tag}/clients": one for tag, one in numbers.items() if one < max(numbers.values())}
+        return {**{tag: float(mean) for tag, mean in sums.means().items()}, **fewer}
 
     def check(self) -> None:
         """Refuse a module whose steps and hooks do not take the index of one of several data loaders.

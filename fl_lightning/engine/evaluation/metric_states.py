@@ -1,4 +1,4 @@
-"""The states of torchmetrics objects in an evaluation whose batches are dealt out over the workers.
+"""The states of torchmetrics objects, in an evaluation that the workers share and over the visits of a round.
 
 The private names of torchmetrics in this file are the same in versions 1.4.1 and 1.9.0.
 """
@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
+from fl_lightning.client.entry import computed
+from fl_lightning.client.logged import Logged
+from fl_lightning.collectives import Collectives
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import require
-from fl_lightning.sums import Weighted
+from fl_lightning.sums import Sums, Weighted
 
 # index of the data loader, and of the batch in it
 Place = tuple[int, int]
@@ -128,18 +131,18 @@ class MetricStates:
             for name, metric in self.metrics.items():
                 # between batches the module's code would compute the value of one batch
                 stack.enter_context(replaced(metric, compute=partial(self._compute, name, metric, metric.compute)))
-            self._reset()
+            self.reset()
             yield
-            self._reset()
+            self.reset()
 
     def take(self, place: Place) -> dict[str, Any]:
         """Take the states of a batch out of the objects: returns the sums, by data loader, object and state."""
         updated = {name: metric for name, metric in self.metrics.items() if metric.update_called}
         if not updated:
             return {}
-        sums = {name: self._take_one(name, metric, place) for name, metric in updated.items()}
+        sums = {name: self.take_states(name, metric.metric_state, place) for name, metric in updated.items()}
         # afterwards, since objects of one group share their states
-        self._reset()
+        self.reset()
         return {str(place[0]): sums}
 
     def load(self, loader: int, sums: Mapping[str, Any], notes: list[Note]) -> None:
@@ -150,7 +153,7 @@ class MetricStates:
             sums: what :meth:`take` gave, added up over the batches of all workers.
             notes: of all workers.
         """
-        self._reset()
+        self.reset()
         parts = (summed(loader, sums, notes), joined(loader, notes), self._extreme(loader, notes))
         for (name, state), value in [item for part in parts for item in part.items()]:
             metric = self.metrics[name]
@@ -169,10 +172,11 @@ class MetricStates:
                 values[where] = reduction(values[where], value) if where in values else value
         return values
 
-    def _take_one(self, name: str, metric: Metric, place: Place) -> dict[str, Weighted]:
+    def take_states(self, name: str, values: Mapping[str, Any], place: Place) -> dict[str, Weighted]:
+        """Take the states of one object: returns the sums by state."""
         sums = {}
-        for state, reduction in metric._reductions.items():
-            value, where = getattr(metric, state), (name, state)
+        for state, reduction in self.metrics[name]._reductions.items():
+            value, where = values[state], (name, state)
             if reduction is dim_zero_sum:
                 self.note.types[where] = value.dtype
                 sums[state] = Weighted.summed(value.detach().cpu(), 1.0)
@@ -185,7 +189,8 @@ class MetricStates:
                 self.note.extremes[key] = new if before is None else EXTREMES[reduction](before, new)
         return sums
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Reset all objects."""
         for metric in self.metrics.values():
             metric.reset()
 
@@ -194,6 +199,41 @@ class MetricStates:
         hint = "it is called between batches, which several workers share; call it in on_validation_epoch_end"
         require(self.reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
         return compute(*args, **kwargs)
+
+
+class VisitMetrics:
+    """The values of the torchmetrics objects that visits have logged, over the visits of all workers.
+
+    Args:
+        module: the user's module.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._states, self._sums = MetricStates(module), Sums()
+        # where the object of each name is; empty where the states of some visit cannot be merged
+        self._paths: dict[str, str] = {}
+
+    def add(self, k: int, logged: Logged) -> None:
+        """Add what the visit of client ``k`` has logged."""
+        sums = {}
+        for name, (path, states) in logged.states().items():
+            fits = bool(states) and path in self._states.metrics and can_merge(self._states.metrics[path])
+            self._paths[name] = self._paths.get(name, path) if fits else ""
+            if fits:
+                sums[path] = self._states.take_states(path, states, (0, k))
+        self._sums.add(sums)
+
+    def merged(self, workers: Collectives) -> dict[str, float]:
+        """The value of each name whose states can be merged; all workers call this."""
+        if not self._states.metrics:
+            return {}
+        gathered = self._sums.all_reduce(workers, (self._paths, self._states.note))
+        apart = {name for paths, _ in gathered for name, path in paths.items() if not path}
+        paths = {name: path for theirs, _ in gathered for name, path in theirs.items() if name not in apart}
+        self._states.load(0, {"0": self._sums.totals}, [note for _, note in gathered])
+        values = {name: computed(name, self._states.metrics[path]) for name, path in paths.items()}
+        self._states.reset()
+        return values
 
 
 def summed(loader: int, sums: Mapping[str, Any], notes: list[Note]) -> dict[StateName, Tensor]:

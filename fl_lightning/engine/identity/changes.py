@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from inspect import signature
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import named
-from fl_lightning.engine.identity.description import HOLDS, canonical, was_free
+from fl_lightning.engine.identity.description import HOLDS, canonical, of_data, was_free
 from fl_lightning.errors import UsageError, require
+from fl_lightning.sources import SCRIPT, file_of
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -29,10 +31,16 @@ OF_SCHEDULE = ("model.optimizer", "model.lr_scheduler", "trainer.client_schedule
 LONGEST, VALUE, PATH = 290, 36, 60
 
 
-def identity(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds of the run that it belongs to."""
+def identity(run: Run, described: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of the run that it belongs to; ``described`` replaces its description."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": run.description}
+    return {**known, "description": run.description if described is None else described}
+
+
+def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """Where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
+    methods = {name: canonical(method) for name, method in named(run.methods.methods).items()}
+    return differences(identity(run, {"method": methods, "data": of_data(run.data)}), checkpoint)
 
 
 def changes_of(
@@ -116,8 +124,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     described, before = ours["description"], theirs.get("description", {})
     if "trainer" in before:  # before there were groups, clients were trained one by one
         before = {**before, "trainer": {"clients_per_step": 1, **before["trainer"]}}
-    for section in SECTIONS:
-        changes |= differing(before.get(section, {}), described.get(section, {}), section, known_only=True)
+    for section in (name for name in SECTIONS if name in described):
+        changes |= differing(before.get(section, {}), described[section], section, known_only=True)
     changes.pop("trainer.max_rounds", None)
     factors = "trainer.client_lr_scheduler"
     if factors in changes:
@@ -160,13 +168,20 @@ def differing(theirs: Any, ours: Any, key: str, known_only: bool = False) -> dic
 
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
     """One line that lists the first changes and counts the others."""
-    items = [f"{key}={shown(here)} (was {shown(there)})" for key, (there, here) in changes.items()]
+    items = [edited(key) or f"{key}={shown(here)} (was {shown(there)})" for key, (there, here) in changes.items()]
     for number in range(len(items), 0, -1):
         more = f" and {len(items) - number} more" if number < len(items) else ""
         line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
         if len(line) <= LONGEST:
             break
     return line
+
+
+def edited(key: str) -> str:
+    """That the file of a module was edited, where the key is of one; else empty."""
+    module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
+    file = file_of(module) if key.startswith("code.") else None
+    return f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""
 
 
 def shown(value: Any) -> str:
