@@ -52,7 +52,7 @@ class ClientError(RuntimeError):
 
 
 class LostWorkerError(ClientError):
-    """A worker process has ended or is silent, so the run cannot go on.
+    """A worker process has ended or is late, so the run cannot go on.
 
     Attributes:
         worker: its rank; None where it is not known.

@@ -98,6 +98,8 @@ class FederatedTrainer(RunArguments):
             that those of the round before have ended with. bfloat16 is refused on a GPU that emulates it.
         threads_per_worker: threads of each worker, at least 1; None is 1 where there are several workers, else torch's
             choice. With more than 1 thread, several workers run the program anew instead of being forked.
+        timeout: seconds, at least 1, that a worker waits for the others before the run ends with an error that names
+            them; None waits as long as it takes. A fast worker waits a whole round for the slowest client.
         client_memory: GiB of main memory in which each worker keeps what methods remember of clients; what exceeds it
             is kept in the folder of temporary files.
         channels_last: keep images and weights in the channels_last memory format, in which convolutions are faster;

@@ -31,7 +31,7 @@ from torch.optim import SGD, Adam
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import BestCheckpoint, Callback, SpectrumMonitor
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
+from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -83,11 +83,11 @@ def forked(work, log):
     """Start a process that does some work, with a group of its own; returns its id. What it prints goes to ``log``."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with without_collections():
+    with gc_disabled():
         process = os.fork()
         if process:
             return process
-        begin_forked_process()
+        init_forked_process()
     status = 1
     try:
         os.setsid()

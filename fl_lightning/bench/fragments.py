@@ -21,7 +21,7 @@ PLACES_OF_DATA = ("root", "cache_dir", "download")
 # ... and those of the trainer that say where files go and how a run is carried out
 WAYS_OF_TRAINER = (
     *("default_root_dir", "name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory"),
-    *("cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
+    *("timeout", "cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
 )
 # keys that belong to the method of a run
 OF_METHOD = ("method", "trainer.server_optimizer")

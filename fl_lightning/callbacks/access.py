@@ -160,7 +160,7 @@ class RunAccess:
 
         So workers can deal out clients, and evaluate each of them as a whole.
         """
-        with self.run.workers.alone():
+        with self.run.workers.local_only():
             yield
 
     @property

@@ -24,7 +24,6 @@ from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
-from fl_lightning.engine.processes.launch import restored_environment
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer
 
@@ -160,14 +159,15 @@ def machine() -> str:
 @contextmanager
 def as_before() -> Iterator[None]:
     """Leave what is the process's, and what user code may change, as it was before the block."""
-    dtype, folder, path = torch.get_default_dtype(), os.getcwd(), list(sys.path)
-    with restored_environment():
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
-            os.chdir(folder)
-            sys.path[:] = path
+    dtype, folder, path, variables = torch.get_default_dtype(), os.getcwd(), list(sys.path), dict(os.environ)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        os.chdir(folder)
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(variables)
 
 
 def free_memory() -> None:

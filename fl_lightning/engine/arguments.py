@@ -11,8 +11,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
+from fl_lightning.distributed.launcher import build_fabric
 from fl_lightning.engine.checks import as_list, check_arguments, check_callbacks, check_device, check_loggers
-from fl_lightning.engine.processes.launch import build_fabric
 from fl_lightning.namespaces import Logger
 from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.sampling import Sampler, UniformSampler
@@ -54,6 +54,7 @@ class RunArguments(RunAccess):
         num_nodes: int = 1,
         precision: str | int | None = None,
         threads_per_worker: int | None = None,
+        timeout: float | None = None,
         client_memory: float = 4.0,
         checkpoint_every_n_rounds: int = 1,
         channels_last: bool | None = None,
@@ -87,7 +88,7 @@ class RunArguments(RunAccess):
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
-        self.client_memory, self.cache_references = client_memory, cache_references
+        self.timeout, self.client_memory, self.cache_references = timeout, client_memory, cache_references
         self.channels_last, self.compile = channels_last, compile
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name

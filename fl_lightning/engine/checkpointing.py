@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fl_lightning.storage.checkpoint import (
     LAST,
     client_files,
     find_checkpoint,
+    newest_checkpoint,
     read,
     resumes_in_place,
     unpack_rows,
@@ -67,9 +69,15 @@ def save_run(run: Run, folder: Path) -> None:
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
     """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
 
+    A restart by torchrun resumes from the last checkpoint without being told.
+
     Raises:
         UsageError: there is no such run, none at the path, or none is valid.
     """
+    # each node counts its own restarts, and that of the first worker may have had none
+    restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+    if ckpt_path is None and any(restarts):
+        ckpt_path = newest_checkpoint(run.folder.root)
     checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
     if checkpoint is None and ckpt_path is not None:
         text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint: it begins with round 0"

@@ -27,6 +27,7 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
+from fl_lightning.distributed.launcher import cores
 from fl_lightning.engine.compiled import MODES
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, check_all, clipped, require, text_of
@@ -75,6 +76,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
         "give 1 or more, up to 8 for each core, or null",
     ),
+    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "give seconds from 1 to a million, or null"),
     "compile": (
         lambda mode: not isinstance(mode, str) or mode in MODES,
         f"give true, false or one of {', '.join(MODES)}",
@@ -490,8 +492,3 @@ def has_bfloat16() -> bool:
     """Whether torch computes in bfloat16 on this processor without emulating it; true where that is not known."""
     known = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
     return True if known is None else bool(known())
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from fl_lightning.client import Client
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.loaders import ClientLoader, Rows, num_batches, without_singles
+from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
-from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.recording import Recordings, looks_at
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules

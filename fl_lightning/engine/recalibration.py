@@ -26,9 +26,9 @@ from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import mean_and_variance, statistics_of, sums_of
 from fl_lightning.client.taps import Reached
 from fl_lightning.data.loaders import Batches, ClientLoader
+from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import bound_step
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.seeding import address, ambient
 from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted

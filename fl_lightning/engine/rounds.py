@@ -15,6 +15,7 @@ import torch
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import RECALIBRATES
+from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.groups.forming import cost, form_groups
@@ -22,7 +23,6 @@ from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
-from fl_lightning.engine.processes.workers import place
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import sent_down
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, add_note, located, text_of
@@ -290,7 +290,7 @@ def is_watched(run: Run) -> bool:
 def observe(run: Run, k: int, round_: int) -> None:
     """Show the callbacks a client that has trained; where the run skips clients that fail, an error is the client's."""
     try:
-        with run.workers.alone():
+        with run.workers.local_only():
             run.call("on_client_end", client=run.client)
     except (ClientError, UsageError):
         raise
@@ -308,7 +308,7 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
     steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
     groups = {group[0]: group for group in groups_of_cohort(run, steps)}
     costs = {first: cost(group, steps) for first, group in groups.items()}
-    of_groups = place(costs, run.workers.size, run.client.memories().owners)
+    of_groups = schedule(costs, run.workers.size, run.client.memories().owners)
     placed = [[k for first in firsts for k in groups[first]] for firsts in of_groups]
     if run.client.memories().owners:
         run.workers.barrier()  # a memory is sent when both sides are here

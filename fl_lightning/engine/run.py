@@ -20,29 +20,31 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
 from fl_lightning.client.clock import Clock
+from fl_lightning.client.entry import Form
 from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.distributed.launcher import (
+    build_fabric,
+    devices_and_nodes,
+    refuse_default_group,
+    threads,
+    tune_malloc,
+    uses_fork,
+)
+from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine import checks
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
-from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
+from fl_lightning.engine.evaluation.evaluator import BatchIndex, Evaluator, Representations
+from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.identity.description import code_of_run, description
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
-from fl_lightning.engine.processes.launch import (
-    build_fabric,
-    devices_and_nodes,
-    forks,
-    keep_freed_memory,
-    refuse_default_group,
-    threads,
-)
-from fl_lightning.engine.processes.workers import Workers
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.errors import ClientError, Stopped, add_note, check_all, located, require
@@ -53,9 +55,13 @@ from fl_lightning.seeding import ambient, base_seed
 from fl_lightning.server import Server
 from fl_lightning.state import select
 from fl_lightning.sums import Totals
+from fl_lightning.sums.reduced import Reduced
+from fl_lightning.sums.weighted import Weighted
 from fl_lightning.systems import Fate
 
 Result = TypeVar("Result")
+# the types that workers exchange, beside tensors, arrays and plain values
+MESSAGES = (BatchIndex, Form, Note, Reduced, Weighted)
 
 
 class Clients(Protocol):
@@ -179,19 +185,22 @@ def launch(
         checks.check_folder("trainer.default_root_dir", trainer.default_root_dir)
     code_of_run(trainer, model, data, methods.methods)  # read now: a file may be edited while data are prepared
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), forks(trainer)
+    stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), uses_fork(trainer)
     stand_in.attach(model)
     data.trainer = stand_in
     if prepared:
         # before the workers are forked, so that they share the data
         prepare(data, model)
+    forked = uses_fork(trainer)  # not where the data module has used a GPU
 
     def _work(fabric: Fabric) -> Result:
         """Build the run in one worker, and run the command on it."""
-        keep_freed_memory()
-        with Workers(fabric) as workers, exit_is_failure(), ExitStack() as cleanup:
+        tune_malloc()
+        with Workers(fabric, trainer.timeout, MESSAGES) as workers, exit_is_failure(), ExitStack() as cleanup:
             if not prepared:
                 prepare(data, model, workers)
+            elif not forked:
+                workers.barrier()  # at which the others wait for the data
             checks.check_data_fits(trainer, model, data, methods)
             cleanup.callback(stand_in.detach, model)
             cleanup.push(partial(tell_of_failure, data))

@@ -177,25 +177,30 @@ def resumes_in_place(path: Path) -> bool:
 def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes: bool = False) -> Path | None:
     """Return the requested checkpoint: a path, or ``last`` for the last one of the newest version in ``versions``.
 
-    A restart by torchrun resumes from the last checkpoint by itself. None if no checkpoint is requested, and for a run
-    that ``resumes`` and has none yet.
+    None if no checkpoint is requested, and for a run that ``resumes`` and has none yet.
 
     Raises:
         UsageError: the path is empty or a folder such as ``.``; no version has a last checkpoint.
     """
-    if ckpt_path is not None and str(ckpt_path) != "last":
+    if ckpt_path is None:
+        return None
+    if str(ckpt_path) != "last":
         require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
         return Path(ckpt_path)
-    if ckpt_path is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0:
-        return None
-    folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
-    begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
-    newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
-    if newest is None and ckpt_path is not None and not (resumes and any(versions.glob("version_*"))):
+    newest = newest_checkpoint(versions)
+    if newest is None and not (resumes and any(versions.glob("version_*"))):
         hint = "give trainer.name and trainer.default_root_dir of a run that has, or leave ckpt_path out"
         others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
         there = f"; beside it are {choices(others, versions.name)}" if others else ""
         raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
+    return newest
+
+
+def newest_checkpoint(versions: Path) -> Path | None:
+    """Return the last checkpoint of the newest version that has one."""
+    folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
+    begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
+    newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
     return None if newest is None else newest / LAST
 
 

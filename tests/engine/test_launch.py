@@ -1,7 +1,10 @@
 """How the workers start: by forks, by running the program anew, or not at all, and what is said of it."""
 
+import multiprocessing
+import os
+import signal
+import socket
 import tempfile
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,21 +17,21 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes import launch, meeting, presence
+from fl_lightning.distributed import launcher, rendezvous
 from fl_lightning.errors import ClientError, LostWorkerError
 
 
 @pytest.fixture
 def notebook(monkeypatch):
     """A prompt, which has no program to run anew."""
-    for module in (launch, connector):
+    for module in (launcher, connector):
         monkeypatch.setattr(module, "_IS_INTERACTIVE", True)
 
 
 @pytest.fixture
 def macos(monkeypatch):
-    monkeypatch.setattr(launch.sys, "platform", "darwin")
-    monkeypatch.setattr(launch.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(launcher.sys, "platform", "darwin")
+    monkeypatch.setattr(launcher.platform, "system", lambda: "Darwin")
 
 
 def test_auto_is_one_worker_in_this_process_where_none_can_be_forked(tmp_path, macos, said):
@@ -39,10 +42,10 @@ def test_auto_is_one_worker_in_this_process_where_none_can_be_forked(tmp_path, m
 
 
 def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_path, macos, said, monkeypatch):
-    monkeypatch.setattr(launch, "can_run_anew", lambda: True)
+    monkeypatch.setattr(launcher, "can_run_anew", lambda: True)
     trainer = small_trainer(tmp_path, devices=2)
-    assert not launch.forks(trainer)
-    fabric = launch.build_fabric(trainer, *launch.devices_and_nodes(trainer, small_data()))
+    assert not launcher.uses_fork(trainer)
+    fabric = launcher.build_fabric(trainer, *launcher.devices_and_nodes(trainer, small_data()))
     assert isinstance(fabric.strategy.launcher, _SubprocessScriptLauncher)
     assert_names(said(), "trainer.devices=2", "Darwin")
 
@@ -94,33 +97,28 @@ def test_devices_that_an_accelerator_does_not_take_are_refused_with_a_remedy(tmp
 
 
 class Listens(Callback):
-    """Keeps where each worker listens, and whether others may read the folder in which they have met."""
+    """Keeps where each worker listens."""
 
     def on_last_round_end(self, trainer):
-        folders = [path.stat().st_mode & 0o077 for path in Path(tempfile.gettempdir()).glob("fl_lightning*")]
-        self.all = trainer.gather(({address for address, _ in listening()}, folders))
+        self.all = trainer.gather({address for address, _ in listening()})
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="the system does not list its sockets")
-def test_workers_of_one_machine_listen_on_loopback_and_leave_no_folder(tmp_path, monkeypatch):
+def test_workers_of_one_machine_listen_on_loopback_whatever_the_port_and_leave_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     listens = Listens()
-    small_trainer(tmp_path / "run", devices=2, callbacks=[listens]).fit(small_model(), small_data())
-    assert listens.all == [({"127.0.0.1"}, [0])] * 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        small_trainer(tmp_path / "run", devices=2, callbacks=[listens]).fit(small_model(), small_data())
+    assert listens.all == [{"127.0.0.1"}] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_folder_for_temporary_files_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with refused("TMPDIR"):
-        small_trainer(tmp_path / "run", devices=2).fit(small_model(), small_data())
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("node", "missing"), [(0, "worker 1 (node 1) of 2"), (1, "MASTER_PORT=")])
+@pytest.mark.parametrize(("node", "missing"), [(0, "worker 1 of 2"), (1, "MASTER_PORT=")])
 def test_a_node_that_never_comes_is_named_and_nothing_is_written(tmp_path, monkeypatch, node, missing):
-    for module, name in product((meeting, presence), ("JOIN", "PATIENCE", "LOOK")):
-        monkeypatch.setattr(module, name, 0.5, raising=False)
+    monkeypatch.setattr(rendezvous, "JOIN", 0.5)
     monkeypatch.setattr(LightningEnvironment, "creates_processes_externally", True)
     # the run would leave a port behind that it finds itself
     where = {"LOCAL_RANK": "0", "NODE_RANK": node, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_network_port()}
@@ -129,3 +127,18 @@ def test_a_node_that_never_comes_is_named_and_nothing_is_written(tmp_path, monke
     with refused(missing):
         small_trainer(tmp_path, num_nodes=2).fit(small_model(), small_data())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_worker_that_ends_between_joining_and_connecting_ends_the_others(tmp_path, monkeypatch, lost):
+    gloo = launcher.connect
+
+    def connect(store, rank, *rest):
+        if rank == lost:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return gloo(store, rank, *rest)
+
+    monkeypatch.setattr(launcher, "connect", connect)
+    with refused(f"worker {lost}", "SIGKILL", kind=LostWorkerError):
+        small_trainer(tmp_path, devices=3).fit(small_model(), small_data())
+    assert not multiprocessing.active_children()

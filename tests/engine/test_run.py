@@ -12,7 +12,7 @@ from helpers.errors import assert_names, refused
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes.launch import begin_forked_process, without_collections
+from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
 
@@ -53,7 +53,7 @@ class Killed(Callback):
 
 def killed(folder):
     """A run of two workers, of which the first is killed."""
-    begin_forked_process()
+    init_forked_process()
     trainer = small_trainer(folder, devices=2, callbacks=[Killed()], client_memory=0.0)
     trainer.fit(plain_sgd_model(), small_data(), SCAFFOLD())
 
@@ -63,7 +63,7 @@ def test_workers_end_with_the_process_that_started_them_and_leave_nothing(tmp_pa
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     reader, writer = os.pipe()
     process = multiprocessing.get_context("fork").Process(target=killed, args=(tmp_path / "runs",))
-    with without_collections():
+    with gc_disabled():
         process.start()
     os.close(writer)
     process.join()

@@ -15,7 +15,7 @@ from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data,
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli import main
-from fl_lightning.engine.processes import signals
+from fl_lightning.distributed import signals
 from fl_lightning.errors import Interrupted, Terminated
 from fl_lightning.methods import SCAFFOLD
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.engine.processes.launch import ClientStrategy
-from fl_lightning.engine.processes.workers import place
-from fl_lightning.errors import ClientError
+from fl_lightning.distributed import workers
+from fl_lightning.distributed.launcher import IndependentStrategy
+from fl_lightning.distributed.workers import schedule
+from fl_lightning.errors import ClientError, LostWorkerError
 from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.models import MLP
 
@@ -170,7 +172,7 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 @pytest.fixture
 def network(monkeypatch):
     """Workers that cannot trust what they receive, as those of several machines."""
-    monkeypatch.setattr(ClientStrategy, "private", False)
+    monkeypatch.setattr(IndependentStrategy, "is_private", False)
 
 
 class Gathers(Callback):
@@ -265,13 +267,13 @@ def test_a_default_group_beside_several_workers_is_refused(tmp_path, within):
 
 
 def test_the_longest_are_placed_first_on_the_worker_with_the_least():
-    assert place({0: 5, 1: 9, 2: 5, 3: 1}, 2, {}) == [[1, 3], [0, 2]]
-    assert place({4: 1}, 3, {}) == [[4], [], []]
+    assert schedule({0: 5, 1: 9, 2: 5, 3: 1}, 2, {}) == [[1, 3], [0, 2]]
+    assert schedule({4: 1}, 3, {}) == [[4], [], []]
 
 
 def test_a_client_stays_where_its_memory_is_while_that_worker_has_its_share():
-    assert place({0: 5, 1: 5, 2: 5, 3: 5}, 2, {0: 1, 1: 1, 2: 0, 3: 0}) == [[2, 3], [0, 1]]
-    assert sorted(map(len, place({0: 5, 1: 5, 2: 5, 3: 5}, 2, dict.fromkeys(range(4), 1)))) == [2, 2]
+    assert schedule({0: 5, 1: 5, 2: 5, 3: 5}, 2, {0: 1, 1: 1, 2: 0, 3: 0}) == [[2, 3], [0, 1]]
+    assert sorted(map(len, schedule({0: 5, 1: 5, 2: 5, 3: 5}, 2, dict.fromkeys(range(4), 1)))) == [2, 2]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -280,7 +282,7 @@ def test_no_worker_has_more_than_the_mean_and_the_longest(size):
     for _ in range(50):
         steps = {k: int(s) for k, s in enumerate(rng.integers(0, 100, 40))}
         owners = {k: int(rng.integers(0, size)) for k in range(0, 40, 2)}
-        placed = place(steps, size, owners)
+        placed = schedule(steps, size, owners)
         assert sorted(k for clients in placed for k in clients) == list(range(40))
         assert max(sum(steps[k] for k in clients) for clients in placed) <= sum(steps.values()) / size + 100
 
@@ -342,6 +344,38 @@ def test_a_lost_worker_ends_the_run_by_name(tmp_path, callback, message):
     assert not torch.distributed.is_initialized()
 
 
+class Freezes(Callback):
+    """Stops one worker in the second round, and leaves its process to the others."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_client_end(self, trainer, client):
+        if trainer.global_rank == self.rank and trainer.server.round == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.thorough
+def test_a_frozen_worker_is_named_after_the_timeout(tmp_path):
+    with refused("round 1", "worker 2", "trainer.timeout=1", kind=LostWorkerError) as ended:
+        small_trainer(tmp_path, devices=3, timeout=1, callbacks=[Freezes(2)]).fit(small_model(), small_data())
+    assert "worker 1" not in str(ended.value)
+    assert not multiprocessing.active_children()
+
+
+class Slow(Callback):
+    """Lets one worker take longer than the time between two looks of the others."""
+
+    def on_client_end(self, trainer, client):
+        if trainer.global_rank == 1:
+            time.sleep(0.15)
+
+
+def test_a_slow_worker_is_waited_for_without_a_timeout(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "LOOK", 0.02)
+    small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Slow()]).fit(small_model(), small_data())
+
+
 def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -360,6 +394,7 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
         ({"workers_per_device": 0}, ("trainer.workers_per_device=0",)),
         ({"num_nodes": 0}, ("trainer.num_nodes=0",)),
         ({"client_memory": -1.0}, ("trainer.client_memory=-1.0",)),
+        ({"timeout": 0}, ("trainer.timeout=0",)),
     ],
 )
 def test_bad_arguments_are_refused_by_name(tmp_path, options, message):
@@ -439,15 +474,20 @@ def test_two_nodes_give_the_bits_of_one_worker_and_can_fit_twice(tmp_path, alone
     assert_saved(tmp_path / "nodes", alone, fits=2, workers=4)
 
 
-def test_a_restart_by_torchrun_ends_with_the_same_bits(tmp_path, alone, torchrun):
-    others, killed = fork_tasks(torchrun(nodes=1), tmp_path, "restarted", 1, "killed")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_restart_by_torchrun_resumes_to_the_same_bits(tmp_path, alone, torchrun, nodes):
+    first, killed, *rest = fork_tasks(torchrun(nodes=nodes), tmp_path, "restarted", 1, "killed")
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
-    others.terminate()
-    others.join()
-    assert others.exitcode
-    succeed(fork_tasks(torchrun(nodes=1, restarts=1), tmp_path, "restarted", 1, "killed"))
-    assert_saved(tmp_path / "restarted", alone)
+    for other in (first, *rest):
+        other.terminate()
+        other.join()
+        assert other.exitcode
+    again = torchrun(nodes=nodes, restarts=1)
+    for task in again[: 2 * nodes - 2]:
+        task["TORCHELASTIC_RESTART_COUNT"] = "0"  # each node counts its own, and the last one failed
+    succeed(fork_tasks(again, tmp_path, "restarted", 1))
+    assert_saved(tmp_path / "restarted", alone, workers=2 * nodes)
 
 
 def test_slurm_tasks_give_the_bits_of_one_worker(tmp_path, alone):
@@ -463,7 +503,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("start", "threads", "how"), [(TORCHRUN, 1, ()), ((), 2, ("several_threads",))])
+@pytest.mark.parametrize(
+    ("start", "threads", "how"),
+    [(TORCHRUN, 1, ()), ((), 2, ("several_threads",)), ((), 1, ("no_fork_after_setup",))],
+)
 def test_a_program_that_is_run_anew_for_each_worker_gives_the_bits_of_one_and_can_fit_twice(
     tmp_path, start, threads, how
 ):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from fl_lightning.engine.processes.signals import Signals
+from fl_lightning.distributed.signals import Signals
 
 
 class ThreadWorkers:

@@ -234,7 +234,7 @@ def seconds_of_evaluation(run: Run, phase: str) -> float:
     state = run.methods.evaluated_state(run.server)
     whole = sum(run.loaders.length(loader) for loader in run.loaders.evaluation(phase))
     for limit in (1, EVALUATED):
-        with limited(run.loaders, limit), run.workers.alone():
+        with limited(run.loaders, limit), run.workers.local_only():
             began = time.perf_counter()
             run.evaluator.one_model(phase, state, observed=False)
             taken = time.perf_counter() - began

@@ -227,7 +227,7 @@ def predict(run: Run) -> list[Any]:
     loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]
     loaders = loaders or run.loaders.evaluation("test")
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
-    with run.resident.evaluating("predict"), run.workers.alone(not can_share(run.client, "predict")):
+    with run.resident.evaluating("predict"), run.workers.local_only(not can_share(run.client, "predict")):
         with ambient(run.seed, "predict"):
             run.resident.call("on_predict_start")
             run.resident.call("on_predict_epoch_start")

@@ -25,7 +25,7 @@ from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from fl_lightning.engine.processes.workers import Workers
+    from fl_lightning.distributed.workers import Workers
 
 PHASES = ("val", "test")
 STAGES = {"val": "validate", "test": "test"}
@@ -89,7 +89,7 @@ class Evaluator:
         Where undefined values are left out of one, ``<tag>/clients`` is the number of the others.
         """
         sums = Sums()
-        with self.workers.alone():
+        with self.workers.local_only():
             for of_client in metrics:
                 sums.add({tag: Weighted.of(value) for tag, value in of_client.items() if is_defined(tag, value)})
         sums.all_reduce(self.workers)
@@ -131,7 +131,7 @@ class Evaluator:
             # as within Lightning's fit; the other evaluations are no part of one
             self.resident.call("on_validation_model_zero_grad")
         # where the batches are not dealt out, every worker runs all
-        with self.resident.evaluating(STAGES[phase]), self.workers.alone(not loop.shared):
+        with self.resident.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
             values = loop.run(loaders)
             if observed and client is None:
                 self.resident.evaluated = self.resident.logged.callback_metrics()

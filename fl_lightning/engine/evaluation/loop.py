@@ -23,7 +23,7 @@ from fl_lightning.sums import Sums
 from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
 
 if TYPE_CHECKING:
-    from fl_lightning.engine.processes.workers import Workers
+    from fl_lightning.distributed.workers import Workers
 
 # those around a whole evaluation, and around a batch; on_<stage>_model_eval and _model_train set the mode only
 EPOCH_HOOKS = ("start", "epoch_start", "epoch_end", "end")

@@ -45,6 +45,7 @@ FREE_OF_TRAINER = (
     "devices",
     "workers_per_device",
     "num_nodes",
+    "timeout",
     "strategy",
     "client_memory",
     "cache_references",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.engine.processes.launch import begin_forked_process, can_fork, without_collections
+from fl_lightning.distributed.launcher import can_fork, gc_disabled, init_forked_process
 from fl_lightning.errors import UsageError
 
 # of patience with the forked process
@@ -34,7 +34,7 @@ def said_by_fork(work: Callable[[], None]) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
     child = context.Process(target=say_error, args=(work, sender))
-    with without_collections():
+    with gc_disabled():
         child.start()
     sender.close()
     try:
@@ -50,7 +50,7 @@ def said_by_fork(work: Callable[[], None]) -> str:
 
 def say_error(work: Callable[[], None], sender: Any) -> None:
     """In a forked process: send the text of the UsageError that ``work`` raises, and end."""
-    begin_forked_process()
+    init_forked_process()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)

@@ -10,7 +10,6 @@ Lightning's private names that this needs are used here alone, as of lightning 2
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import multiprocessing
@@ -19,12 +18,11 @@ import platform
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.multiprocessing
@@ -38,35 +36,35 @@ from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
-from fl_lightning.engine.checks import cores
-from fl_lightning.engine.processes.meeting import (
-    FOLDER,
-    LOOPBACK,
-    connect,
-    meet,
-    meet_in,
-    meet_once,
-    of_group,
-    open_folder,
-)
-from fl_lightning.engine.processes.presence import Presence, SignsInFile, SignsInStore
+from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess  # which Windows does not have
 
-    from fl_lightning.engine.arguments import RunArguments
-
 # errors whose message is enough without a traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
 # characters of a worker's error that worker 0 reports
 MOST_SAID = 2**12
-# numbers the groups that this process has joined by the same store
-GROUPS = count()
 
 
-class LaunchingFabric(Fabric):
+class WorkerArguments(Protocol):
+    """The arguments of a trainer that decide how workers are started."""
+
+    accelerator: str
+    devices: int | str | list[int]
+    workers_per_device: int
+    num_nodes: int
+    precision: str | int | None
+    threads_per_worker: int | None
+    participation: float
+    cohort_size: int | None
+    callbacks: list[Any]
+    fabric: Fabric
+
+
+class WorkerFabric(Fabric):
     """Fabric that leaves the classes of loaders and samplers as they are.
 
     Lightning's wraps their constructors while it runs a function, so that it can build them again in
@@ -74,21 +72,12 @@ class LaunchingFabric(Fabric):
     and every loader that the process builds becomes slower.
     """
 
-    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Start the workers, and run ``function`` in each; returns what it returns in this one."""
-        strategy: Any = self.strategy
-        if isinstance(strategy, ClientStrategy) and strategy.runs_program_anew and strategy.on_one_machine:
-            # the other processes run the program to its end, with all of its fits
-            atexit.register(open_folder().close)
-        return super().launch(function, *args, **kwargs)
-
     def _wrap_with_setup(self, to_run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        strategy: Any = self.strategy
-        strategy.setup_environment()
+        self.strategy.setup_environment()
         return to_run(*args, **kwargs)
 
 
-def build_fabric(trainer: RunArguments, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
+def build_fabric(trainer: WorkerArguments, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
     """Fabric for the workers that ``devices``, ``num_nodes`` and ``trainer.workers_per_device`` ask for.
 
     Raises:
@@ -98,12 +87,12 @@ def build_fabric(trainer: RunArguments, devices: int | str | list[int] = 1, num_
     accelerator = "cpu" if on_apple else trainer.accelerator  # float64, in which updates are added, is not on that GPU
     how: dict[str, Any] = {"accelerator": accelerator, "precision": trainer.precision, "devices": devices}
     try:
-        fabric = LaunchingFabric(**how, callbacks=trainer.callbacks)
+        fabric = WorkerFabric(**how, callbacks=trainer.callbacks)
         if fabric.world_size * num_nodes * trainer.workers_per_device == 1:
             return fabric
         check_start(trainer)
-        strategy = ClientStrategy(trainer.workers_per_device, forks(trainer))
-        return LaunchingFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
+        strategy = IndependentStrategy(trainer.workers_per_device, uses_fork(trainer))
+        return WorkerFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
     except UsageError:
         raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
@@ -112,7 +101,7 @@ def build_fabric(trainer: RunArguments, devices: int | str | list[int] = 1, num_
         raise UsageError(f"{keys}: {why}; choose values that fit together, such as devices auto") from error
 
 
-def forks(trainer: RunArguments) -> bool:
+def uses_fork(trainer: WorkerArguments) -> bool:
     """Whether this process starts its workers, and can do so by forking."""
     return starts_workers() and not obstacle_to_forks(trainer)
 
@@ -127,7 +116,7 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
-def obstacle_to_forks(trainer: RunArguments) -> str:
+def obstacle_to_forks(trainer: WorkerArguments) -> str:
     """Why workers cannot be forked; empty where they can."""
     if not can_fork():
         return f"{platform.system()} cannot fork a process safely"
@@ -144,7 +133,7 @@ def can_run_anew() -> bool:
     return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
-def check_start(trainer: RunArguments) -> None:
+def check_start(trainer: WorkerArguments) -> None:
     """Say that several workers run the program anew, where they cannot be forked.
 
     Raises:
@@ -155,6 +144,11 @@ def check_start(trainer: RunArguments) -> None:
         hint = f"{obstacle}, and a notebook or a prompt has no program to run anew; give 1, or run a script"
         require(can_run_anew(), "trainer.devices", trainer.devices, hint)
         rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program anew ({obstacle})")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_default_group(workers: int) -> None:
@@ -168,7 +162,7 @@ def refuse_default_group(workers: int) -> None:
         require(size == workers == 1, "torch.distributed", f"a default group of {size} process(es)", hint)
 
 
-def devices_and_nodes(trainer: RunArguments, data: Any) -> tuple[int | str | list[int], int]:
+def devices_and_nodes(trainer: WorkerArguments, data: Any) -> tuple[int | str | list[int], int]:
     """Devices of a node and number of nodes: those of the cluster, else those of the trainer's arguments."""
     world = world_of_cluster()
     if world is not None:
@@ -180,14 +174,14 @@ def devices_and_nodes(trainer: RunArguments, data: Any) -> tuple[int | str | lis
         rank_zero_info(f"trainer.devices=auto: 1 worker, which is this process ({obstacle})")
         return 1, trainer.num_nodes
     chosen = max(1, cores() // (trainer.threads_per_worker or 1))
-    if forks(trainer):
+    if uses_fork(trainer):
         # before workers are forked the data are set up, so the number of clients is known
         chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
     rank_zero_info(f"trainer.devices=auto: {chosen} workers on {cores()} cores")
     return chosen, trainer.num_nodes
 
 
-class ClientStrategy(DDPStrategy):
+class IndependentStrategy(DDPStrategy):
     """A strategy for workers that train different clients: each has the whole model, and nothing wraps it.
 
     Args:
@@ -196,14 +190,14 @@ class ClientStrategy(DDPStrategy):
 
     Attributes:
         group: the process group of the workers; None before they have joined and after :meth:`leave`.
-        presence: which workers are there; None before they have joined.
+        store: the part of the store in which they have joined; None without a group.
     """
 
     def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
         super().__init__()
         self.workers_per_device, self.forks = workers_per_device, forks
         self.group: Any = None
-        self.presence: Presence | None = None
+        self.store: Any = None
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -217,7 +211,7 @@ class ClientStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
         if self.forks and not environment.creates_processes_externally:
-            self._launcher: Any = ForkedWorkers(environment, self.num_processes, self.on_one_machine)
+            self._launcher: Any = ForkLauncher(environment, self.num_processes, self.on_one_machine)
         else:
             super()._configure_launcher()
 
@@ -228,53 +222,46 @@ class ClientStrategy(DDPStrategy):
             UsageError: the port is in use, or a worker has not come.
             LostWorkerError: a worker of this machine has ended.
         """
-        environment: Any = self.cluster_environment
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
         self._set_world_ranks()
-        world, number = (environment.global_rank(), environment.world_size()), next(GROUPS)
-        # forked workers meet once, and free the port when they part
-        forked, folder = isinstance(self._launcher, ForkedWorkers), self._folder
+        forked = isinstance(self._launcher, ForkLauncher)
+        check = self._launcher.check if forked else lambda: None
+        address, port = self._address
         try:
-            if folder is not None:
-                store = of_group(meet_in(folder), number)
-                signs: Any = SignsInFile(folder / f"signs-{number}", world[1])
+            if forked:  # they meet once, and free the port when they part
+                listener = self._launcher.listener
+                store = checked(lambda: tcp_store(address, port, self.global_rank == 0, listener), check)
             else:
-                inside = self.on_one_machine and not TorchElasticEnvironment.detect()
-                address = LOOPBACK if inside else environment.main_address
-                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(environment.main_port)
-                store = of_group((meet if forked else meet_once)(*world, address, environment.main_port), number)
-                signs = SignsInStore(distributed.PrefixStore("presence", store), world[1])
-            self.presence = Presence(distributed.PrefixStore("presence", store), signs, *world, self.num_processes)
-            self.presence.join(self._launcher.check if forked else lambda: None)
-            self.group = connect(store, *world, self.on_one_machine)
+                of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+                store = shared_tcp_store(address, port, self.global_rank == 0 and not of_agent)
+            world = (self.global_rank, self.world_size)
+            self.store = group_store(store, *world, check)
+            self.group = checked(lambda: connect(self.store, *world, self.on_one_machine), check)
             self.group.barrier().wait()  # one that fails at once must not leave while others are joining
-        except LostWorkerError:
+        except (UsageError, LostWorkerError):
             raise
         except (RuntimeError, OSError) as error:
-            place = f"MASTER_PORT={environment.main_port}" if folder is None else f"TMPDIR={folder.parent}"
-            raise UsageError(f"{place}: {str(error).splitlines()[0]}") from error
+            check()  # another worker may have ended, and left a connection behind
+            raise UsageError(f"MASTER_PORT={port}: {str(error).splitlines()[0]}") from error
 
     @property
-    def runs_program_anew(self) -> bool:
-        """Whether this process starts the other workers with the command that started it."""
+    def _address(self) -> tuple[str, int]:
+        """Address and port of the store."""
+        if isinstance(self._launcher, ForkLauncher):
+            return self._launcher.address
         environment: Any = self.cluster_environment
-        return not isinstance(self._launcher, ForkedWorkers) and not environment.creates_processes_externally
-
-    @property
-    def private(self) -> bool:
-        """Whether the workers have met in a folder of their own, so that no other user can have sent a message."""
-        return self._folder is not None
-
-    @property
-    def _folder(self) -> Path | None:
-        """The folder in which the workers meet; None for workers of several machines, or of a cluster."""
-        started = self.on_one_machine and world_of_cluster() is None
-        return Path(os.environ[FOLDER]) if started and FOLDER in os.environ else None
+        inside = self.on_one_machine and not TorchElasticEnvironment.detect()
+        return LOOPBACK if inside else environment.main_address, environment.main_port
 
     @property
     def on_one_machine(self) -> bool:
         """Whether all workers are on this machine, and so talk over loopback."""
         return self.num_nodes == 1 and os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether this program has started all workers, so that messages come from no other machine."""
+        return self.on_one_machine and world_of_cluster() is None
 
     def leave(self, waits: bool = False) -> None:
         """Close the connections to the other workers.
@@ -283,14 +270,12 @@ class ClientStrategy(DDPStrategy):
             waits: whether a collective still waits for one of them. To close the group would then take until it has
                 come, so the connections are left to the end of the process.
         """
-        if self.presence is not None:
-            self.presence.leave()
         if waits:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
-        self.group = None
+        self.group = self.store = None
 
 
-class ForkedWorkers(_Launcher):
+class ForkLauncher(_Launcher):
     """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
 
     A forked process starts soon, as it need not import torch and lightning. It has one thread: the other threads of
@@ -298,44 +283,45 @@ class ForkedWorkers(_Launcher):
 
     Args:
         environment: address and port at which the workers of several machines meet.
-        number: number of workers.
+        number: number of workers of this machine.
         on_one_machine: whether there are no others.
 
     Attributes:
+        address: address and port of the store.
+        listener: the socket on which worker 0 listens there; None in other workers, and where there are several
+            machines.
         forked: whether this process is a worker that another one has forked, and that reports its errors.
-        where: how far the run has come, for the error about a lost worker.
     """
 
     is_interactive_compatible = True
 
     def __init__(self, environment: ClusterEnvironment, number: int, on_one_machine: bool) -> None:
         self.environment, self.number, self.on_one_machine = environment, number, on_one_machine
-        self.where, self.forked = "", False
+        self.address, self.forked = ("", 0), False
+        self.listener: socket.socket | None = None
         self._children: dict[int, ForkProcess] = {}
-        self._final_errors: dict[int, Any] = {}
+        self._errors: dict[int, Any] = {}
         self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function`` in all workers, and return what it returns in this one.
 
         Raises:
-            UsageError: the port is in use.
             LostWorkerError: a worker was lost.
         """
-        with restored_environment(), ExitStack() as cleanup:
-            # chosen before the fork, so that all workers know it
-            if self.on_one_machine:
-                cleanup.callback(open_folder().close)
-            else:
-                if self.environment.node_rank() == 0:
-                    refuse_port_in_use(self.environment)
-                os.environ["MASTER_PORT"] = str(self.environment.main_port)
-            with without_collections():
-                self._children = {rank: self._fork(rank, function, args, kwargs) for rank in range(1, self.number)}
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._end()
+        # chosen before the fork, so that all workers know it
+        if self.on_one_machine:
+            self.listener = socket.create_server((LOOPBACK, 0))
+            self.address = self.listener.getsockname()
+        else:
+            self.address = (self.environment.main_address, self.environment.main_port)
+        try:
+            with gc_disabled():
+                for rank in range(1, self.number):
+                    self._children[rank] = self._fork(rank, function, args, kwargs)
+            return function(*args, **kwargs)
+        finally:
+            self._end(failed=sys.exc_info()[0] is not None)
 
     def check(self) -> None:
         """Check that the other workers of this machine still run.
@@ -344,19 +330,17 @@ class ForkedWorkers(_Launcher):
             LostWorkerError: one has ended.
         """
         if self.forked and os.getppid() != self._parent:
-            text = f"{self.where}worker 0 (process {self._parent}), which started this one, has ended"
-            raise LostWorkerError(text, worker=0)
+            raise LostWorkerError(f"worker 0 (process {self._parent}), which started this one, has ended", worker=0)
         for rank, child in self._children.items():
             if child.exitcode:
-                errors = self._final_errors[rank]
+                errors = self._errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
-                text = f"{self.where}worker {rank} (process {child.pid}) {how}{what}"
-                raise LostWorkerError(text, rank, child.exitcode)
+                raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{what}", rank, child.exitcode)
 
     def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
         context = torch.multiprocessing.get_context("fork")
-        self._final_errors[rank] = context.SimpleQueue()
+        self._errors[rank] = context.SimpleQueue()
         # not a daemon, which could have no loader processes of its own
         child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=False)
         # the child would write the contents of this process's buffers a second time
@@ -366,8 +350,10 @@ class ForkedWorkers(_Launcher):
         return child
 
     def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
-        begin_forked_process()
-        self._children, self.forked = {}, True
+        init_forked_process()
+        if self.listener is not None:
+            self.listener.close()
+        self._children, self.listener, self.forked = {}, None, True
         os.environ["LOCAL_RANK"] = str(rank)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
         try:
@@ -380,39 +366,27 @@ class ForkedWorkers(_Launcher):
                 print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
             notes = getattr(error, "__notes__", [])
             # one that does not fit into the pipe would wait for its reader, who waits for the end of this process
-            self._final_errors[rank].put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MOST_SAID])
+            self._errors[rank].put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MOST_SAID])
             sys.stderr.flush()
             os._exit(error.status if isinstance(error, Stopped) else 1)
 
-    def _end(self) -> None:
-        failed = sys.exc_info()[0] is not None
+    def _end(self, failed: bool) -> None:
         # several times: after the first signal a worker may finish its batch, or its round
         for seconds in (1.0 if failed else 30.0, 2.0, 3.0):
+            end = time.monotonic() + seconds
             for child in self._children.values():
-                child.join(seconds / len(self._children))
-            for child in self._children.values():
+                child.join(max(0.0, end - time.monotonic()))
                 child.terminate()
-                if child.pid is not None and child.is_alive():
-                    os.kill(child.pid, signal.SIGCONT)  # one that was stopped ends, too
         for child in self._children.values():
             child.kill()
             child.join()
         self._children = {}
-
-
-def refuse_port_in_use(environment: ClusterEnvironment) -> None:
-    """Raise a UsageError where another program listens on the port that the user gave."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((environment.main_address, environment.main_port))
-        except OSError as error:
-            hint = "give another in the environment variable, or unset it"
-            raise UsageError(f"MASTER_PORT={environment.main_port}: {error.strerror}; {hint}") from error
+        if self.listener is not None:
+            self.listener.close()  # without effect where the store has taken it over
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """In this block Python does not collect garbage, and neither do processes that are forked in it."""
     collects = gc.isenabled()
     gc.disable()
@@ -423,24 +397,13 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def begin_forked_process() -> None:
-    """Make a process safe that was forked in a block of :func:`without_collections`; it is its first call."""
+def init_forked_process() -> None:
+    """Make a process safe that was forked in a block of :func:`gc_disabled`; it is its first call."""
     # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
     # destructor would wait for them forever
     gc.freeze()
     gc.enable()
     torch.set_num_threads(1)
-
-
-@contextmanager
-def restored_environment() -> Iterator[None]:
-    """Restore the environment variables after the block: those set in it belong to one run."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def world_of_cluster() -> tuple[int, int] | None:
@@ -465,7 +428,7 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Let the allocator of glibc keep freed blocks up to 1 GiB for the next use; no effect on other systems.
 
     By default it returns blocks above some megabytes to the system. Every activation and gradient of a step then lies

@@ -5,41 +5,34 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.client.entry import Form
-from fl_lightning.engine.evaluation.evaluator import BatchIndex
-from fl_lightning.engine.evaluation.metric_states import Note
-from fl_lightning.engine.processes.launch import ForkedWorkers, refuse_default_group
-from fl_lightning.engine.processes.presence import LOOK, SILENCE
-from fl_lightning.engine.processes.signals import Signals
-from fl_lightning.engine.replaced import replaced
+from fl_lightning.distributed.launcher import ForkLauncher, refuse_default_group
+from fl_lightning.distributed.rendezvous import NEVER
+from fl_lightning.distributed.signals import Signals
 from fl_lightning.errors import LostWorkerError, UsageError, require
 from fl_lightning.records.plain import packed, unpacked
 from fl_lightning.storage.atomic_io import UNSAFE
-from fl_lightning.sums.reduced import Reduced
-from fl_lightning.sums.weighted import Weighted
 
 Gathered = TypeVar("Gathered")
 # bytes of the first message of a gather; most values fit into it, and need no second one
 ROOM = 4096
-# what the workers of several machines exchange beside tensors, arrays and plain values
-MESSAGES = (type(Path()), signal.Signals, BatchIndex, Form, Note, Reduced, Weighted)
-# bytes of a message; a larger number comes from no worker
-LARGEST = 2**34
-# seconds between the end of a connection and the news why: a signal to this worker, too, or the other one's status
-NEWS = 2.0
+# seconds between two looks around while a worker waits
+LOOK = 1.0
+# seconds between the end of a connection and the reason: a signal to this worker, or another worker's status. A forked
+# worker waits longer, for the process that has forked it, which knows more
+REASON, REASON_OF_FORKED = 2.0, 60.0
 
 
 class Workers:
@@ -47,27 +40,38 @@ class Workers:
 
     Args:
         fabric: knows the rank of this worker, their number and their process group.
+        timeout: seconds that this worker waits for the others in a collective; None waits as long as it takes.
+        messages: the types that workers of several machines exchange, beside tensors, arrays and plain values.
 
     Attributes:
-        rank: rank of this worker, from 0; 0 within :meth:`alone`.
-        size: number of workers; 1 within :meth:`alone`.
+        rank: rank of this worker, from 0; 0 within :meth:`local_only`.
+        size: number of workers; 1 within :meth:`local_only`.
         local_rank: rank of this worker among those of its machine, from 0.
         signals: those that stop a fit.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, timeout: float | None = None, messages: tuple[type, ...] = ()) -> None:
         self.rank, self.size, self.local_rank = fabric.global_rank, fabric.world_size, fabric.local_rank
-        self._size = self.size
-        self._strategy: Any = fabric.strategy
+        self._size, self._timeout = self.size, NEVER.total_seconds() if timeout is None else timeout
+        self._messages: tuple[type, ...] = (type(Path()), signal.Signals, *messages)
+        self._strategy = cast(Any, fabric.strategy)
         # asked once, since the answer is in the environment, which takes longer to read than a gather
-        self._private: bool = self._size > 1 and getattr(self._strategy, "private", False)
-        self._launcher = fabric.strategy.launcher
-        self._waits, self._where = False, ""
+        self._is_private = self._size > 1 and bool(self._strategy.is_private)
+        launcher = fabric.strategy.launcher
+        self._launcher = launcher if isinstance(launcher, ForkLauncher) else None
+        self._calls, self._waits, self._where = 0, False, ""
         self.signals = Signals(speaks=self.rank == 0)
 
-    def alone(self, alone: bool = True) -> AbstractContextManager[None]:
+    @contextmanager
+    def local_only(self, local: bool = True) -> Iterator[None]:
         """In this block collectives concern this worker alone, and wait for no other; without effect if False."""
-        return replaced(self, rank=0, size=1) if alone else nullcontext()
+        before = self.rank, self.size
+        if local:
+            self.rank, self.size = 0, 1
+        try:
+            yield
+        finally:
+            self.rank, self.size = before
 
     def begin(self, round_: int) -> None:
         """Begin a round, which the error about a lost worker then names.
@@ -77,10 +81,6 @@ class Workers:
         """
         refuse_default_group(self._size)
         self._where = f"round {round_}: "
-        if self._size > 1:
-            self._strategy.presence.where = self._where
-        if isinstance(self._launcher, ForkedWorkers):
-            self._launcher.where = self._where
 
     def check(self) -> None:
         """Check that nothing has come between.
@@ -90,12 +90,12 @@ class Workers:
             LostWorkerError: a worker that was forked on this machine has ended.
         """
         self.signals.check()
-        if isinstance(self._launcher, ForkedWorkers):
+        if self._launcher is not None:
             try:
                 self._launcher.check()
             except LostWorkerError as error:
                 self.signals.adopt(error.status)
-                raise
+                raise LostWorkerError(f"{self._where}{error}", error.worker, error.status) from None
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
@@ -113,13 +113,12 @@ class Workers:
             return [value]
         # one that a worker alone calls would receive the values of the others' next one
         place, messages = callers(), list[Any]()
-        if self._private:
-            # what is unpickled comes from processes that this program has started, over connections of theirs alone
+        if self._is_private:
             messages += map(pickle.loads, self._gather_bytes(pickle.dumps((place, value))))
         else:
             for rank, contents in enumerate(self._gather_bytes(packed((place, value)).numpy().tobytes())):
                 try:
-                    messages.append(unpacked(contents, MESSAGES))
+                    messages.append(unpacked(contents, self._messages))
                 except Exception as error:  # whatever torch raises for what it cannot read
                     unsafe = UNSAFE.search(str(error))
                     hint = "workers of several machines exchange tensors, arrays and plain values alone"
@@ -139,7 +138,7 @@ class Workers:
 
     def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
-        self._pass(self._group.send([torch.tensor([within_bounds(len(contents))])], rank, 0))
+        self._pass(self._group.send([torch.tensor([len(contents)])], rank, 0))
         if len(contents):
             self._pass(self._group.send([contents], rank, 0))
 
@@ -147,7 +146,7 @@ class Workers:
         """Bytes ``(n,)`` from another worker."""
         size = torch.zeros(1, dtype=torch.int64)
         self._pass(self._group.recv([size], rank, 0))
-        contents = torch.empty(within_bounds(int(size)), dtype=torch.uint8)
+        contents = torch.empty(int(size), dtype=torch.uint8)
         if len(contents):
             self._pass(self._group.recv([contents], rank, 0))
         return contents
@@ -176,7 +175,7 @@ class Workers:
     def _gather_bytes(self, mine: bytes) -> list[bytes]:
         """The bytes of each worker, by rank."""
         parts = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
-        sizes = [within_bounds(int.from_bytes(part[:8].numpy().tobytes(), "little")) for part in parts]
+        sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in parts]
         longest = max(sizes)
         parts = [part[8:] for part in parts] if longest <= ROOM - 8 else self._all_gather(padded(mine, longest))
         return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
@@ -192,15 +191,21 @@ class Workers:
 
         Raises:
             Stopped: a signal has come, and the round is not to be finished.
-            LostWorkerError: it failed, or a worker is lost.
+            LostWorkerError: it failed, or took longer than the timeout.
         """
-        presence = self._strategy.presence
-        presence.calls += 1
+        self._calls, looks = self._calls + 1, 0
         try:
-            if not ended(work, LOOK):
-                self._waits = True
-                presence.wait(partial(ended, work), self.check)
-                self._waits = False
+            # torch's own wait lets no signal through
+            while not ended(work, LOOK):
+                self._waits, looks = True, looks + 1
+                if looks == 1:
+                    self._mark()
+                self.check()
+                # counted in looks: this process may have been stopped. The first one is for the others to leave a mark
+                if (looks - 1) * LOOK >= self._timeout:
+                    hint = f"missing after trainer.timeout={self._timeout:g} seconds"
+                    raise LostWorkerError(f"{self._where}{self._list_missing()} {hint}")
+            self._waits = False
         except LostWorkerError:
             raise
         except RuntimeError as error:
@@ -214,7 +219,7 @@ class Workers:
         """
         try:
             # one that is not done in time cannot be waited for again
-            work.wait(timedelta(seconds=SILENCE))
+            work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             self._fail(error)
 
@@ -226,14 +231,35 @@ class Workers:
             LostWorkerError: a worker has ended.
         """
         self.signals.keeps_round = self._waits = False
-        # another process, which reports the errors, may have forked this one
-        forked = isinstance(self._launcher, ForkedWorkers) and self._launcher.forked
-        end = time.monotonic() + (NEWS / 10 if forked else NEWS)
+        forked = self._launcher is not None and self._launcher.forked
+        end = time.monotonic() + (REASON_OF_FORKED if forked else REASON)
+        self._mark()
         while time.monotonic() < end:
             self.check()
             time.sleep(0.02)
-        text = f"a worker has ended, or has called another collective than this one: {str(error).splitlines()[0]}"
-        raise LostWorkerError(f"{self._where}{text}") from None
+        text = f"lost; it has ended, or has called another collective: {str(error).splitlines()[0]}"
+        raise LostWorkerError(f"{self._where}{self._list_missing()} {text}") from None
+
+    def _mark(self) -> None:
+        """Leave a mark in the store: this worker waits in its present collective."""
+        with suppress(RuntimeError):
+            self._strategy.store.set(f"waits/{self.rank}", str(self._calls))
+
+    def _list_missing(self) -> str:
+        """The workers that have left no mark in this collective; worker 0 where it does not even answer."""
+        store, found = self._strategy.store, list[list[int]]()
+
+        def read() -> None:
+            marks = {r: f"waits/{r}" for r in range(self._size)}
+            with suppress(RuntimeError):
+                found.append([r for r, key in marks.items() if not store.check([key]) or int(store.get(key)) < calls])
+
+        calls = self._calls
+        # a thread, since a store whose process is stopped lets its clients wait for ever
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(REASON)
+        return ", ".join(f"worker {rank}" for rank in (found or [[0]])[0]) or "a connection"
 
 
 def ended(work: Any, seconds: float) -> bool:
@@ -251,17 +277,6 @@ def ended(work: Any, seconds: float) -> bool:
     return True
 
 
-def within_bounds(size: int) -> int:
-    """The size of a message, if it is one that a worker sends.
-
-    Raises:
-        LostWorkerError: it is larger.
-    """
-    if not 0 <= size <= LARGEST:
-        raise LostWorkerError(f"a message of {size} bytes: workers exchange at most {LARGEST}")
-    return size
-
-
 def padded(contents: bytes, size: int) -> Tensor:
     """The bytes and zeros after them, ``(size,)``."""
     return torch.frombuffer(bytearray(contents.ljust(size, b"\0")), dtype=torch.uint8)
@@ -277,7 +292,7 @@ def callers() -> str:
     return " < ".join(names)
 
 
-def place(steps: Mapping[int, float], size: int, owners: Mapping[int, int]) -> list[list[int]]:
+def schedule(steps: Mapping[int, float], size: int, owners: Mapping[int, int]) -> list[list[int]]:
     """Place clients on workers: the clients of each, by rank. Those with the most steps are placed first.
 
     A client goes to the owner of its memory, as long as that worker has no more than its share of the steps; else to

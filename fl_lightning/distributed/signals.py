@@ -97,7 +97,7 @@ class Signals:
             raise self.stopped()
 
     def stopped(self) -> Stopped:
-        """What ends the run."""
+        """The exception that ends the run."""
         caught = self.caught or signal.SIGINT
         left = "before its first checkpoint" if self.checkpoint is None else f"its last checkpoint is {self.checkpoint}"
         kind = Interrupted if caught == signal.SIGINT else Terminated

@@ -1,0 +1,138 @@
+"""Connects the workers: a store in which they find each other, and the gloo group over which they talk.
+
+Workers of one machine talk over loopback. Private names of torch that this needs, as of torch 2.15:
+``ProcessGroupGloo._Options`` and its ``_devices`` and ``_timeout``; the public constructor takes no device.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar, cast
+from uuid import uuid4
+
+from torch import distributed
+
+from fl_lightning.errors import UsageError
+
+Result = TypeVar("Result")
+LOOPBACK = "127.0.0.1"
+# seconds in which all workers must join, and then connect
+JOIN = 300.0
+# gloo's own limit of a collective: a round may take hours
+NEVER = timedelta(days=30)
+
+
+def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | None = None) -> distributed.Store:
+    """A client of the store at this address, and its server where ``is_host`` is true.
+
+    Args:
+        address: the host's address. On loopback the server listens there alone, else on all interfaces.
+        port: the host's port.
+        is_host: whether this process keeps the store; torchrun's agent does so for its workers.
+        listener: the socket on which the server listens, if there is one already.
+
+    Raises:
+        RuntimeError: the port is in use, or the host does not answer.
+        OSError: the port is in use.
+    """
+    how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": os.name != "nt"}
+    if is_host and address == LOOPBACK:
+        how["master_listen_fd"] = (listener or socket.create_server((address, port))).detach()
+    return distributed.TCPStore(address, port, timeout=timedelta(seconds=JOIN), **how)
+
+
+# A program that was started once for each worker keeps the store for its later runs: with a new one for each, a worker
+# could begin the next run while the store of the last is being closed, and fail.
+shared_tcp_store = cache(tcp_store)
+
+
+def group_store(store: distributed.Store, rank: int, size: int, check: Callable[[], None]) -> distributed.Store:
+    """Wait until all workers have joined, and return the part of the store that belongs to this group alone.
+
+    Other parts hold the addresses of earlier groups and of workers that have ended. So each worker leaves the name of a
+    new key, and worker 0 writes the name of the new part there. A worker that has ended reads no answer.
+
+    Args:
+        store: the store that all workers share.
+        rank: rank of this worker.
+        size: number of workers.
+        check: called during the wait; raises where there is no point in waiting.
+
+    Raises:
+        UsageError: a worker has not joined in time.
+    """
+    own, part = f"fl_lightning/{uuid4()}", None
+    store.set(f"fl_lightning/worker/{rank}", own)
+    end, pause = time.monotonic() + JOIN, 0.001
+    while True:
+        if rank == 0:
+            for key in (f"fl_lightning/worker/{other}" for other in range(size)):
+                if store.check([key]):
+                    store.set(store.get(key).decode(), own)
+        if part is None and store.check([own]):
+            part = distributed.PrefixStore(store.get(own).decode(), store)
+            part.set(f"joined/{rank}", "")
+        missing = [0] if part is None else [r for r in range(size) if not part.check([f"joined/{r}"])]
+        if part is not None and not missing:
+            return part
+        if time.monotonic() > end:
+            names = ", ".join(f"worker {other}" for other in missing)
+            hint = "start the program on every node, with the same MASTER_ADDR and MASTER_PORT"
+            raise UsageError(f"{names} of {size} did not join within {JOIN:.0f} s: {hint}")
+        check()
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -> Any:
+    """The process group of workers that have joined; it is not torch's default one.
+
+    Sums are added in float64 on the CPU, whatever the device, hence gloo.
+
+    Args:
+        store: part of the store for this group.
+        rank: rank of this worker.
+        size: number of workers.
+        one_machine: whether all of them are on this machine.
+
+    Raises:
+        RuntimeError: a worker did not answer.
+    """
+    gloo = cast(Any, distributed.ProcessGroupGloo)
+    if not one_machine:
+        return gloo(store, rank, size, timeout=NEVER)
+    options = gloo._Options()
+    options._timeout, options._devices = NEVER, [gloo.create_device(hostname=LOOPBACK)]
+    return gloo(store, rank, size, options)
+
+
+def checked(call: Callable[[], Result], check: Callable[[], None]) -> Result:
+    """Return what ``call`` returns, and call ``check`` while it waits for other workers.
+
+    It runs in a thread: torch waits for a worker that has ended as long as for one that is late.
+
+    Raises:
+        RuntimeError: it takes longer than the workers may take to connect.
+    """
+    result = Future[Result]()
+
+    def work() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    end = time.monotonic() + JOIN
+    while not wait([result], timeout=0.5).done:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the workers have not connected within {JOIN:.0f} s: one of them has ended")
+        check()
+    return result.result()
