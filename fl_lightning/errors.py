@@ -197,7 +197,7 @@ def choices(names: Iterable[str], near: str = "") -> str:
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
 
 
-def shown(text: str) -> str:
+def printable_lines(text: str) -> str:
     """A message as :func:`printable` gives it, with the names that it lists at its end on lines of their own."""
     head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
     return "\n  ".join(map(printable, [head, *names]))

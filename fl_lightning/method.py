@@ -350,7 +350,7 @@ class MethodList:
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         """Apply each method's transform to what the one before it in the list returned."""
         for method in self.having("transform_logits"):
-            check_classes(method, client, logits)
+            check_logits(method, client, logits)
             new = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(new, Tensor) and new.shape == logits.shape
             check_returned(fits, method, "transform_logits", new, "return logits in the shape that they came in")
@@ -486,16 +486,16 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
             raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
 
 
-def check_classes(method: Method, client: Client, logits: Tensor) -> None:
+def check_logits(method: Method, client: Client, logits: Tensor) -> None:
     """Refuse logits that are not one for each label that a method counts.
 
     Raises:
         UsageError: there are more or fewer, as where integers are the targets of a regression.
     """
-    if method.needs_label_counts and (counts := client.info.label_counts) is not None:
+    counts = client.info.label_counts if method.needs_label_counts else None
+    if counts is not None and logits.shape[-1:] != counts.shape[-1:]:
         hint = f"it counts labels of {len(counts)} classes; give labels that are classes, and a logit for each"
-        fits = logits.shape[-1:] == counts.shape[-1:]
-        require(fits, f"method={type(method).__name__}: logits", tuple(logits.shape), hint)
+        raise UsageError(f"method={type(method).__name__}: logits={tuple(logits.shape)}: {hint}")
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:

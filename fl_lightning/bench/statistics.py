@@ -106,7 +106,14 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
 
 
 def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
-    """The least alpha at which the sequence of :func:`half_width` excludes 0: a p-value at any look; 1 for a bound."""
+    """Return the least alpha at which the confidence sequence of :func:`half_width` excludes 0.
+
+    It is a p-value, in [0, 1], of "no difference" that holds at any look; 1 where the difference is only a bound.
+
+    Args:
+        ours: the mean difference of n pairs, with its deviation.
+        prior_scale: scale of the differences that are expected, in deviations, above 0, as in :func:`half_width`.
+    """
     if not ours.deviation or ours.bound:
         return 1.0
     n, c2, variance = ours.n, prior_scale**-2, ours.deviation**2 * (ours.n - 1) / ours.n
@@ -115,7 +122,11 @@ def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values of several comparisons, corrected by Holm so that an error holds for all of them together."""
+    """Return p-values in [0, 1] of m comparisons, corrected for their number, in the order given.
+
+    The i-th smallest is multiplied by m - i, counted from 0, and is at least the one before it, so that an error holds
+    for all comparisons together. Source: Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
     places, many = np.argsort(np.argsort(values)), len(values)
     rising = np.maximum.accumulate(np.sort(values) * np.arange(many, 0, -1))
     return [float(one) for one in np.minimum(rising, 1.0)[places]]

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
-from fl_lightning.records.loggers import address
+from fl_lightning.records.loggers import tensorboard_address
 from fl_lightning.records.summary import best, final, final_names, names_to_show, told
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
@@ -92,7 +92,7 @@ class ProgressBar(Callback):
     def _say_round(self, trainer: RunAccess) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
         if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
-            self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address(names[0])}")
+            self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {tensorboard_address(names[0])}")
         self._said = trainer.server.round
         seconds = (time.perf_counter() - self._began) / (self._said + 1 - self._first)
         self._say(round_line(trainer.metrics, self._said, trainer.max_rounds, seconds))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from fl_lightning.errors import UsageError, shown
+from fl_lightning.errors import UsageError, printable_lines
 
 # the commands and what each does, in the order in which the help lists them
 COMMANDS = {
@@ -52,7 +52,7 @@ def end_with_status(command: Callable[[], int | None]) -> None:
         status = command() or 0
         sys.stdout.flush()
     except UsageError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
+        print(f"error: {printable_lines(str(error))}", file=sys.stderr)
         status = 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too

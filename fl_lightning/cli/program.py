@@ -38,8 +38,8 @@ from fl_lightning.errors import (
     count,
     is_users,
     located,
+    printable_lines,
     require,
-    shown,
     texts_of,
 )
 from fl_lightning.method import MethodList
@@ -384,7 +384,7 @@ def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str
 
 def stop(error: object, status: int) -> NoReturn:
     """End the program with one line."""
-    lines = [*map(shown, texts_of(error))] if isinstance(error, UsageError) else [error]
+    lines = [*map(printable_lines, texts_of(error))] if isinstance(error, UsageError) else [error]
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

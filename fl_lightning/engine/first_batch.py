@@ -30,7 +30,7 @@ from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
-from fl_lightning.method import Method, MethodList, check_classes, overrides
+from fl_lightning.method import Method, MethodList, check_logits, overrides
 from fl_lightning.seeding import ambient
 
 # hooks on whose work the first training step may rely; they are not called here
@@ -163,7 +163,7 @@ def check_loss(run: Run, loss: Tensor | None) -> None:
         for tap in method.requires:
             look(tap)
         if overrides(method, "transform_logits") and "logits" in values:
-            check_classes(method, run.client, values["logits"])
+            check_logits(method, run.client, values["logits"])
 
 
 def evaluate_one(run: Run, phase: str, step: str, forked: bool) -> None:
@@ -206,9 +206,9 @@ def first_of(run: Run, loader: ClientLoader, whose: str, forked: bool, most: int
         if isinstance(loader, Batches):
             loader = copy.copy(loader)
             loader.rows, loader.drop_last = loader.rows[:most], False
-        return (
-            first_of_dataset(inner, most) if indexed else [batch for _, batch in itertools.islice(loader.batches(), 1)]
-        )
+        if indexed:
+            return first_of_dataset(inner, most)
+        return [batch for _, batch in itertools.islice(loader.batches(), 1)]
     except UsageError:
         raise
     except (Exception, SystemExit) as error:

@@ -38,7 +38,7 @@ def is_tensorboard(logger: Any) -> bool:
     return hasattr(experiment(logger), "add_custom_scalars")
 
 
-def address(tag: str) -> str:
+def tensorboard_address(tag: str) -> str:
     """The address at which a TensorBoard of this machine shows a metric first, without smoothing."""
     cards = json.dumps([{"plugin": "scalars", "tag": tag}], separators=(",", ":"))
     return f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
