@@ -63,7 +63,7 @@ def parse_yaml(text: str, name: str) -> Any:
         index = mark.index if mark else getattr(error, "position", 0)
         began: Any = getattr(error, "context_mark", None)
         since = f"(which began in line {began.line + 1}, column {began.column + 1})" if began else ""
-        words = [getattr(error, "problem", None) or str(error), getattr(error, "context", None), since]
+        words = [getattr(error, "context", None), since, getattr(error, "problem", None) or str(error)]
         tab = text[index : index + 1] == "\t"
         why = "YAML does not indent with a tab" if tab else clipped(" ".join(filter(None, words)), 150)
         raise UsageError(f"{place(text, index, name)}: {why}; correct it, or quote a text") from error
