@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fl_lightning.cli.arguments import end_with_status
+from fl_lightning.cli.entry_point import end_with_status
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.errors import (
     ClientError,

@@ -8,7 +8,7 @@ import yaml
 from helpers.errors import refused
 from jsonargparse import get_loader
 
-from fl_lightning.cli import reading
+from fl_lightning.cli import parser_loading
 from fl_lightning.errors import UsageError
 from fl_lightning.yaml_files import read_yaml
 
@@ -82,16 +82,16 @@ def test_all_files_of_the_project_are_read_as_pyyaml_and_jsonargparse_read_them(
     for path in paths:
         text = path.read_text()
         assert read_yaml(path) == yaml.load(text, Loader=yaml.CSafeLoader)
-        assert reading.load_value(text) == get_loader("yaml")(text)
+        assert parser_loading.load_value(text) == get_loader("yaml")(text)
 
 
 @pytest.mark.parametrize("text", ["1e-5", "{a, b}", "a:", "[1, a]", "x", "", "2024-01-01"])
 def test_a_value_of_the_command_line_is_what_the_parser_makes_of_it(text):
-    assert reading.load_value(text) == get_loader("yaml")(text)
+    assert parser_loading.load_value(text) == get_loader("yaml")(text)
 
 
 def test_a_value_that_is_no_yaml_is_a_text_and_one_with_a_key_twice_is_refused():
     with pytest.raises(yaml.YAMLError):
-        reading.load_value("a: b: c")
-    with refused("a", "line 1", kind=reading.ValueTextError):
-        reading.load_value("{a: 1, a: 2}")
+        parser_loading.load_value("a: b: c")
+    with refused("a", "line 1", kind=parser_loading.ValueTextError):
+        parser_loading.load_value("{a: 1, a: 2}")

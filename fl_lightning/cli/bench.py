@@ -43,7 +43,14 @@ from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
 from fl_lightning.bench.table import render, write_tables
 from fl_lightning.bench.tune import Tuner, check_metric, last_trials, open_search, retry_failed, write_best
 from fl_lightning.bench.tuning import AXIS, Search, tuning_of
-from fl_lightning.cli.arguments import COMMANDS, OneLineParser, end_with_status, find_own_classes, program, writing_into
+from fl_lightning.cli.entry_point import (
+    COMMANDS,
+    OneLineParser,
+    end_with_status,
+    find_own_classes,
+    program,
+    writing_into,
+)
 from fl_lightning.errors import UsageError, clipped, require
 from fl_lightning.yaml_files import read_yaml
 

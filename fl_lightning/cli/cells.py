@@ -22,7 +22,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
-from fl_lightning.cli.program import FederatedCLI, plain_warnings, usage_error
+from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.trainer import FederatedTrainer

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.cli.start import main as run_command
+from fl_lightning.cli.entry_point import main as run_command
 from fl_lightning.engine.replaced import replaced
 
 

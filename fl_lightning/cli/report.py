@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_lightning.cli.arguments import COMMANDS, OneLineParser, end_with_status, program, writing_into
+from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status, program, writing_into
 from fl_lightning.errors import choices, clipped, printable, require
 
 PAGE = (".html", ".htm")

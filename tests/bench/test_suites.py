@@ -20,8 +20,8 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.cli.config import check_resolved
-from fl_lightning.cli.program import FederatedCLI
+from fl_lightning.cli.cli import FederatedCLI
+from fl_lightning.cli.config_checks import check_resolved
 from fl_lightning.data import Digits, FederatedDataModule, ImageDataModule
 from fl_lightning.errors import UsageError
 from fl_lightning.trainer import FederatedTrainer

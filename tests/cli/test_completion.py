@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from helpers.errors import refused
 
-from fl_lightning.cli.completion import print_script
+from fl_lightning.cli.completion import completion_parser, print_script
 
 # each line of the input is a command line, whose last word is to be completed
 ASK = """
@@ -29,7 +29,7 @@ OFFERED = {
 
 def test_bash_completes_commands_options_and_classes(tmp_path, capsys):
     pytest.importorskip("shtab")
-    print_script(["completion", "bash"])
+    print_script("bash")
     (tmp_path / "script").write_text(capsys.readouterr().out)
     lines = "".join(f"fl-lightning {words}\n" for words in OFFERED)
     asked = ["bash", "-c", ASK, str(tmp_path / "script")]
@@ -39,4 +39,4 @@ def test_bash_completes_commands_options_and_classes(tmp_path, capsys):
 
 def test_a_shell_that_is_not_known_is_refused():
     with refused("bash", "zsh"):
-        print_script(["completion", "fish"])
+        completion_parser().parse_args(["fish"])

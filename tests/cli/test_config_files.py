@@ -7,7 +7,7 @@ from helpers.bad_input import BASE
 from helpers.errors import refused
 
 from fl_lightning.cli import main
-from fl_lightning.cli.config import building
+from fl_lightning.cli.config_checks import building
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
 

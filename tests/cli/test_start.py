@@ -14,8 +14,8 @@ from helpers.reports import write_run
 
 import fl_lightning
 from fl_lightning import cli
-from fl_lightning.cli import start
-from fl_lightning.cli.arguments import COMMANDS
+from fl_lightning.cli import entry_point
+from fl_lightning.cli.entry_point import COMMANDS
 from fl_lightning.trainer import FederatedTrainer
 
 # a step after another in one process; of each, what it imports beside the standard library
@@ -110,11 +110,11 @@ def test_the_names_of_the_package_are_imported_when_they_are_used():
 
 
 def test_the_commands_are_those_of_the_trainer_and_of_suites_and_reports():
-    assert set(COMMANDS) == {*FederatedTrainer.commands, *start.APART}
+    assert set(COMMANDS) == {*FederatedTrainer.commands, *entry_point.APART}
 
 
 def refused(capsys, monkeypatch, *words):
-    monkeypatch.setattr(start, "import_module", lambda name: pytest.fail(f"it imports {name}"))
+    monkeypatch.setattr(entry_point, "import_module", lambda name: pytest.fail(f"it imports {name}"))
     with pytest.raises(SystemExit, match="2"):
         cli.main(list(words))
     return capsys.readouterr().err.strip()
@@ -181,7 +181,7 @@ def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys, meanwhile):
             meanwhile()
         return ModuleType(name)
 
-    monkeypatch.setattr(start, "import_module", import_module)
+    monkeypatch.setattr(entry_point, "import_module", import_module)
     before = signal.getsignal(signal.SIGINT)
     for command in ("fit", "bench"):
         with pytest.raises(SystemExit, match="130"):

@@ -84,13 +84,13 @@ BAD: dict[str, tuple[str, str]] = {
     # a key or a class that does not exist
     "alhpa": ("--data.partitioner.alhpa=1", "'alhpa'"),
     "Dirichet": ("data: {init_args: {partitioner: Dirichet}}", "data.partitioner='Dirichet'"),
-    "FedPrx": ("method: [FedPrx]", "method[0]='FedPrx'"),
+    "FedPrx": ("method: [FedPrx]", "method='FedPrx'"),
     "max_epochs": ("--trainer.max_epochs=3", "trainer.max_rounds"),
     "the second of two loggers": (
         "trainer: {logger: [{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}, 5]}",
-        "trainer.logger[1]='5'",
+        "trainer.logger='5'",
     ),
-    "a name of two classes": ("trainer: {logger: [CSVLogger]}", "trainer.logger[0]='CSVLogger'"),
+    "a name of two classes": ("trainer: {logger: [CSVLogger]}", "trainer.logger='CSVLogger'"),
     "a package that is not there": ("--model=nowhere.Net", "model='nowhere.Net'"),
     "a class that is no model": ("--model=collections.Counter", "model='collections.Counter'"),
     "the bare Method": ("method: [Method]", "method='Method'"),

@@ -8,7 +8,7 @@ from helpers.errors import refused
 from helpers.tiers import sample
 from torchvision.models import mobilenet_v3_small, squeezenet1_1
 
-from fl_lightning.cli.program import Parser
+from fl_lightning.cli.cli import Parser
 from fl_lightning.errors import UsageError
 from fl_lightning.models import (
     MLP,

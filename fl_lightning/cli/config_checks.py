@@ -1,4 +1,4 @@
-"""What a parser lets pass of a config, and errors of the classes that are built from it."""
+"""Refuses entries of a config that the parser accepts, and shortens errors of the classes built from it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ import jsonargparse
 from fl_lightning.errors import UsageError, clipped, is_users, require, text_of
 from fl_lightning.trainer import FederatedTrainer
 
-LARGEST_SEED = 2**32 - 1
-
 
 def check_resolved(config: Mapping[str, Any]) -> None:
     """Refuse sections that are no mappings, seeds out of range, and nulls where a type has none.
 
     Raises:
-        UsageError: there is such an entry; the error names it.
+        UsageError: the config has such an entry; the error names it.
     """
     trainer, seed = config.get("trainer"), config.get("seed_everything")
     is_mapping = isinstance(trainer, (Mapping, jsonargparse.Namespace))
     require(is_mapping, "trainer", trainer, "give a mapping of its arguments, such as {max_rounds: 10}")
-    in_range = seed is None or isinstance(seed, bool) or 0 <= seed <= LARGEST_SEED
-    require(in_range, "seed_everything", seed, f"give a seed from 0 to {LARGEST_SEED}")
+    in_range = seed is None or isinstance(seed, bool) or 0 <= seed < 2**32
+    require(in_range, "seed_everything", seed, f"give a seed from 0 to {2**32 - 1}")
     check_nulls(FederatedTrainer, entries(trainer), "trainer")
     check_nulls_of_classes(config)
 
@@ -52,20 +50,20 @@ def entries(value: Any) -> Mapping[str, Any]:
 
 
 def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
-    """Refuse null for an argument whose type does not allow it: a parser takes it for one that is not given."""
-    annotations: dict[str, Any] = {}
-    nulls: set[str] = set()  # of the class itself, then of its bases
+    """Refuse null for an argument whose type does not allow it: a parser treats it as one that is not given."""
+    checked: set[str] = set()  # arguments of the class itself, then of its bases
     for base, parameters in constructors(kind):
         try:
             hints = typing.get_type_hints(base.__init__)
         except (NameError, TypeError):
             hints = {}  # a type that is imported for typing alone
-        nulls |= {parameter.name for parameter in parameters if parameter.default is None} - set(annotations)
-        annotations = {n: h for n, h in hints.items() if n != "return" and n not in nulls} | annotations
-    for argument, annotation in annotations.items():
-        if argument in arguments and arguments[argument] is None and not takes_none(annotation):
-            wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
-            raise UsageError(f"{name}.{argument}=null: give a value of type {wanted}, or leave the key out")
+        for p in parameters:
+            kept_null = p.name in checked or p.default is None or arguments.get(p.name, 0) is not None
+            annotation = hints.get(p.name, Any)
+            checked.add(p.name)
+            if not kept_null and not takes_none(annotation):
+                wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
+                raise UsageError(f"{name}.{p.name}=null: give a value of type {wanted}, or leave the key out")
 
 
 def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
@@ -88,7 +86,7 @@ def takes_none(annotation: Any) -> bool:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """In this block the config's classes are built; what a library says of their arguments is one line.
+    """Build the config's classes in this block: an error of a library about their arguments is one line.
 
     An error of the user's own code keeps its traceback.
 
@@ -110,33 +108,34 @@ def building() -> Iterator[None]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """An error, and those that caused it, the first one last."""
-    causes, cause = [error], cause_of(error)
+    """An error, and those that caused it, the first one last.
+
+    Where a parser has tried several types, the cause is the first error that is not the parser's own.
+    """
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
     while cause is not None and cause not in causes:
         causes.append(cause)
-        cause = cause_of(cause)
+        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
+        tried = [one for frame in union for one in frame.f_locals["exceptions"]]
+        own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
+        cause = next(own, None) or cause.__cause__ or cause.__context__
     return causes
 
 
-def cause_of(error: BaseException) -> BaseException | None:
-    """What caused an error; where a parser has tried several types, the first error that is not its own."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
-    tried = [one for frame in union for one in frame.f_locals["exceptions"]]
-    own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
-    return next(own, None) or error.__cause__ or error.__context__
-
-
 def constructor_of(frames: list[types.FrameType]) -> str:
-    """The innermost constructor of this package in which an error happened, or the outermost of another one.
+    """The innermost constructor of this package among the frames, or else the outermost one, with its plain arguments.
 
-    Its plain arguments follow that have another value than by default.
+    Arguments with their default value are left out.
     """
     inside = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
     ours = [frame for frame in inside if frame.f_code.co_filename.startswith(str(Path(__file__).parents[1]))]
-    for frame in [*reversed(ours), *inside]:
-        kind, values = type(frame.f_locals["self"]), frame.f_locals
-        plain = [n for n in inspect.signature(kind).parameters if isinstance(values.get(n), (int, float, str, list))]
-        given = [n for n in plain if values[n] != inspect.signature(kind).parameters[n].default]
-        return f"{kind.__name__}({', '.join(f'{n}={clipped(repr(values[n]), 40)}' for n in given)})"
-    return "config"
+    if not inside:
+        return "config"
+    values = (ours[-1] if ours else inside[0]).f_locals
+    kind = type(values["self"])
+    parameters = inspect.signature(kind).parameters
+    plain = [name for name in parameters if isinstance(values.get(name), (int, float, str, list))]
+    given = [name for name in plain if values[name] != parameters[name].default]
+    return f"{kind.__name__}({', '.join(f'{name}={clipped(repr(values[name]), 40)}' for name in given)})"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
@@ -22,10 +22,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.cli.arguments import find_own_classes, program
-from fl_lightning.cli.config import building, causes_of, check_resolved
-from fl_lightning.cli.messages import LISTS, key_in, shorten
-from fl_lightning.cli.reading import CHECKED, ValueTextError, checked_files
+from fl_lightning.cli.config_checks import building, causes_of, check_resolved
+from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
+from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
+from fl_lightning.cli.parser_loading import CHECKED, ValueTextError, checked_files
 from fl_lightning.engine.checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.replaced import replaced
@@ -38,9 +38,7 @@ from fl_lightning.errors import (
     count,
     is_users,
     located,
-    printable_lines,
     require,
-    texts_of,
 )
 from fl_lightning.method import MethodList
 from fl_lightning.namespaces import LightningDataModule, LightningModule
@@ -72,18 +70,6 @@ class ConfigFile(ActionConfigFile):
         super().__call__(parser, cfg, values, option_string)
 
 
-def check_given_once(words: Any) -> None:
-    """Refuse a list of classes that stands twice on a command line: the parser would keep the last one alone.
-
-    Raises:
-        UsageError: one does.
-    """
-    for key in LISTS:
-        pairs = zip(words, [*words[1:], ""], strict=True) if isinstance(words, list) else ()
-        given = [word.partition("=")[2] or value for word, value in pairs if word.partition("=")[0] == f"--{key}"]
-        require(len(given) < 2, f"--{key}", given, f"the last would replace the others; add to a list by --{key}+=NAME")
-
-
 def forget_lists(before: Any, entries: Any) -> None:
     """Empty the lists of classes of a config that new entries replace."""
     for key, value in entries.items() if isinstance(entries, Mapping) else ():
@@ -94,11 +80,16 @@ def forget_lists(before: Any, entries: Any) -> None:
             forget_lists(old, value)
 
 
+def values_of(words: Any, option: str) -> list[str]:
+    """The values that a command line gives to an option, as ``--key value`` or ``--key=value``."""
+    pairs = zip(words, [*words[1:], ""], strict=True) if isinstance(words, list) else ()
+    return [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == option]
+
+
 def upon_config_of_run(words: list[str]) -> list[str]:
     """A command line that begins with the config of the run whose checkpoint it gives, and overrides it."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    paths = [Path(word.partition("=")[2] or value) for word, value in pairs if word.partition("=")[0] == "--ckpt_path"]
-    known = any(word.partition("=")[0] in ("--config", "--data") for word in words)
+    paths = [Path(value) for value in values_of(words, "--ckpt_path")]
+    known = values_of(words, "--config") or values_of(words, "--data")
     if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
         raise UsageError(f"ckpt_path={str(paths[-1])!r}: there is no such file; give RUN/checkpoints/last.ckpt")
     config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
@@ -135,26 +126,18 @@ class _SaveConfig(Callback):
     def on_fit_start(self, trainer: RunAccess) -> None:
         if trainer.run_dir is None:
             return
-        path = trainer.run_dir / "config.yaml"
-        config = began_as(self.config, path) if trainer.resumed else self.config.clone()
+        path, config = trainer.run_dir / "config.yaml", self.config.clone()
+        if trainer.resumed:
+            # a resumed run keeps the arguments with which it began
+            before = (read_yaml(path) if path.is_file() else None) or {}
+            hint = "it is not what the run has written; put that back, or remove the file"
+            require(isinstance(before, Mapping), str(path), before, hint)
+            for key, default in (("ckpt_path", None), ("weights", None), ("allow_changes", False)):
+                config[key] = before.get(key, default)
         if trainer.run.folder.changed:
             config["ckpt_path"] = trainer.run.folder.changes[-1]["ckpt_path"]  # `last` would soon be another
         how: dict[str, Any] = {"skip_unset": False, "overwrite": True, "multifile": False}
         write_atomically(path, lambda partial: self.parser.save(config, partial, **how))
-
-
-def began_as(config: Namespace, path: Path) -> Namespace:
-    """The config of a run that resumes in its folder, with what the run began with instead of what it resumes from.
-
-    That is in the ``config.yaml`` at ``path``.
-    """
-    before = (read_yaml(path) if path.is_file() else None) or {}
-    hint = "it is not what the run has written; put that back, or remove the file"
-    require(isinstance(before, Mapping), str(path), before, hint)
-    config = config.clone()
-    for key, default in (("ckpt_path", None), ("weights", None), ("allow_changes", False)):
-        config[key] = before.get(key, default)
-    return config
 
 
 class FederatedCLI(LightningCLI):
@@ -224,7 +207,10 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         words = sys.argv[1:] if args is None else args
-        check_given_once(words)
+        for key in LISTS:
+            given = values_of(words, f"--{key}")
+            hint = f"the last would replace the others; add to a list by --{key}+=NAME"
+            require(len(given) < 2, f"--{key}", given, hint)
         if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
         # Lightning would warn of arguments beside those of the program
@@ -350,50 +336,25 @@ def quiet_writers() -> Iterator[None]:
 
 
 def from_users_code(error: ClientError) -> bool:
-    """Whether it was an exception of another kind that made a client fail."""
+    """Whether an exception of another kind made a client fail."""
     return error.__cause__ is not None and not isinstance(error.__cause__, ClientError)
 
 
-def from_users_file(error: BaseException) -> bool:
-    """Whether a line of the user's own code is among those that an error went through."""
-    return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def how_to_replay(error: ClientError) -> str:
-    """The end of an error's line: the command that repeats the visit; empty where no file holds it."""
-    if error.record is None:
-        return ""
-    _, round_, _, k = error.record.stem.split("-")
-    config = error.record.parents[1] / "config.yaml"
-    visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
-    return f"; repeat it: {program()} replay {visit}"
-
-
-def command_that_goes_on(stopped: Stopped, args: list[str] | None = None) -> str:
-    """The command that goes on with a run from its last checkpoint, or begins it again where it has none."""
-    kept = list(sys.argv[1:] if args is None else args)
+def command_that_resumes(stopped: Stopped, words: list[str]) -> str:
+    """The command that resumes a run from its last checkpoint, or begins it again where it has none."""
     if stopped.checkpoint is not None:
-        keys = ("--ckpt_path", "--weights")  # given as `--key value` or `--key=value`
-        pairs = zip(kept, ["", *kept], strict=False)
-        kept = [word for word, before in pairs if before not in keys and word.split("=")[0] not in keys]
-        kept += ["--ckpt_path", str(stopped.checkpoint)]
-        # those of a config would begin the run anew
-        kept += ["--weights=null"] if stopped.weights else []
-    return f"{program()} {shlex.join(kept)}"
-
-
-def stop(error: object, status: int) -> NoReturn:
-    """End the program with one line."""
-    lines = [*map(printable_lines, texts_of(error))] if isinstance(error, UsageError) else [error]
-    for line in lines:
-        print(f"error: {line}", file=sys.stderr)
-    sys.exit(status)
+        keys = ("--ckpt_path", "--weights")
+        pairs = zip(words, ["", *words], strict=False)
+        words = [word for word, before in pairs if before not in keys and word.split("=")[0] not in keys]
+        # weights of a config would begin the run from scratch
+        words += ["--ckpt_path", str(stopped.checkpoint), *["--weights=null"] * stopped.weights]
+    return f"{program()} {shlex.join(words)}"
 
 
 def main(args: list[str] | None = None) -> None:
     """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
 
-    A signal that stops a fit ends it with the command that goes on, and status 128 + its number.
+    A signal that stops a fit ends it with the command that resumes it, and status 128 + its number.
 
     An exception from a user's code keeps its traceback, after a line with its place. One in a step on the first batch
     is bad input.
@@ -404,18 +365,27 @@ def main(args: list[str] | None = None) -> None:
             FederatedCLI(args)
     except Stopped as stopped:
         if getattr(rank_zero_only, "rank", 0) == 0:
-            print(f"{stopped}; go on: {command_that_goes_on(stopped, args)}", file=sys.stderr)
+            command = command_that_resumes(stopped, sys.argv[1:] if args is None else args)
+            print(f"{stopped}; go on: {command}", file=sys.stderr)
         sys.exit(stopped.status)
     except ClientError as error:
+        repeat = ""
+        if error.record is not None:
+            _, round_, _, k = error.record.stem.split("-")
+            config = error.record.parents[1] / "config.yaml"
+            visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
+            repeat = f"; repeat it: {program()} replay {visit}"
+        print(f"error: {error}{repeat}", file=sys.stderr)
         if from_users_code(error):
-            print(f"error: {error}{how_to_replay(error)}", file=sys.stderr)
             raise
-        stop(f"{error}{how_to_replay(error)}", 1)
+        sys.exit(1)
     except Exception as error:
         usage = usage_error(error)
-        if usage is None:
-            # a parser wraps what the constructor of a user's class raises
-            first = next((cause for cause in reversed(causes_of(error)) if from_users_file(cause)), error)
-            print("; ".join([f"error: {located(first)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-            raise
-        stop(usage, 2)
+        if usage is not None:
+            print_usage_error(usage)
+            sys.exit(2)
+        # a parser wraps what the constructor of a user's class raises
+        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in reversed(causes_of(error)))
+        ours = (cause for cause, frames in walked if any(is_users(frame.f_code.co_filename) for frame, _ in frames))
+        print("; ".join([f"error: {located(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        raise

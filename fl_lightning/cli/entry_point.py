@@ -1,0 +1,174 @@
+"""The entry point of the program: help and errors of all commands, without the imports that only some need."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from fl_lightning import __version__
+from fl_lightning.errors import UsageError, printable_lines, texts_of
+
+# in the order in which the help lists them
+COMMANDS = {
+    "fit": "Train a model over the clients of a data module.",
+    "validate": "Evaluate a trained model on the validation data.",
+    "test": "Evaluate a trained model on the test data.",
+    "predict": "Write the outputs of a trained model into a file.",
+    "partition": "Deal the data out to the clients and print who holds what, without training.",
+    "doctor": "Check a fit and estimate what it takes, without running it.",
+    "replay": "Repeat the visit of one client, as where a run has failed.",
+    "federate": "Write a run as an app for Flower, for real sites.",
+    "site": "Be the worker of a site, the one process there that reads its data.",
+    "bench": "Run the cells of a suite, each a fit with several --config, and print its tables.",
+    "tune": "Tune what a suite says under its key `tune`, on a validation split.",
+    "report": "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV.",
+    "completion": "Print a script by which bash, zsh or tcsh completes commands, options and names of classes.",
+}
+# The commands that have a module of their own; the others are methods of the trainer. `bench` talks to a database from
+# several threads and starts processes that train, so it never imports torch; nor does `report`.
+APART = {"bench": "bench", "tune": "bench", "report": "report", "completion": "completion"}
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
+
+    A signal that stops a fit ends it with the command that goes on, and status 128 + its number.
+
+    An exception from a user's code keeps its traceback.
+    """
+    words = sys.argv[1:] if args is None else args
+    asks = words[:1] in (["-h"], ["--help"], ["--version"])
+    # options of configs may stand before the command
+    known = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
+    try:
+        if not known:
+            end_with_status(lambda: without_command(words))
+        elif words[0] in APART:
+            imported(f"fl_lightning.cli.{APART[words[0]]}").main(words)
+        else:
+            imported("fl_lightning.cli.cli").main(args)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def without_command(words: list[str]) -> int | None:
+    """Print the commands or the version; an empty command line has the status of bad input.
+
+    Raises:
+        UsageError: the first word is no command.
+    """
+    if words[:1] in ([], ["-h"], ["--help"]):
+        about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
+        more = "COMMAND --help lists the arguments of a command, such as fit --help."
+        parser = argparse.ArgumentParser(prog=program(), description=about, epilog=more, usage="%(prog)s COMMAND ...")
+        parser.add_argument("--version", action="store_true", help="print the version of fl_lightning")
+        commands = parser.add_subparsers(title="commands", metavar="")
+        for name, does in COMMANDS.items():
+            commands.add_parser(name, help=does.replace("%", "%%"))
+        parser.print_help(None if words else sys.stderr)
+        return 0 if words else 2
+    if words[:1] == ["--version"]:
+        return print(__version__)
+    given = words[0] if words and not words[0].startswith("-") else ""
+    if not given or given.endswith((".yaml", ".yml")):
+        fit = ["fit", *(["--config"] if given else []), *words]
+        raise UsageError(f"no command is given; give one, such as {program()} {shlex.join(fit)}, or --help")
+    near = get_close_matches(given.lower(), COMMANDS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"{given}: no such command; give one of {', '.join(COMMANDS)}{hint}")
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module, which may take seconds.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed meanwhile, even if a library has turned it into an ImportError or
+            swallowed it.
+    """
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    # other threads cannot set a handler, and a program that ignores the signal, as under nohup, keeps ignoring it
+    watched = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
+    if watched:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        return import_module(name)
+    finally:
+        if watched:
+            signal.signal(signal.SIGINT, before)
+        if caught:
+            raise KeyboardInterrupt
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def end_with_status(command: Callable[[], int | None]) -> None:
+    """Run a command that returns the exit status, None for 0; end the program with it unless it is 0.
+
+    Bad input gives one line and status 2. A closed pipe ends the program silently. Characters that the encoding of the
+    output lacks are escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = command() or 0
+        sys.stdout.flush()
+    except UsageError as error:
+        print_usage_error(error)
+        status = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush fails, too
+        status = 128 + signal.SIGPIPE
+    if status:
+        sys.exit(status)
+
+
+def print_usage_error(error: UsageError) -> None:
+    """Print a line for each thing that an error refuses."""
+    for text in texts_of(error):
+        print(f"error: {printable_lines(text)}", file=sys.stderr)
+
+
+@contextmanager
+def writing_into(key: str, place: Path, hint: str = "give another one, that can be written to") -> Iterator[None]:
+    """Refuse the file or folder that an argument names if the block cannot write there, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{key}={str(place)!r}: cannot be written: {error.strerror or error}; {hint}") from error
+
+
+def find_own_classes() -> None:
+    """Let imports find a user's own classes in the working folder, where the installed program does not look."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def program() -> str:
+    """The beginning of the command line, ``python cli.py`` or ``fl-lightning``, without the folders of programs."""
+    interpreter, *rest = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
+    installed = bool(rest) and Path(rest[-1]).stem == "fl-lightning"
+    return "fl-lightning" if installed else shlex.join([Path(interpreter).name, *rest])

@@ -1,0 +1,228 @@
+"""Shortens the errors of the config parser, which can fill pages, to one line: key, value and remedy."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+import torch
+from lightning.pytorch import LightningModule
+
+from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks.refused import replacement
+from fl_lightning.cli.config_checks import constructors
+from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
+from fl_lightning.errors import choices, clipped
+from fl_lightning.method import Method
+from fl_lightning.models import Encoder
+from fl_lightning.models.projector import BaseProjector
+from fl_lightning.namespaces import classes
+from fl_lightning.packaged import names_near
+from fl_lightning.sampling import Sampler
+from fl_lightning.trainer import FederatedTrainer
+
+BASES: dict[str, type] = {
+    "method": Method,
+    "callbacks": Callback,
+    "data": FederatedDataModule,
+    "model": LightningModule,
+    "partitioner": Partitioner,
+    "augment": Augmentation,
+    "encoder": Encoder,
+    "projector": BaseProjector,
+    "sampler": Sampler,
+    "server_optimizer": torch.optim.Optimizer,
+}
+# folders of this package whose classes a config names
+FOLDERS_OF_CLASSES = tuple(
+    f"fl_lightning.{part}" for part in ("callbacks", "data", "methods", "models", "optim", "sampling")
+)
+# The innermost cause of an error. Of several types, the parser reports first the one that fits the value best, and an
+# inner error follows the outer ones: so the first of these sentences is the cause.
+CAUSE = re.compile(
+    r"^unrecognized arguments: (?P<word>\S+)"
+    r"|(?:does not accept option|^Option) '(?P<unknown>[^']+)'"
+    r"|Option '(?P<option>[^']+)' is not accepted"
+    r"|the following arguments are required: (?P<required>[\w.]+)"
+    r"|(?P<import>Expected a dot import path string|No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'"
+    r"|Import path (?:[\w.]+ )?does not correspond to a subclass of \w+"
+    r"|Expected '[\w.]+' to be a subclass of <class '\w+'>"
+    r"|Expected an instantiatable class, but (?:[\w.]+ )?is abstract"
+    r"|Multiple subclasses with name \w+\. .*?: [\w., ]+(?=\.))"
+    r"|(?P<spec>Not a valid subclass of|Dict must include a class_path|Expected an import path or a subclass spec)"
+    r"|(?P<entries>'\w+' object has no attribute 'keys')"
+    r"|(?:Key must be a string, got|Spaces not allowed in keys): (?P<key>.*?)\.(?= |$)"
+    r"|Expected an? (?P<type>(?:<class '[\w.]+'>|[\w.]+(?:\[.*?\])?))(?=\.? |\.?$)"
+    r"|(?P<file>File does not exist|Path is not a file|File is not readable): "
+    r"|(?P<unloaded>Unable to load config) "
+)
+# rewrites the parser's sentences about an import
+IN_WORDS = (
+    (r"Expected a dot import path string", "no such class"),
+    (r".*to (?:be )?a subclass of (?:<class ')?(\w+).*", r"it is no subclass of \1"),
+    (r".*is abstract", "it is abstract"),
+    (r"Multiple .*?: (.*)", r"several have this name: \1"),
+    (r"(No module named .*)", r"\1 in the working folder and in those of PYTHONPATH"),
+)
+# the value, up to the next sentence; some sentences end with it
+GIVEN = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value:| Subclass types expect| - |\. *$|$)")
+NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
+# the keys whose values are lists of classes
+LISTS = ("method", "trainer.callbacks", "trainer.logger")
+# arguments of Lightning's trainer, with those that stand for them here
+OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
+
+
+def shorten(message: str) -> str:
+    """The key, the value and the hint in a parser's message, where its form is known; else the message on one line."""
+    text = NOT_A_PATH.sub("", " ".join(message.split()))
+    causes = [*CAUSE.finditer(text)]
+    if not causes:
+        return clipped(text)
+    # a list of classes is first tried as a single one
+    as_one = len(causes) > 1 and causes[0].lastgroup == "spec" and given_value(text[causes[0].end() :])[:1] == "["
+    match = causes[as_one]
+    kind, found = str(match.lastgroup), match[str(match.lastgroup)]
+    before, after = text[: match.start()], text[match.end() :]
+    keys = re.findall(r'Parser key "([^"]+)"', before)
+    key, value = ".".join(keys), given_value(after)
+    owner = (["", *re.findall(r"class_path '([\w.]+)'", before)])[-1]
+    if "callable class" in before[max(before.rfind("class_path '"), 0) :]:
+        # of a class in the place of a function, such as an optimizer, the path comes last
+        owner = (re.findall(r"Namespace\(class_path='([\w.]+)'", after) or [owner])[0]
+    of_class = f"{last_part(owner)}." if owner else ""
+    if kind in ("word", "unknown"):
+        return about_unknown_key(found, text)
+    if kind == "option":
+        name, names = found.split(".")[0], parameters(owner)
+        if name in ("class_path", "init_args"):
+            return f"{key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
+        hint = near(name, [*names, "class_path"]) or f"; it takes {choices(names, name)}"
+        return f"{key}: {last_part(owner)} has no {name!r}{hint}"
+    if kind == "required":
+        name = last_part(found)
+        if not owner and name in ("model", "data"):
+            return f"{name}: it is required; give a config by --config FILE, or a class by --{name}"
+        return f"{of_class}{found}: it is required; give a value"
+    if kind == "import":
+        named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path|Multiple.*?name) ([\w.]+\b)", found)
+        path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner
+        return about_class(key, path, found)
+    if kind == "spec":
+        entries = re.findall(r"'(\w+)': ", value)[:1]
+        hint = near(entries[0], ["class_path", "init_args"]) if entries else ""
+        return f"{key}={brief(value)}: give class_path and init_args{hint or f' of a class: {known_for(key)}'}"
+    if kind == "entries":
+        return f"{key}: the init_args of {last_part(owner)} are no mapping; give its arguments, or leave them out"
+    if kind == "type":
+        return about_type(f"{of_class}{(keys or [''])[-1]}", key, value, found, before)
+    if kind == "file":
+        path = os.path.relpath(after.strip("'"))
+        return f"{key}={path!r}: {found.lower()}; give another one, or a config of the package: {names_near(path)}"
+    if kind == "unloaded":
+        value = re.split(r" - | Parser key", after)[0].strip("'\"")
+        return f"{key or 'config'}={brief(value)}: give a mapping of its arguments, or a file that holds one"
+    return f"{key or 'config'}: {found} is no key; give the name of an argument"
+
+
+def key_in(message: str) -> str:
+    """The keys of a parser's message, joined by dots."""
+    return ".".join(re.findall(r'Parser key "([^"]+)"', message))
+
+
+def given_value(text: str) -> str:
+    """The first value in a text; one that a command line gives to an argument of a class is within brackets."""
+    match = GIVEN.search(text)
+    value = match[1].strip() if match else ""
+    nested = re.search(r"NestedArg\(key='[^']*', val=(.+)\)$", value)
+    return nested[1].strip("'") if nested else value
+
+
+def about_unknown_key(found: str, text: str) -> str:
+    """The line about a key that the parser does not have, or a word without a key."""
+    if not found.startswith("--") and text.startswith("unrecognized"):
+        hint = f"--config {found}" if found.endswith((".yaml", ".yml")) else "--KEY before its value"
+        return f"{found}: no key stands before it; give {hint}"
+    key = found.removeprefix("--").partition("=")[0]
+    # arguments of the classes that a config names are another cause
+    keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
+    keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
+    return f"{found}: no such key (--help lists them){near(key, keys) or '; remove it'}"
+
+
+def about_class(key: str, path: str, why: str) -> str:
+    """The line about a class that cannot be imported or does not suit its key."""
+    module, _, name = path.rpartition(".")
+    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
+    if key.endswith("callbacks") and isinstance(theirs, type) and issubclass(theirs, classes("Callback")):
+        return f"{key}={path!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
+    for pattern, words in IN_WORDS:
+        why = re.sub(pattern, words, why)
+    others = [n for n, kind in vars(sys.modules.get(module, object)).items() if isinstance(kind, type)]
+    return f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
+
+
+def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
+    """The line about a value that does not fit its type, which may be one of several."""
+    if re.fullmatch(r"[A-Za-z_]\w*", value) and value != "None" and known_classes(key):
+        return f"{where}={value!r}: no such class; give {known_for(key, value)}"
+    # the types stand before the error of the first, or of null, which comes last
+    several = re.search(r"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - " + ".*" * ("NoneType" in kind) + "$", before)
+    kind = re.sub(r"<class '|'>", "", several[1] if several else kind).replace("NoneType", "null")
+    quote = re.fullmatch(r"True|False|None|[-+.\d]+", value) and re.search(r"\bstr\b", kind) and "float" not in kind
+    hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if quote else ""
+    kind = re.sub(r"typing\.Callable\[\[.*?\], ([\w.]+)\]", lambda match: f"the class of {last_part(match[1])}", kind)
+    literal = re.fullmatch(r"typing.Literal\[(.+?)\](, null)?", kind)
+    words = literal[1].replace("'", "") + (literal[2] or "") if literal else f"a value of type {kind}"
+    return f"{where}={brief(value)}: give {words.replace(', ', ' or ')}{hint}"
+
+
+def brief(value: str) -> str:
+    """A value as a line shows it, in quotation marks and not too long."""
+    return "null" if value == "None" else repr(value if len(value) <= 60 else f"{value[:57]}...")
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A hint to the nearest of the known names; empty where none is near."""
+    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
+    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
+    ours = OF_LIGHTNING.get(last, initials)
+    matches = [ours] if ours in by_end else get_close_matches(last, by_end, 1)
+    return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
+
+
+def last_part(path: str) -> str:
+    """The last part of a dotted name."""
+    return path.rsplit(".", 1)[-1]
+
+
+def parameters(path: str) -> list[str]:
+    """The arguments of the constructor of the class at ``path``, with those that ``**kwargs`` passes to its bases."""
+    module, name = path.rsplit(".", 1)
+    taken = [parameter for _, own in constructors(getattr(import_module(module), name)) for parameter in own]
+    names = (p.name for p in taken if p.name not in ("self", "params") and p.kind is not p.VAR_KEYWORD)
+    return list(dict.fromkeys(names))
+
+
+def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
+    """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package."""
+    names = known_classes(key)
+    suggestion = near(last_part(value), [*names, *others]) if value else ""
+    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
+    return f"MODULE.CLASS of your own{ours}{suggestion}"
+
+
+def known_classes(key: str) -> list[str]:
+    """The names of the classes of this package that a key takes."""
+    pending, names = [BASES[last_part(key)]] if last_part(key) in BASES else [], []
+    while pending:
+        children: list[type] = pending.pop().__subclasses__()
+        pending += children
+        ours = (kind for kind in children if kind.__module__.startswith(FOLDERS_OF_CLASSES))
+        names += [kind.__name__ for kind in ours if not inspect.isabstract(kind) and kind.__name__[0] != "_"]
+    return sorted({*names})
