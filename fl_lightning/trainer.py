@@ -343,8 +343,8 @@ class FederatedTrainer(RunArguments):
     ) -> dict[str, Any]:
         """Resolve, check and estimate a fit without running it; it refuses what ``fit`` refuses.
 
-        A few local steps of one client and a few batches of evaluation are measured on copies of the model and the
-        methods. Nothing is written, and no state is changed.
+        One visit of a few batches is measured on copies of the model and the methods. Nothing is written, and no state
+        is changed.
 
         Args:
             model: the model.
@@ -365,7 +365,7 @@ class FederatedTrainer(RunArguments):
         with replaced(self, **here), warnings.catch_warnings(record=True) as caught:
             copied = examination.copies(model, checks.as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
-            plan = self._launch(examination.examine, copied[0], datamodule, copied[1], "fit", weights, **how)
+            plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)
         texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
         return {**plan, "warnings": list(texts)}
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from fl_lightning.engine.commands.doctor import limited
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.loaders import num_pickable
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, contents_of, entries_of, sent_down, tensors_of
 from fl_lightning.errors import UsageError, require
@@ -253,7 +253,7 @@ def declared_of(run: Run) -> list[Entry]:
         for round_ in range(min(2, run.trainer.max_rounds)):
             run.resident.begin_round(round_)
             run.methods.on_round_start(run.server)
-            with limited(run.resident.clock, 1):
+            with replaced(run.resident.clock, limit=1):
                 update = run.local_training.visit(0, round_, begun)
             found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
     run.client.end_round()

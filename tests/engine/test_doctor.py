@@ -137,13 +137,12 @@ class Waits(Method):
         time.sleep(self.seconds)
 
 
-def test_time_is_extrapolated_from_a_few_steps_to_all_clients(tmp_path):
+def test_time_is_that_of_a_measured_visit_times_the_number_of_visits(tmp_path):
     data = small_data(batch_size=4, partitioner=IID())
     plan = examined(tmp_path, [Waits(0.02)], data=data)
-    assert plan["measured"]["batches"] == 4
-    assert plan["seconds"]["training"] >= 100 * 0.02  # 400 examples, 4 in a batch
-    assert plan["seconds"]["run"] >= 3 * plan["seconds"]["training"]
-    assert "from 4 batches of client" in as_text(plan)
+    assert plan["seconds"]["visit"] >= 25 * 0.02  # 100 examples, 4 in a batch
+    assert plan["seconds"]["round"] >= 100 * 0.02
+    assert plan["seconds"]["run"] == pytest.approx(3 * plan["seconds"]["round"])
 
 
 def test_what_is_not_usual_is_named(tmp_path):
