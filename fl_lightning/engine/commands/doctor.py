@@ -37,7 +37,7 @@ from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
 
 # batches to which the measured visit is cut
-BATCHES = 8
+BATCHES = 4
 SPECTRA = "add --trainer.callbacks+=SpectrumMonitor, which reads the taps representation and logits"
 # taps and tensors that a line of the text names, and its length
 TAPS_SHOWN, TENSORS_SHOWN, LONGEST = 6, 2, 100
@@ -169,7 +169,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     size = min(training.choice.size, len(run.server.cohort))
     first = max(0, min(len(trained) // 2, len(trained) - size))
     group = [k for _, k in reversed(trained[first : first + size])]
-    for _ in range(2):  # the first visit does much that is done once
+    for _ in range(3):  # the last is measured: the first two also warm up and record the programs of groups
         with replaced(clock, limit=min(BATCHES, clock.limit or BATCHES)):
             began = time.perf_counter()
             if len(group) == 1:
