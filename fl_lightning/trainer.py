@@ -13,7 +13,7 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from fl_lightning.engine import checks
+from fl_lightning.engine import validation
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
@@ -289,8 +289,8 @@ class FederatedTrainer(RunArguments):
         Args:
             datamodule: the data.
         """
-        checks.check_data(datamodule)
-        checks.check_folder("trainer.default_root_dir", self.default_root_dir)
+        validation.check_data(datamodule)
+        validation.check_folder("trainer.default_root_dir", self.default_root_dir)
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder = Path(CSVLogger(self.default_root_dir, "partition").log_dir)
@@ -363,7 +363,7 @@ class FederatedTrainer(RunArguments):
         """
         here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
         with replaced(self, **here), warnings.catch_warnings(record=True) as caught:
-            copied = examination.copies(model, checks.as_list(method))
+            copied = examination.copies(model, validation.as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
             plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)
         texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
@@ -399,7 +399,7 @@ class FederatedTrainer(RunArguments):
         names = sites or [f"site-{k}" for k in range(getattr(datamodule, "num_clients", 1))]
         Sites(names)  # refuses bad ones
         path = Path(output)
-        checks.check_folder("output", path)
+        validation.check_folder("output", path)
         write_app(path, self.config or {}, names)
         return path
 
@@ -435,8 +435,8 @@ class FederatedTrainer(RunArguments):
             UsageError: something does not fit together.
         """
         require(self.config is not None, "site", name, "call it on the command line, with a --config")
-        path, methods = Path(folder), checks.as_list(method)
-        checks.check_folder("folder", path)
+        path, methods = Path(folder), validation.as_list(method)
+        validation.check_folder("folder", path)
         agreed = self._agreed(model, methods)
 
         def make(run: Run) -> Site:
@@ -464,7 +464,7 @@ class FederatedTrainer(RunArguments):
             return ClientsOnWorkers()
         check_suits(self)
         rules = (self.warn, self.on_client_error, self.min_clients)
-        clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, checks.as_list(method)), *rules)
+        clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, validation.as_list(method)), *rules)
         clients.join()
         return clients
 
@@ -490,7 +490,7 @@ class FederatedTrainer(RunArguments):
 
         clients = self._clients(model, datamodule, method, stage)
         try:
-            return launch(self, model, datamodule, MethodList(checks.as_list(method)), work, clients, stage)
+            return launch(self, model, datamodule, MethodList(validation.as_list(method)), work, clients, stage)
         finally:
             if self._fitted is not None:  # what the trainer tells is of its fit, not of an evaluation after it
                 self._run, self.fabric = self._fitted, self._fitted.fabric

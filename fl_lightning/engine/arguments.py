@@ -12,7 +12,7 @@ from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, Earl
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.distributed.launcher import build_fabric
-from fl_lightning.engine.checks import as_list, check_arguments, check_callbacks, check_device, check_loggers
+from fl_lightning.engine.validation import as_list, check_arguments, check_device, check_observers
 from fl_lightning.namespaces import Logger
 from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.sampling import Sampler, UniformSampler
@@ -96,8 +96,7 @@ class RunArguments(RunAccess):
         progress = [ProgressBar()] if enable_progress_bar else []
         # these come last, so that they can monitor what the others log
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))
-        check_callbacks(observers)
-        check_loggers(logger)
+        check_observers(observers, logger)
         by_domain = [] if any(isinstance(part, DomainMetrics) for part in observers) else [DomainMetrics()]
         self.callbacks: list[Callback] = [*observers, *by_domain, RunRecord(), *progress]
         super().__init__()

@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, last_batch, without_singles
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.checks import CLIENTS_SHOWN, few
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.validation import CLIENTS_SHOWN, few
 from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
 from fl_lightning.method import Method, MethodList, check_logits, overrides
 from fl_lightning.seeding import ambient

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.checks import few
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.validation import few
 from fl_lightning.errors import UsageError
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.hyperparameters import hyperparameters_of_class

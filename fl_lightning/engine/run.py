@@ -36,7 +36,7 @@ from fl_lightning.distributed.launcher import (
     uses_fork,
 )
 from fl_lightning.distributed.workers import Workers
-from fl_lightning.engine import checks
+from fl_lightning.engine import validation
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation.evaluator import BatchIndex, Evaluator, Representations
@@ -179,10 +179,10 @@ def launch(
     stage: str = "fit",
 ) -> Result:
     """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
-    checks.check_module(model, stage)
-    checks.check_data(data)
+    validation.check_module(model, stage)
+    validation.check_data(data)
     if stage == "fit" and not trainer.fast_dev_run:
-        checks.check_folder("trainer.default_root_dir", trainer.default_root_dir)
+        validation.check_folder("trainer.default_root_dir", trainer.default_root_dir)
     code_of_run(trainer, model, data, methods.methods)  # read now: a file may be edited while data are prepared
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
     stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), uses_fork(trainer)
@@ -201,7 +201,7 @@ def launch(
                 prepare(data, model, workers)
             elif not forked:
                 workers.barrier()  # at which the others wait for the data
-            checks.check_data_fits(trainer, model, data, methods)
+            validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(stand_in.detach, model)
             cleanup.push(partial(tell_of_failure, data))
             return command(build(trainer, clients, stand_in, fabric, workers, model, data, methods, stage, cleanup))
@@ -230,7 +230,7 @@ def build(
     cleanup: ExitStack,
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
-    checks.check_precision(fabric.device, trainer.precision)
+    validation.check_precision(fabric.device, trainer.precision)
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
@@ -256,7 +256,7 @@ def build(
         with fabric.init_module():
             model.configure_model()
     stand_in.attach(model)  # what has been built, too
-    checks.check_module(model, stage)  # again, since its hooks may have changed it
+    validation.check_module(model, stage)  # again, since its hooks may have changed it
     fabric.to_device(model)
     fabric.strategy.precision.convert_module(model)
     asked = trainer.channels_last
@@ -269,7 +269,7 @@ def build(
     # each with the name of the class that asks for it
     wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
     taps: dict[str, str] = {}
-    of_data = [partial(checks.check_model_fits, model, data, methods), partial(methods.check_data, data)]
+    of_data = [partial(validation.check_model_fits, model, data, methods), partial(methods.check_data, data)]
     if getattr(data, "elsewhere", False):  # each site looks at its own
         of_data = []
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
@@ -279,16 +279,16 @@ def build(
     cleanup.callback(data.teardown, "fit")  # as it was set up, since every command deals the data out
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerSource(model)
-    if stage == "fit" or checks.can_train(model):
+    if stage == "fit" or validation.can_train(model):
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
-        checks.check_buffers(trainer, client)  # once the methods know what they keep with the clients
+        validation.check_buffers(trainer, client)  # once the methods know what they keep with the clients
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
-    checks.check_server_optimizer(trainer, select(client.live, client.trainable))
+    validation.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches)
-    how = (trainer.client_schedulers, checks.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
+    how = (trainer.client_schedulers, validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
     local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     evaluator.check()
@@ -334,7 +334,7 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     """
     optimizer, schedulers = optimizers.first
     kind = f"model={type(client.module).__name__}: configure_optimizers"
-    checks.check_options(optimizer, kind)
+    validation.check_options(optimizer, kind)
     both = bool(schedulers) and trainer.client_lr_scheduler is not None
     hint = "the module returns a scheduler of its own; keep one of them"
     require(not both, "trainer.client_lr_scheduler", "given", hint)

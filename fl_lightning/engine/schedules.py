@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fl_lightning.client import Client
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.transient import Transient
-from fl_lightning.engine.checks import can_train
 from fl_lightning.engine.optimizers import (
     OptimizerSource,
     Schedulers,
@@ -24,6 +23,7 @@ from fl_lightning.engine.optimizers import (
     set_group_options,
 )
 from fl_lightning.engine.replaced import replaced
+from fl_lightning.engine.validation import can_train
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import ambient
 

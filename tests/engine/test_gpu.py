@@ -13,9 +13,9 @@ from lightning.fabric.accelerators import MPSAccelerator
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.client.mapped import Record
 from fl_lightning.engine import rounds
-from fl_lightning.engine.checks import check_precision
 from fl_lightning.engine.groups.group import Group
 from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.engine.validation import check_precision
 from fl_lightning.errors import ClientError
 
 CUDA = torch.device("cuda", 0)

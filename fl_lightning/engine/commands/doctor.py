@@ -22,7 +22,6 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.data.loaders import last_batch
-from fl_lightning.engine.checks import few
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.model_files import warn_of_arguments
@@ -30,6 +29,7 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import cohort
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, contents_of, entries_of
+from fl_lightning.engine.validation import few
 from fl_lightning.errors import UsageError, clipped, count, text_of
 from fl_lightning.method import Method
 from fl_lightning.records.hyperparameters import plain_arguments

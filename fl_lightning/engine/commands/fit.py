@@ -19,7 +19,6 @@ from fl_lightning.engine.checkpointing import (
     save_run,
     verified_checkpoint,
 )
-from fl_lightning.engine.checks import check_folder, warn_of_averaged_statistics
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.first_batch import meet_first_batch
@@ -30,6 +29,7 @@ from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.validation import check_folder, warn_of_averaged_statistics
 from fl_lightning.errors import UsageError, require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.records.folder import naming_the_file

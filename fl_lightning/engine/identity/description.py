@@ -28,8 +28,8 @@ from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.engine.arguments import RunArguments
-from fl_lightning.engine.checks import COLLECTING
 from fl_lightning.engine.optimizers import Schedulers, group_options
+from fl_lightning.engine.validation import COLLECTING
 from fl_lightning.records.hyperparameters import PLAIN
 from fl_lightning.sources import Code, code_of, content_of
 

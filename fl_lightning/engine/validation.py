@@ -1,4 +1,4 @@
-"""What is refused before the first round."""
+"""All checks before the first round: arguments, callbacks, module, data, optimizers, device and folders."""
 
 from __future__ import annotations
 
@@ -102,11 +102,7 @@ COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of the trainer that are out of their range.
-
-    Raises:
-        UsageError: an argument is; the error names it.
-    """
+    """Refuse arguments of the trainer that are out of their range."""
 
     def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
         try:
@@ -119,35 +115,22 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def is_folder_name(name: Any) -> bool:
-    """Whether a name is one of a folder in another, on every system, and can be seen in a list of files."""
+    """Whether a text can name one folder on every system and is visible in a list of files."""
     plain = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
     return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
 
 
 def are_devices(devices: Any) -> bool:
-    """Whether the argument is a number from 1, a list of some, or ``auto``."""
+    """Whether the argument is a number from 1, a list of devices, or ``auto``."""
     if isinstance(devices, int) or str(devices).isdigit():
         return int(devices) >= 1
     return devices == "auto" or (isinstance(devices, list) and devices != [])
 
 
-def check_loggers(logger: Any) -> None:
-    """Refuse what is neither a logger nor a list of loggers nor a bool.
-
-    Raises:
-        UsageError: it is something else.
-    """
+def check_observers(callbacks: list[Any], logger: Any) -> None:
+    """Refuse loggers that are none, and callbacks whose hooks would not be called as their author means it."""
     for part in () if isinstance(logger, bool) else as_list(logger):
         require(isinstance(part, Logger), "trainer.logger", part, "give true, false, or loggers of Fabric or Lightning")
-
-
-def check_callbacks(callbacks: list[Any]) -> None:
-    """Refuse callbacks whose hooks would not be called as their author means it.
-
-    Raises:
-        UsageError: no callback, one of Lightning's own trainer, a hook that does not exist, or a hook with an argument
-            that it is not given; two that write the same file; one that writes none, but should.
-    """
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     files: dict[str, str] = {}
     for callback in callbacks:
@@ -173,13 +156,7 @@ def check_callbacks(callbacks: list[Any]) -> None:
 
 
 def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse what does not fit the data, once they are set up.
-
-    Raises:
-        UsageError: a ``setup`` that has not said which client holds what; a training loader without a length; a cohort
-            of more clients than there are; what :func:`check_model_fits` refuses; cached references where examples may
-            change.
-    """
+    """Refuse arguments that do not fit the data, once these are set up; warn of clients without a batch."""
     hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
@@ -215,47 +192,35 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
 
 
 def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse a model that does not fit the data, and methods that do not fit either.
-
-    Raises:
-        UsageError: fewer classes than the data has; clients whose every batch is smaller than those the module trains
-            on, its ``min_batch_size``; a method that counts labels where they are not known, or beside a model with
-            more classes than are counted.
-    """
-    check_all(partial(check, model, data, methods) for check in (check_classes, check_batches, check_counts))
-
-
-def check_classes(model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse a model with fewer classes than the data."""
+    """Refuse a model that does not fit the data, and methods that do not fit either."""
     ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
-    if isinstance(ours, int) and isinstance(theirs, int):
-        names = getattr(data, "class_names", ())
-        which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
-        require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}, give {theirs}")
 
+    def check_classes() -> None:
+        if isinstance(ours, int) and isinstance(theirs, int):
+            names = getattr(data, "class_names", ())
+            which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
+            require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}, give {theirs}")
 
-def check_batches(model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse clients whose every batch is smaller than those the module trains on."""
-    least = getattr(model, "min_batch_size", 1)
-    if isinstance(least, int) and least >= 2:
-        hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
-        size = getattr(data.train_dataloader(0), "batch_size", None)
-        require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
-        small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
-        hint += f"; give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
-        require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
+    def check_batches() -> None:
+        least = getattr(model, "min_batch_size", 1)
+        if isinstance(least, int) and least >= 2:
+            hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
+            size = getattr(data.train_dataloader(0), "batch_size", None)
+            require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
+            small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
+            hint += f"; give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
+            require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
 
+    def check_label_counts() -> None:
+        needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
+        if needing:
+            counts = data.info(0).label_counts
+            hint = "the clients' label counts are not known; give a training set with integer labels"
+            require(counts is not None, "method", needing, hint)
+            hint = f"{needing} counts the labels of {len(counts)} classes; give {len(counts)}"
+            require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
 
-def check_counts(model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse methods that count labels where they are not known, or beside a model with other classes."""
-    ours = getattr(model, "num_classes", None)
-    needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
-    if needing:
-        counts = data.info(0).label_counts
-        hint = "the clients' label counts are not known; give a training set with integer labels"
-        require(counts is not None, "method", needing, hint)
-        hint = f"{needing} counts the labels of {len(counts)} classes; give {len(counts)}"
-        require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
+    check_all((check_classes, check_batches, check_label_counts))
 
 
 def few(names: Sequence[Any], most: int) -> str:
@@ -275,21 +240,17 @@ def can_train(model: LightningModule) -> bool:
 
 
 def check_module(model: LightningModule, stage: str = "fit") -> None:
-    """Refuse a module that the command cannot run.
-
-    Raises:
-        UsageError: a hook that Lightning no longer calls; callbacks of its own; to fit, no ``training_step`` or
-            ``configure_optimizers``, or manual optimization.
-    """
+    """Refuse a module that the command cannot run."""
     kind = type(model).__name__
     for name, present in REMOVED.items():
         hint = f"Lightning has replaced it by {present}; override that"
-        require(not defines(name, model), "model", f"{kind}.{name}", hint)
-    theirs = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    remedies = {type(part).__name__: replacement(type(part)) for part in theirs if is_callback(part)}
+        theirs = hasattr(LightningModule, name) and not is_overridden(name, model)
+        require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
+    callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
+    remedies = {type(part).__name__: replacement(type(part)) for part in callbacks if is_callback(part)}
     hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "give them as trainer.callbacks"
-    names = [type(part).__name__ for part in theirs]
-    require(not theirs, f"model: {kind}.configure_callbacks()", names, hint)
+    names = [type(part).__name__ for part in callbacks]
+    require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
     for name in TRAINS if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters
@@ -298,29 +259,20 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     require(automatic, "model", kind, "manual optimization is not supported, return a loss")
 
 
-def defines(name: str, model: LightningModule) -> bool:
-    """Whether a module has this method from another class than Lightning's."""
-    return callable(getattr(model, name, None)) and (not hasattr(LightningModule, name) or is_overridden(name, model))
-
-
 def check_data(datamodule: Any) -> None:
-    """Refuse a data module that has no clients.
-
-    Raises:
-        UsageError: ``datamodule`` is not federated.
-    """
+    """Refuse a data module that has no clients."""
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
     hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
     require(federated, "data", type(datamodule).__name__, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
-    """The factor on the clients' learning rates in each round: what ``scheduler`` makes of a rate of 1."""
+    """The factor on the clients' learning rates in each round: the rates that ``scheduler`` makes of 1."""
     if scheduler is None:
         return [1.0] * rounds
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     factors: list[float] = []
-    with refused("trainer.client_lr_scheduler", "give another schedule, or other arguments"):
+    with as_usage_error("trainer.client_lr_scheduler", "give another schedule, or other arguments"):
         stepped: Any = scheduler(optimizer)
         for _ in range(rounds):
             factors.append(float(optimizer.param_groups[0]["lr"]))
@@ -334,21 +286,17 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
 
 
 @contextmanager
-def refused(key: str, hint: str) -> Iterator[None]:
-    """In this block, an error of a library that is given bad arguments is one of usage.
-
-    Raises:
-        UsageError: there was such an error.
-    """
+def as_usage_error(key: str, hint: str) -> Iterator[None]:
+    """Turn an error of a library about its arguments into a UsageError."""
     try:
         yield
     except UsageError:
         raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise UsageError(f"{key}: {clipped(whose(error) + text_of(error), 160)}; {hint}") from error
+        raise UsageError(f"{key}: {clipped(scheduler_label(error) + text_of(error), 160)}; {hint}") from error
 
 
-def whose(error: Exception) -> str:
+def scheduler_label(error: Exception) -> str:
     """The scheduler in which an error happened, with its numbers; empty where it happened elsewhere."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames]
@@ -361,11 +309,7 @@ def whose(error: Exception) -> str:
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Refuse a folder in which nothing can be written; it need not be there yet.
-
-    Raises:
-        UsageError: a part of its path is a file, it is read-only, or the disk is full.
-    """
+    """Refuse a folder in which nothing can be written; it need not exist yet."""
     present = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     where = f"{present} " if present != folder else "it "
     require(present.is_dir(), key, str(folder), f"{where}is a file; give a folder")
@@ -376,14 +320,7 @@ def check_folder(key: str, folder: Path) -> None:
 
 
 def check_buffers(trainer: RunArguments, client: Client) -> None:
-    """Refuse to recompute the running statistics of a model that has none, or that is not one model for all.
-
-    Warn of statistics that nobody updates.
-
-    Raises:
-        UsageError: no BatchNorm layer updates running statistics, entries of the state stay with the clients, or the
-            server optimizer would move the statistics as well.
-    """
+    """Refuse to recompute statistics that the model lacks or does not share; warn of statistics that nobody updates."""
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
     stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
     if stale:
@@ -403,10 +340,9 @@ def check_buffers(trainer: RunArguments, client: Client) -> None:
 
 
 def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any) -> None:
-    r"""Warn of running statistics that are averaged over clients whose labels differ strongly.
+    """Warn of running statistics that are averaged over clients whose labels differ strongly.
 
-    Measured is the total variation :math:`\tfrac12 \sum_c |\pi_{kc} - \pi_c|` between the label distribution of
-    client k and that of all clients, as a mean over the examples.
+    The measure is the total variation of a client's label distribution from the one of all, averaged over examples.
     """
     number, layers = data.num_clients, len(client.batch_norms)
     if trainer.buffers != "average" or client.kept or not layers or data.info(0).label_counts is None:
@@ -425,16 +361,12 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
 
 
 def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a server optimizer that cannot be built or cannot take a step; one is tried on zeros of the same shapes.
-
-    Raises:
-        UsageError: it needs a closure or sparse gradients, or an argument is out of its range.
-    """
+    """Refuse a server optimizer that cannot be built or cannot take a step on zeros of the same shapes."""
     if trainer.server_optimizer is None or not parameters:
         return
     zeros = [torch.nn.Parameter(torch.zeros_like(value.data)) for value in parameters.values()]
     key = "trainer.server_optimizer"
-    with refused(key, "give another optimizer, or other arguments"):
+    with as_usage_error(key, "give another optimizer, or other arguments"):
         optimizer = trainer.server_optimizer(zeros)
         check_options(optimizer, key)
         zeros[0].grad = torch.ones_like(zeros[0])
@@ -442,31 +374,25 @@ def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch
 
 
 def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
-    """Refuse an optimizer one of whose numbers is nan or infinite.
-
-    Raises:
-        UsageError: a learning rate, a momentum or another number is.
-    """
+    """Refuse an optimizer one of whose numbers is nan or infinite."""
     numbers = {k: v for group in optimizer.param_groups for k, v in group.items() if isinstance(v, float)}
     for name, number in numbers.items():
         require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "give a finite number")
 
 
 def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
-    """Refuse what a device cannot do: a precision that it lacks, for which torch would silently use another; workers.
+    """Refuse a device that cannot add updates, a precision that it lacks, and too many workers.
 
     Nothing here uses a GPU, which a process that is forked later could then not use.
-
-    Raises:
-        UsageError: Apple's GPU; float16 on a CPU; on a CPU several workers for each device, since ``devices`` counts
-            them, or more than 8 workers a core.
     """
     hint = "it has no float64, in which updates are added; give cpu"
     require(device.type != "mps", "trainer.accelerator", "mps", hint)
     on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
-    if on_cpu and brain and not has_bfloat16():
+    # torch's answer whether this processor computes in bfloat16 without emulation; None where it has none
+    native = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
+    if on_cpu and brain and native is not None and not native():
         capability = torch.backends.cpu.get_cpu_capability()
         text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
         rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
@@ -478,17 +404,7 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
 
 
 def check_precision(device: torch.device, precision: Any) -> None:
-    """Refuse a precision that the GPU of a worker lacks, for which torch would silently use another.
-
-    Raises:
-        UsageError: bfloat16 on a GPU that would emulate it.
-    """
+    """Refuse a precision that the GPU of a worker lacks, for which torch would silently use another."""
     asks = device.type == "cuda" and str(precision).startswith("bf16")
     lacks = asks and not torch.cuda.is_bf16_supported(including_emulation=False)
     require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
-
-
-def has_bfloat16() -> bool:
-    """Whether torch computes in bfloat16 on this processor without emulating it; true where that is not known."""
-    known = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
-    return True if known is None else bool(known())

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import FederatedTrainer
 from fl_lightning.data import Digits, RandomFlip
-from fl_lightning.engine import checks
+from fl_lightning.engine import validation
 from fl_lightning.method import Method
 from fl_lightning.methods import FedLC, FedProx
 from fl_lightning.models import MLP, ImageClassifier
@@ -142,7 +142,7 @@ def test_cached_references_need_a_loader_that_is_deterministic(unwritten):
         fit(unwritten, data=small_data(augment=[RandomFlip()]), cache_references=True)
 
 
-@pytest.mark.parametrize("hook", checks.TRANSFER_HOOKS)
+@pytest.mark.parametrize("hook", validation.TRANSFER_HOOKS)
 @pytest.mark.parametrize("where", ["Module", "Data", "Theirs"])
 def test_cached_references_are_refused_beside_a_transfer_hook(unwritten, hook, where):
     def kind(name, base):
@@ -170,12 +170,12 @@ def test_a_sampler_that_repeats_or_leaves_the_range_is_refused(unwritten, chosen
 
 
 # ---------------------------------------------------------------- modules and methods
-@pytest.mark.parametrize("name", checks.REMOVED)
+@pytest.mark.parametrize("name", validation.REMOVED)
 def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took_its_place(unwritten, name):
     kind = type("Old", (TinyModule,), {name: lambda self, *given: None})
-    with refused(f"model='Old.{name}'", checks.REMOVED[name]):
+    with refused(f"model='Old.{name}'", validation.REMOVED[name]):
         fit(unwritten, kind(), clients(TinyData()))
-    with refused(f"model='Old.{name}'", checks.REMOVED[name]):
+    with refused(f"model='Old.{name}'", validation.REMOVED[name]):
         small_trainer(unwritten).test(kind(), clients(TinyData()))
 
 
@@ -199,11 +199,11 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
         with refused("trainer.default_root_dir="):
             small_trainer(tmp_path / root).fit(small_model(), small_data())
     trainer = small_trainer(tmp_path / "runs")
-    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(validation.os, "access", lambda path, mode: False)
     with refused("trainer.default_root_dir=", "read-only"):
         trainer.fit(small_model(), small_data())
     monkeypatch.undo()
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
+    monkeypatch.setattr(validation.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
     with refused("trainer.default_root_dir="):
         trainer.fit(small_model(), small_data())
     with refused("trainer.default_root_dir"):
