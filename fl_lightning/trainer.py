@@ -219,16 +219,8 @@ class FederatedTrainer(RunArguments):
                 callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(
-            commands.evaluate_and_observe,
-            model,
-            datamodule,
-            method,
-            "validate",
-            weights,
-            phase="val",
-            ckpt_path=ckpt_path,
-        )
+        how = {"phase": "val", "ckpt_path": ckpt_path}
+        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
 
     def test(
         self,
@@ -249,9 +241,8 @@ class FederatedTrainer(RunArguments):
                 callback may ask for.
             weights: the weights that the run began with, as in fit; they are loaded where there is no ``ckpt_path``.
         """
-        return self._launch(
-            commands.evaluate_and_observe, model, datamodule, method, "test", weights, phase="test", ckpt_path=ckpt_path
-        )
+        how = {"phase": "test", "ckpt_path": ckpt_path}
+        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
 
     def predict(
         self,
@@ -458,16 +449,6 @@ class FederatedTrainer(RunArguments):
         """What the server and the sites of a run must have the same."""
         return {**agreed_part(self.config or {}), "code": code_of(modules_of([model, methods]))}
 
-    def _clients(self, model: LightningModule, datamodule: Any, method: Methods, stage: str) -> Clients:
-        """Where the clients of a run are."""
-        if stage != "fit" or not isinstance(datamodule, Sites):
-            return ClientsOnWorkers()
-        check_suits(self)
-        rules = (self.warn, self.on_client_error, self.min_clients)
-        clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, validation.as_list(method)), *rules)
-        clients.join()
-        return clients
-
     def _launch(
         self,
         command: Callable[..., Result],
@@ -488,9 +469,15 @@ class FederatedTrainer(RunArguments):
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
-        clients = self._clients(model, datamodule, method, stage)
+        clients: Clients = ClientsOnWorkers()
+        methods = validation.as_list(method)
+        if stage == "fit" and isinstance(datamodule, Sites):
+            check_suits(self)
+            rules = (self.warn, self.on_client_error, self.min_clients)
+            clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, methods), *rules)
+            clients.join()
         try:
-            return launch(self, model, datamodule, MethodList(validation.as_list(method)), work, clients, stage)
+            return launch(self, model, datamodule, MethodList(methods), work, clients, stage)
         finally:
-            if self._fitted is not None:  # what the trainer tells is of its fit, not of an evaluation after it
+            if self._fitted is not None:  # the trainer describes its fit, not an evaluation after it
                 self._run, self.fabric = self._fitted, self._fitted.fabric

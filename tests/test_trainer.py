@@ -389,11 +389,6 @@ def test_taps_can_be_bound_in_the_trainer_and_missing_ones_leave_no_folder(run, 
     assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
 
 
-def test_a_cohort_larger_than_the_clients_is_refused(run):
-    with refused("trainer.cohort_size=5"):
-        run(cohort_size=5)
-
-
 class Manual(Theirs):
     automatic_optimization = False
 

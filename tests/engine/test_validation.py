@@ -102,12 +102,6 @@ def test_a_server_optimizer_that_cannot_step_is_refused(unwritten, optimizer, wo
         fit(unwritten, server_optimizer=optimizer)
 
 
-@pytest.mark.parametrize("options", [{"lr": -0.1}, {"lr": float("nan")}, {"lr": 0.1, "momentum": -0.9}])
-def test_a_client_optimizer_out_of_range_is_refused(unwritten, options):
-    with refused("model=TinyModule", "configure_optimizers"):
-        fit(unwritten, TinyModule(partial(torch.optim.SGD, **options)), clients(TinyData()))
-
-
 def test_half_precision_is_refused_on_a_cpu(unwritten):
     with refused("bf16-mixed"):
         fit(unwritten, precision="16-mixed")
