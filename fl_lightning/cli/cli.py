@@ -51,7 +51,7 @@ from fl_lightning.yaml_files import read_yaml
 
 
 class ConfigFile(ActionConfigFile):
-    """Reads a config, a file or one that the package carries; its lists replace those of the files before.
+    """Reads a config, a file or one that the package carries; its lists replace the lists of earlier files.
 
     The parser would merge two lists of the same length item by item, and MOON in place of FedProx would get its mu.
     """
@@ -91,7 +91,7 @@ def upon_config_of_run(words: list[str]) -> list[str]:
     paths = [Path(value) for value in values_of(words, "--ckpt_path")]
     known = values_of(words, "--config") or values_of(words, "--data")
     if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
-        raise UsageError(f"ckpt_path={str(paths[-1])!r}: there is no such file; give RUN/checkpoints/last.ckpt")
+        raise UsageError(f"ckpt_path={str(paths[-1])!r}: file not found; give RUN/checkpoints/last.ckpt")
     config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
     return words if config is None or not config.is_file() else [words[0], f"--config={config}", *words[1:]]
 
@@ -130,7 +130,7 @@ class _SaveConfig(Callback):
         if trainer.resumed:
             # a resumed run keeps the arguments with which it began
             before = (read_yaml(path) if path.is_file() else None) or {}
-            hint = "it is not what the run has written; put that back, or remove the file"
+            hint = "the run did not write it; restore its file, or remove this one"
             require(isinstance(before, Mapping), str(path), before, hint)
             for key, default in (("ckpt_path", None), ("weights", None), ("allow_changes", False)):
                 config[key] = before.get(key, default)
@@ -179,7 +179,7 @@ class FederatedCLI(LightningCLI):
         return {command: {"model", "datamodule"} for command in FederatedTrainer.commands}
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        # those of the other commands are not read: to add their arguments too would take most of the start
+        # a parser of another command is not used, and its arguments would take most of the start-up time
         if self._command not in (None, subcommand):
             return self.init_parser(**kwargs)
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -194,7 +194,7 @@ class FederatedCLI(LightningCLI):
         # LightningCLI takes only a Trainer of Lightning's own here
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
         parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
-        # sites have data of their own
+        # sites bring their data
         has_data = self._command != "federate"
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=has_data)
 
@@ -213,15 +213,15 @@ class FederatedCLI(LightningCLI):
             require(len(given) < 2, f"--{key}", given, hint)
         if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
-        # Lightning would warn of arguments beside those of the program
+        # Lightning warns where sys.argv has arguments as well
         with checked_files(), replaced(sys, argv=sys.argv[:1]):
             super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
-            config["method"] = [config["method"]]  # what reads the config of a run takes a list
+            config["method"] = [config["method"]]  # readers of a run's config expect a list
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the config as it is: Lightning's would put the checkpoint's class and arguments into the model."""
+        """Do nothing: Lightning's version would put the checkpoint's class and arguments into the model."""
 
     def _set_seed(self) -> None:
         check_resolved(self.config[self.subcommand])
@@ -256,11 +256,11 @@ class FederatedCLI(LightningCLI):
         """Write the outputs into a file, and print where it is, on one line."""
         self._warn_of_weights(kwargs)
         if not kwargs["output"]:
-            # beside the run, or another checkpoint, or else all runs
+            # in the folder of the run or of another checkpoint, else in the folder of all runs
             versions = folder_of_versions(self.trainer, MethodList(as_list(kwargs["method"])))
             path = kwargs["ckpt_path"] and find_checkpoint(kwargs["ckpt_path"], versions)
-            beside = path and (path.parents[1] if in_place(path) else path.parent)
-            kwargs["output"] = (beside or self.trainer.default_root_dir) / "predictions.pt"
+            folder = path and (path.parents[1] if in_place(path) else path.parent)
+            kwargs["output"] = (folder or self.trainer.default_root_dir) / "predictions.pt"
         self.trainer.predict(**kwargs)
         self._print(f"predictions in {kwargs['output']}")
 
@@ -269,7 +269,7 @@ class FederatedCLI(LightningCLI):
         self.trainer.partition(**kwargs)
 
     def replay(self, **kwargs: Any) -> None:
-        """Print what the visit logged, on one line; an exception of the user's code comes as it was raised."""
+        """Print the logged values on one line; re-raise an exception of the user's code itself."""
         try:
             logged = self.trainer.replay(**kwargs)
         except ClientError as error:
@@ -293,14 +293,14 @@ class FederatedCLI(LightningCLI):
         rank_zero_only(print)(as_text(self.trainer.doctor(**kwargs)))
 
     def _warn_of_weights(self, kwargs: Mapping[str, Any]) -> None:
-        """Warn where no file gives the weights: those of a model that was just built say little."""
+        """Warn where no file gives the weights: a model that was just built says little."""
         if kwargs["ckpt_path"] is None and kwargs["weights"] is None:
             self.trainer.warn("no ckpt_path and no weights: the model has the weights it was built with")
 
     def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
         self._warn_of_weights(kwargs)
         values = evaluate(**kwargs).items()
-        # those of the domains are a table, which the callbacks have shown
+        # the callbacks have shown the domains as a table
         shown = [f"{name} {told(name, value)}" for name, value in values if "domain/" not in name]
         self._print(", ".join(shown))
 
@@ -310,7 +310,7 @@ class FederatedCLI(LightningCLI):
 
 
 def usage_error(error: BaseException) -> UsageError | None:
-    """The UsageError among the causes of ``error``, None without one: jsonargparse wraps what a constructor raises."""
+    """The UsageError among the causes of ``error``, None without one: jsonargparse wraps errors of constructors."""
     return next((cause for cause in causes_of(error) if isinstance(cause, UsageError)), None)
 
 
@@ -384,7 +384,7 @@ def main(args: list[str] | None = None) -> None:
         if usage is not None:
             print_usage_error(usage)
             sys.exit(2)
-        # a parser wraps what the constructor of a user's class raises
+        # a parser wraps errors from the constructor of a user's class
         walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in reversed(causes_of(error)))
         ours = (cause for cause, frames in walked if any(is_users(frame.f_code.co_filename) for frame, _ in frames))
         print("; ".join([f"error: {located(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr)

@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser, prefix: str, function: Any, a
 
 
 def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tuple[type, ...] = ()) -> None:
-    """Add an option unless it is there, and those of the classes that its type takes."""
+    """Add an option unless the parser has it, and the options of the classes that its type takes."""
     parts = [*parts_of(hint)]
     # any part of a network is a Module
     kinds = [kind for kind in parts if isclass(kind) and kind not in (*above, Module, object)]

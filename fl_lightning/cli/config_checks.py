@@ -19,16 +19,16 @@ from fl_lightning.trainer import FederatedTrainer
 
 
 def check_resolved(config: Mapping[str, Any]) -> None:
-    """Refuse sections that are no mappings, seeds out of range, and nulls where a type has none.
+    """Refuse sections that are not mappings, seeds out of range, and nulls where a type excludes them.
 
     Raises:
         UsageError: the config has such an entry; the error names it.
     """
     trainer, seed = config.get("trainer"), config.get("seed_everything")
     is_mapping = isinstance(trainer, (Mapping, jsonargparse.Namespace))
-    require(is_mapping, "trainer", trainer, "give a mapping of its arguments, such as {max_rounds: 10}")
+    require(is_mapping, "trainer", trainer, "pass a mapping of its arguments, such as {max_rounds: 10}")
     in_range = seed is None or isinstance(seed, bool) or 0 <= seed < 2**32
-    require(in_range, "seed_everything", seed, f"give a seed from 0 to {2**32 - 1}")
+    require(in_range, "seed_everything", seed, f"pass a seed from 0 to {2**32 - 1}")
     check_nulls(FederatedTrainer, entries(trainer), "trainer")
     check_nulls_of_classes(config)
 
@@ -63,11 +63,11 @@ def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
             checked.add(p.name)
             if not kept_null and not takes_none(annotation):
                 wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
-                raise UsageError(f"{name}.{p.name}=null: give a value of type {wanted}, or leave the key out")
+                raise UsageError(f"{name}.{p.name}=null: pass a value of type {wanted}, or leave the key out")
 
 
 def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
-    """The constructor of a class and those of the bases to which it passes arguments on: the class, its parameters."""
+    """Yield a class and the bases to which its constructor passes arguments, each with the constructor's parameters."""
     bases: tuple[Any, ...] = kind.__mro__ if isinstance(kind, type) else ()
     for base in bases:
         if "__init__" in vars(base) and base is not object:
@@ -127,7 +127,7 @@ def causes_of(error: BaseException) -> list[BaseException]:
 def constructor_of(frames: list[types.FrameType]) -> str:
     """The innermost constructor of this package among the frames, or else the outermost one, with its plain arguments.
 
-    Arguments with their default value are left out.
+    Arguments with their default value do not appear.
     """
     inside = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
     ours = [frame for frame in inside if frame.f_code.co_filename.startswith(str(Path(__file__).parents[1]))]

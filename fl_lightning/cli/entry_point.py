@@ -36,7 +36,7 @@ COMMANDS = {
     "report": "Make one HTML page of runs and studies, and their tables in Markdown, LaTeX and CSV.",
     "completion": "Print a script by which bash, zsh or tcsh completes commands, options and names of classes.",
 }
-# The commands that have a module of their own; the others are methods of the trainer. `bench` talks to a database from
+# Commands with their own module; the others are methods of the trainer. `bench` talks to a database from
 # several threads and starts processes that train, so it never imports torch; nor does `report`.
 APART = {"bench": "bench", "tune": "bench", "report": "report", "completion": "completion"}
 
@@ -44,7 +44,7 @@ APART = {"bench": "bench", "tune": "bench", "report": "report", "completion": "c
 def main(args: list[str] | None = None) -> None:
     """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
 
-    A signal that stops a fit ends it with the command that goes on, and status 128 + its number.
+    A signal that stops a fit ends it with the command that resumes it, and status 128 + its number.
 
     An exception from a user's code keeps its traceback.
     """
@@ -68,7 +68,7 @@ def without_command(words: list[str]) -> int | None:
     """Print the commands or the version; an empty command line has the status of bad input.
 
     Raises:
-        UsageError: the first word is no command.
+        UsageError: the first word is not a command.
     """
     if words[:1] in ([], ["-h"], ["--help"]):
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
@@ -85,10 +85,10 @@ def without_command(words: list[str]) -> int | None:
     given = words[0] if words and not words[0].startswith("-") else ""
     if not given or given.endswith((".yaml", ".yml")):
         fit = ["fit", *(["--config"] if given else []), *words]
-        raise UsageError(f"no command is given; give one, such as {program()} {shlex.join(fit)}, or --help")
+        raise UsageError(f"the command is missing; add one, such as {program()} {shlex.join(fit)}, or --help")
     near = get_close_matches(given.lower(), COMMANDS, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"{given}: no such command; give one of {', '.join(COMMANDS)}{hint}")
+    raise UsageError(f"{given}: no such command; pass one of {', '.join(COMMANDS)}{hint}")
 
 
 def imported(name: str) -> ModuleType:
@@ -153,7 +153,7 @@ def print_usage_error(error: UsageError) -> None:
 
 
 @contextmanager
-def writing_into(key: str, place: Path, hint: str = "give another one, that can be written to") -> Iterator[None]:
+def writing_into(key: str, place: Path, hint: str = "pass another one, that can be written to") -> Iterator[None]:
     """Refuse the file or folder that an argument names if the block cannot write there, as on a full disk."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What runs in Flower's ServerApp: ``fit`` of a config whose clients are sites."""
+"""Flower's ServerApp: ``fit`` of a config whose clients are sites."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def server_app(config: Path) -> Any:
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
-        # torch is imported where the run begins, and not where Flower looks at the app
+        # imports torch when the run begins, not when Flower inspects the app
         from fl_lightning.federation.link import FlowerLink, reached_by
 
         given = context.run_config
         command = ["fit", "--config", str(config)]
         command += ["--trainer.default_root_dir", given["root"]] if given.get("root") else []
         command += ["--ckpt_path", given["ckpt-path"]] if given.get("ckpt-path") else []
-        # the arguments of Flower's own process hold a token, and are none of this program's
+        # the command line of Flower's process holds a token, and does not concern this program
         with replaced(sys, argv=[*sys.argv[:1], *command]), reached_by(FlowerLink(grid)):
             try:
                 run_command()

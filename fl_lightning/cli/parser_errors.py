@@ -64,10 +64,10 @@ CAUSE = re.compile(
 # rewrites the parser's sentences about an import
 IN_WORDS = (
     (r"Expected a dot import path string", "no such class"),
-    (r".*to (?:be )?a subclass of (?:<class ')?(\w+).*", r"it is no subclass of \1"),
+    (r".*to (?:be )?a subclass of (?:<class ')?(\w+).*", r"not a subclass of \1"),
     (r".*is abstract", "it is abstract"),
     (r"Multiple .*?: (.*)", r"several have this name: \1"),
-    (r"(No module named .*)", r"\1 in the working folder and in those of PYTHONPATH"),
+    (r"(No module named .*)", r"\1 in the working folder and on PYTHONPATH"),
 )
 # the value, up to the next sentence; some sentences end with it
 GIVEN = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value:| Subclass types expect| - |\. *$|$)")
@@ -107,8 +107,8 @@ def shorten(message: str) -> str:
     if kind == "required":
         name = last_part(found)
         if not owner and name in ("model", "data"):
-            return f"{name}: it is required; give a config by --config FILE, or a class by --{name}"
-        return f"{of_class}{found}: it is required; give a value"
+            return f"{name}: it is required; pass a config by --config FILE, or a class by --{name}"
+        return f"{of_class}{found}: it is required; pass a value"
     if kind == "import":
         named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path|Multiple.*?name) ([\w.]+\b)", found)
         path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner
@@ -118,16 +118,16 @@ def shorten(message: str) -> str:
         hint = near(entries[0], ["class_path", "init_args"]) if entries else ""
         return f"{key}={brief(value)}: give class_path and init_args{hint or f' of a class: {known_for(key)}'}"
     if kind == "entries":
-        return f"{key}: the init_args of {last_part(owner)} are no mapping; give its arguments, or leave them out"
+        return f"{key}: the init_args of {last_part(owner)} are not a mapping; pass its arguments, or leave them out"
     if kind == "type":
         return about_type(f"{of_class}{(keys or [''])[-1]}", key, value, found, before)
     if kind == "file":
         path = os.path.relpath(after.strip("'"))
-        return f"{key}={path!r}: {found.lower()}; give another one, or a config of the package: {names_near(path)}"
+        return f"{key}={path!r}: {found.lower()}; pass another one, or a config of the package: {names_near(path)}"
     if kind == "unloaded":
         value = re.split(r" - | Parser key", after)[0].strip("'\"")
-        return f"{key or 'config'}={brief(value)}: give a mapping of its arguments, or a file that holds one"
-    return f"{key or 'config'}: {found} is no key; give the name of an argument"
+        return f"{key or 'config'}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
+    return f"{key or 'config'}: {found} is not a key; use the name of an argument"
 
 
 def key_in(message: str) -> str:

@@ -1,4 +1,4 @@
-"""How the parser of configs reads files and values: with the checks of :mod:`fl_lightning.yaml_files`."""
+"""Reads files and values for the config parser, with the checks of :mod:`fl_lightning.yaml_files`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jsonargparse.typing import Path
 from fl_lightning.errors import UsageError, clipped
 from fl_lightning.yaml_files import checked_yaml, parse_yaml, text_of_file
 
-# the `parser_mode` of this package's parsers; the mode `yaml` of others stays as it is
+# the `parser_mode` of this package's parsers; other parsers keep the mode `yaml`
 CHECKED = "checked_yaml"
 
 
@@ -24,7 +24,7 @@ class ValueTextError(UsageError, TypeError):
 
 
 def load_value(text: str) -> Any:
-    """What a value, as on a command line, or a file says; what is no YAML is a plain text to the parser.
+    """Load the text of a value or a file; the parser takes text that is not YAML as a string.
 
     Raises:
         ValueTextError: something in it would be lost.

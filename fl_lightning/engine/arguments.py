@@ -1,4 +1,4 @@
-"""The arguments of a run, checked: what the engine reads of a trainer."""
+"""The checked arguments of a run, which the engine reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_lightning.systems import SystemsHeterogeneity
 
 
 class RunArguments(RunAccess):
-    """Keeps the arguments of a trainer, of which it is the part without commands; ``FederatedTrainer`` explains them.
+    """The part of a trainer without commands: keeps its arguments, which ``FederatedTrainer`` explains.
 
     Raises:
         UsageError: an argument out of its range.
@@ -94,7 +94,7 @@ class RunArguments(RunAccess):
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients, self.systems = on_client_error, min_clients, systems
         progress = [ProgressBar()] if enable_progress_bar else []
-        # these come last, so that they can monitor what the others log
+        # these come last, so that they can monitor values that the others log
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))
         check_observers(observers, logger)
         by_domain = [] if any(isinstance(part, DomainMetrics) for part in observers) else [DomainMetrics()]

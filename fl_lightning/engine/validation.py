@@ -47,11 +47,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "give 0 or more rounds, up to a million"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "give 1 or more local epochs, up to a million"),
     "local_steps": (lambda n: n is None or 1 <= n <= MOST, "give 1 or more, up to a million, or null"),
-    "participation": (lambda share: 0 < share <= 1, "give a share in (0, 1]"),
+    "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
     "cohort_size": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
     "eval_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
-    "devices": (lambda devices: are_devices(devices), "give a number from 1, a list of GPUs, or auto"),
+    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or auto"),
     "workers_per_device": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
     "num_nodes": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
     "strategy": (
@@ -60,11 +60,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "name": (
         lambda name: name is None or is_folder_name(name),
-        "give the name of one folder: up to 255 bytes that can be printed, without / and a dot or space at its ends",
+        "pass the name of one folder: up to 255 bytes that can be printed, without / and a dot or space at its ends",
     ),
     "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
     "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "give true, false or auto"),
-    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "give a norm above 0, or null"),
+    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
     "clients_per_step": (
@@ -93,7 +93,7 @@ REMOVED = {
     "test_epoch_end": "on_test_epoch_end",
 }
 
-# total variation of the clients' labels from those of all, from which averaged statistics are warned of
+# total variation of the clients' labels above which averaged statistics give a warning
 STRONG_SKEW = 0.5
 # clients that a warning lists
 CLIENTS_SHOWN = 10
@@ -128,7 +128,7 @@ def are_devices(devices: Any) -> bool:
 
 
 def check_observers(callbacks: list[Any], logger: Any) -> None:
-    """Refuse loggers that are none, and callbacks whose hooks would not be called as their author means it."""
+    """Refuse objects that are not loggers, and callbacks whose hooks would not be called as their author means it."""
     for part in () if isinstance(logger, bool) else as_list(logger):
         require(isinstance(part, Logger), "trainer.logger", part, "give true, false, or loggers of Fabric or Lightning")
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
@@ -144,13 +144,13 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
             parameters = signature(getattr(callback, name)).parameters.values()
             needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
             wrong = [argument for argument in needed if argument not in known]
-            hint = f"its arguments are given by name: {', '.join(known)}"
+            hint = f"its arguments come by name: {', '.join(known)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
         file = getattr(callback, "file", None)
         base = isinstance(callback, Measurement) and not hasattr(callback, "file")
-        require(not base, "trainer.callbacks", kind, "a base of callbacks, which measures nothing; give one of them")
+        require(not base, "trainer.callbacks", kind, "a base of callbacks, which measures nothing; pass one of them")
         if isinstance(file, str):
-            hint = f"{files.get(file)} writes {file} already; give one of them"
+            hint = f"{files.get(file)} writes {file} already; pass one of them"
             require(file not in files, "trainer.callbacks", kind, hint)
             files[file] = kind
 
@@ -161,23 +161,23 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
     if isinstance(data, FederatedDataModule):
-        hint = f"its plan has {len(data.plan.parts)} parts; give a part for each client"
+        hint = f"its plan has {len(data.plan.parts)} parts; pass a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
     num_batches(data, 0)
     hint = f"there are {number} clients, give at most that"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
     if type(trainer.sampler) is not UniformSampler:
-        trainer.sampler(base_seed(), 0, number, largest)  # refuses a cohort that is none
+        trainer.sampler(base_seed(), 0, number, largest)  # refuses an invalid cohort
     hint = f"a cohort has {largest} clients, give at most that"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
-    if getattr(data, "elsewhere", False):  # each site looks at its own
+    if getattr(data, "elsewhere", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no training batch: they train nothing, and their weight is 0; give the partitioner a min_size, fewer "
+        text = "no training batch: they train nothing, and their weight is 0; pass the partitioner a min_size, fewer "
         text += "data.num_clients, or drop_last=false"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
@@ -215,7 +215,7 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
         needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
         if needing:
             counts = data.info(0).label_counts
-            hint = "the clients' label counts are not known; give a training set with integer labels"
+            hint = "the clients' label counts are not known; pass a training set with integer labels"
             require(counts is not None, "method", needing, hint)
             hint = f"{needing} counts the labels of {len(counts)} classes; give {len(counts)}"
             require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
@@ -224,7 +224,7 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
 
 
 def few(names: Sequence[Any], most: int) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
@@ -248,7 +248,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
         require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
     remedies = {type(part).__name__: replacement(type(part)) for part in callbacks if is_callback(part)}
-    hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "give them as trainer.callbacks"
+    hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
     for name in TRAINS if stage == "fit" else ():
@@ -272,14 +272,14 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
         return [1.0] * rounds
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     factors: list[float] = []
-    with as_usage_error("trainer.client_lr_scheduler", "give another schedule, or other arguments"):
+    with as_usage_error("trainer.client_lr_scheduler", "pass another schedule, or other arguments"):
         stepped: Any = scheduler(optimizer)
         for _ in range(rounds):
             factors.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
             stepped.step()
     for round_, factor in enumerate(factors):
-        hint = "a rate must be finite and not below 0; give another schedule"
+        hint = "a rate must be finite and not below 0; pass another schedule"
         fits = math.isfinite(factor) and factor >= 0
         require(fits, f"trainer.client_lr_scheduler: the factor of round {round_}", factor, hint)
     return factors
@@ -312,10 +312,10 @@ def check_folder(key: str, folder: Path) -> None:
     """Refuse a folder in which nothing can be written; it need not exist yet."""
     present = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     where = f"{present} " if present != folder else "it "
-    require(present.is_dir(), key, str(folder), f"{where}is a file; give a folder")
-    hint = f"{where}is read-only; give a folder that can be written"
+    require(present.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
+    hint = f"{where}is read-only; pass a folder that can be written"
     require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
-    hint = "its disk is full; free some space, or give a folder on another disk"
+    hint = "its disk is full; free some space, or pass a folder on another disk"
     require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
 
 
@@ -324,7 +324,7 @@ def check_buffers(trainer: RunArguments, client: Client) -> None:
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
     stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
     if stale:
-        text = f"the running statistics of {len(stale)} BatchNorm layers stay as they are at the start of the run"
+        text = f"the running statistics of {len(stale)} BatchNorm layers keep their values from the start of the run"
         trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
     if rule not in RECALIBRATES:
         return
@@ -352,10 +352,8 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
     weights = counts.sum(1) / counts.sum()
     distance = float(weights @ (shares - weights @ shares).abs().sum(1)) / 2
     if distance > STRONG_SKEW:
-        where = f"clients whose labels differ strongly (total variation from those of all: {distance:.2f})"
-        text = (
-            f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and are not those of the "
-        )
+        where = f"clients whose labels differ strongly (total variation {distance:.2f})"
+        text = f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and do not fit the "
         text += "global model; give recalibrate, or a network with GroupNorm, which with_group_norm makes of any"
         trainer.warn(f"trainer.buffers=average: {text}")
 
@@ -366,7 +364,7 @@ def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch
         return
     zeros = [torch.nn.Parameter(torch.zeros_like(value.data)) for value in parameters.values()]
     key = "trainer.server_optimizer"
-    with as_usage_error(key, "give another optimizer, or other arguments"):
+    with as_usage_error(key, "pass another optimizer, or other arguments"):
         optimizer = trainer.server_optimizer(zeros)
         check_options(optimizer, key)
         zeros[0].grad = torch.ones_like(zeros[0])
@@ -377,7 +375,7 @@ def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
     """Refuse an optimizer one of whose numbers is nan or infinite."""
     numbers = {k: v for group in optimizer.param_groups for k, v in group.items() if isinstance(v, float)}
     for name, number in numbers.items():
-        require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "give a finite number")
+        require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "pass a finite number")
 
 
 def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
@@ -389,7 +387,7 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
     require(device.type != "mps", "trainer.accelerator", "mps", hint)
     on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
-    require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, give one of them")
+    require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, pass one of them")
     # torch's answer whether this processor computes in bfloat16 without emulation; None where it has none
     native = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
     if on_cpu and brain and native is not None and not native():

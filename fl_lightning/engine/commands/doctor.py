@@ -41,7 +41,7 @@ BATCHES = 4
 SPECTRA = "add --trainer.callbacks+=SpectrumMonitor, which reads the taps representation and logits"
 # taps and tensors that a line of the text names, and its length
 TAPS_SHOWN, TENSORS_SHOWN, LONGEST = 6, 2, 100
-# numbers of the clients, and of what they are
+# rows about clients, and the unit of each
 EACH = {"examples": "client", "batches": "visit"}
 
 Outline = dict[str, Any]
@@ -109,7 +109,7 @@ def diagnose(
             method.name: {"class": type(method).__name__, "arguments": plain_arguments(method)}
             for method in run.methods.methods
         },
-        # numbers in the model by kind, and how many of them stay with each client
+        # numbers in the model by kind
         "model": {
             "class": type(client.module).__name__,
             **{kind: sum(client.live[name].numel() for name in names) for kind, names in entries.items()},
@@ -235,7 +235,7 @@ def as_text(plan: Outline) -> str:
         "dropped": "drop a last batch that is not full",
     }
     ends = ", ".join(f"{clients[kind]} {text}" for kind, text in kinds.items() if clients[kind])
-    beside = "one client after the other" if run["clients_per_step"] == 1 else "clients in groups"
+    order = "one client after the other" if run["clients_per_step"] == 1 else "clients in groups"
     numbers = {name: ", ".join(f"{value:,.10g}" for value in clients[name]) for name in EACH}
     # a head that is empty continues the line above
     rows = [
@@ -243,7 +243,7 @@ def as_text(plan: Outline) -> str:
         ("rounds", f"{run['rounds']}{done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
         *([("", f"simulated: {systems}; the costs below are without it")] if run["systems"] is not None else []),
         ("workers", f"{where}, precision {run['precision']}, seed {run['seed']}"),
-        ("side by side", f"{beside}: {run['side_by_side']}"),
+        ("side by side", f"{order}: {run['side_by_side']}"),
         ("model", model["class"]),
         ("parameters", f"{model['trained']:,} trained, {model['frozen']:,} frozen; {model['buffers']:,} in buffers"),
         *([("", f"{kept:,} of these numbers stay with each client")] if kept else []),
@@ -289,7 +289,7 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         ("traffic", f"{as_bytes(sent['down'])} down and {as_bytes(sent['up'])} up a round"),
         *headed("leaves a client", [*leaves, "its number of examples, as its weight, and the values that are logged"]),
         ("client state", f"{as_bytes(state['each'])} a client after its first visit, {as_bytes(state['all'])} in all"),
-        ("memory", f"{worker}, of which {as_bytes(plan['memory']['clients'])} client state"),
+        ("memory", f"{worker}, {as_bytes(plan['memory']['clients'])} of it client state"),
         ("time", f"{visit} a visit, {in_round} a round, {in_run} for the rounds to come, without evaluation"),
     ]
 
