@@ -114,11 +114,7 @@ def embedded_digits() -> Any:
 
 
 def open_array(path: Path) -> np.ndarray:
-    """The array in a .npy file, memory-mapped and copied on write. Arrays of objects are refused and never unpickled.
-
-    Raises:
-        UsageError: the file is not a readable .npy file of numbers.
-    """
+    """Open a .npy file of numbers, memory-mapped and copied on write; objects are refused and never unpickled."""
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except (ValueError, OSError, EOFError) as error:

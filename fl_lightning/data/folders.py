@@ -26,14 +26,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
 class ImageFile(NamedTuple):
-    """An image file, and what is known about it.
-
-    Args:
-        path: the file.
-        label: name of its class.
-        domain: name of its domain; empty if the data set has none.
-        split: ``train``, ``val`` or ``test``; empty if the data set does not say so.
-    """
+    """An image file with its class, domain and split; an empty domain or split is unknown."""
 
     path: Path
     label: str
@@ -96,10 +89,7 @@ class FolderDataModule(FileDataModule):
         """
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
-        """How many images of each class are drawn for test, of ``counts`` ``(C,)`` images in one domain.
-
-        They add up to ``test_fraction`` of all images, rounded down.
-        """
+        """Number of test images of each class in one domain; their sum is ``test_fraction``, rounded down."""
         exact = counts * self.test_fraction
         numbers = np.floor(exact).astype(int)
         missing = int(counts.sum() * self.test_fraction + 1e-9) - numbers.sum()
@@ -111,7 +101,7 @@ class FolderDataModule(FileDataModule):
         return self.images_of(root, self.list_files(root))
 
     def images_of(self, root: Path, files: list[ImageFile]) -> Images:
-        """The data set of these files. The test images are drawn where the first file says no split."""
+        """Read these files; test images are drawn where the first file has no split."""
         require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
         label_of, domain_of = ({n: i for i, n in enumerate(names)} for names in (self.class_names, self.domain_names))
         labels = np.array([label_of[file.label] for file in files], np.int64)
@@ -133,7 +123,6 @@ class FolderDataModule(FileDataModule):
         return super().inference_arguments() | {"image_size": self.image_size} | scale
 
     def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
-        """Draw the test images; returns whether each image is one ``(N,)``."""
         rng, test = numpy_rng(self.split_seed, "test split"), np.zeros(len(labels), bool)
         for domain in np.unique(domains):
             counts = np.bincount(labels[domains == domain], minlength=self.num_classes)
@@ -142,11 +131,7 @@ class FolderDataModule(FileDataModule):
         return test
 
     def folder(self, root: Path, *names: str) -> Path:
-        """The first of the folders ``root/name`` that exists.
-
-        Raises:
-            UsageError: none exists.
-        """
+        """The first of the folders ``root/name`` that exists."""
         present = subfolders(root)
         hint = f"it holds {', '.join(present[:8]) or 'no folder'}, but must hold {self.layout}"
         require(any(name in present for name in names), "data.root", str(root), hint)
@@ -393,11 +378,7 @@ class HAM10000(FolderDataModule):
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[dict[str, str]]]:
-    """The names of the columns of a CSV table, and its rows by these names.
-
-    Raises:
-        UsageError: it is no CSV table, or lacks one of ``columns``.
-    """
+    """Read the column names and the rows of a CSV table, which must have ``columns``."""
     try:
         reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)
         present, rows = list(reader.fieldnames or ()), list(reader)
@@ -410,11 +391,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[di
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a UTF-8 file, with or without a BOM.
-
-    Raises:
-        UsageError: the file cannot be read, or has another encoding.
-    """
+    """Read a UTF-8 file, with or without a BOM."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -422,35 +399,24 @@ def read_utf8(path: Path) -> str:
 
 
 def subfolders(root: Path) -> list[str]:
-    """Names of the folders in ``root``, in alphabetical order, without hidden ones."""
+    """Names of the visible folders in ``root``, in alphabetical order."""
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def images_in(root: Path) -> list[Path]:
-    """Image files in a folder and its subfolders, in alphabetical order.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """Image files below a folder, in alphabetical order; at least one."""
     paths = sorted(path for path in root.rglob("*") if is_image(path))
     require(len(paths) > 0, "data.root", str(root), "it holds no images; download the data set again")
     return paths
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file has the name of an image, and is not one of the hidden files that systems leave beside it."""
+    """Whether a file is named as an image, and is not hidden."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def write_images(root: Path, folders: Sequence[str], labels: np.ndarray, size: int) -> None:
-    """Write generated JPEG files for an offline data set.
-
-    Args:
-        root: where to write.
-        folders: folder of each image.
-        labels: label of each image ``(N,)``.
-        size: height and width.
-    """
+    """Write generated JPEG files into the folder of each image."""
     for index, image in enumerate(patterns(labels, size, 3, len(labels))):
         folder = root / folders[index]
         folder.mkdir(parents=True, exist_ok=True)

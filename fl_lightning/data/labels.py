@@ -96,7 +96,7 @@ def class_names_of(dataset: Any, number: int) -> list[str]:
 
 
 def _columns(dataset: Dataset) -> Iterator[Any]:
-    """What may be the labels of all examples, the most likely first."""
+    """Candidates for the labels of all examples, the most likely first."""
     for name in LABEL_ATTRIBUTES:
         yield getattr(dataset, name, None)
     for key in LABEL_KEYS:
@@ -113,7 +113,7 @@ def _columns(dataset: Dataset) -> Iterator[Any]:
 
 
 def _named_column(dataset: Any, key: str) -> Any:
-    """A column of a Hugging Face set as it is stored, without the set's own transform; None if there is none."""
+    """A stored column of a Hugging Face set, without the set's transform."""
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, (list, tuple)) or key not in names:
         return None
@@ -122,7 +122,6 @@ def _named_column(dataset: Any, key: str) -> Any:
 
 
 def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
-    """The labels of all items; None if one of them has none."""
     labels: list[int] = []
     try:
         # a user's augmentation draws from the global generators, which must not be moved
@@ -148,7 +147,7 @@ def label_entries(item: Any) -> list[Any]:
 
 
 def _integers(values: Any, number: int) -> np.ndarray | None:
-    """``values`` as int64 ``(N,)``; None unless they are N integers or booleans, in one or two dimensions."""
+    """``values`` as int64 ``(N,)``; None unless they are N integers or booleans."""
     try:
         array = _array(values)
     except (TypeError, ValueError):  # nested lists of different lengths, a type that NumPy does not have

@@ -26,7 +26,7 @@ LABELS_IN_MEMORY = 100_000
 
 
 def of_user(hook: str) -> Callable[..., Any]:
-    """A hook of the user's data module; :func:`own_module_of` says which module to ask whether it has it."""
+    """Delegate a hook to the user's data module."""
     return lambda self, *args, **kwargs: getattr(self.datamodule, hook)(*args, **kwargs)
 
 
@@ -163,7 +163,6 @@ class Partitioned(FederatedDataModule):
         return self._tested
 
     def _find_lack(self) -> str:
-        """Why the clients have no test data of their own, with the remedy; empty where they have."""
         tested = self._test_data
         if tested.lack:
             return tested.lack
@@ -218,18 +217,7 @@ class Partitioned(FederatedDataModule):
 
 
 class TestData:
-    """The user's test loaders, and what is known of their examples.
-
-    Args:
-        loaders: what the user's ``test_dataloader()`` returns.
-        names: names of the domains of the training set.
-        key: attribute or column that names the domain of each example; None takes the usual ones.
-
-    Attributes:
-        by_name: a loader for each domain, where the user gives a dictionary of them.
-        domains: names of the domains of the examples ``(N,)``; None where they are not known.
-        lack: why examples cannot be picked one by one, with the remedy; empty where they can be.
-    """
+    """The user's test loaders, with the domains and labels of their examples."""
 
     __test__ = False  # no test case of pytest
 
@@ -250,7 +238,7 @@ class TestData:
         self.domains = None if domains is None else domains.astype(str)
 
     def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
-        """A loader for each domain, by its name: those of the training set first; empty where they are not known."""
+        """A loader for each domain, by name: domains of the training set first."""
         if self.domains is None:
             return self.by_name
         present = set(self.domains.tolist())
@@ -260,11 +248,9 @@ class TestData:
 
     @cached_property
     def labels(self) -> Any:
-        """The labels of the examples ``(N,)``; None if there are none."""
         return dataset_labels(self.loader.dataset)
 
     def on(self, rows: np.ndarray) -> DataLoader:
-        """A loader of some examples, in their order."""
         kept = {name: getattr(self.loader, name) for name in KEPT if name != "persistent_workers"}
         return DataLoader(Subset(self.loader.dataset, rows.tolist()), self.loader.batch_size, **kept)
 

@@ -85,11 +85,7 @@ class DividedLoader:
         self.drawn = self._times > 0
 
     def check_parts(self, parts: list[np.ndarray]) -> None:
-        """Refuse a part that has rows, of which the sampler can draw none.
-
-        Raises:
-            UsageError: there is such a part; the error names the client.
-        """
+        """Refuse a part that has rows, of which the sampler can draw none."""
         for k, rows in enumerate(parts):
             hint = f"its {type(self._base).__name__} draws none of the {len(rows)} examples of client {k}; "
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
@@ -108,7 +104,6 @@ class DividedLoader:
         return DataLoader(Subset(self.dataset, rows.tolist()), sampler=sampler, worker_init_fn=init, **kept)
 
     def _sampler_on(self, sampler: Any, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
-        """The sampler of a part, of the same kind as that of the whole."""
         if type(sampler) is BatchSampler:
             inner = self._sampler_on(sampler.sampler, rows, generator)
             return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
@@ -125,7 +120,6 @@ class DividedLoader:
         return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
 
     def _share(self, number: int, size: int) -> int:
-        """The part of ``number`` that belongs to ``size`` of the rows, rounded, at least 1."""
         whole = len(self.dataset)
         return max(1, (2 * number * size + whole) // (2 * whole))
 

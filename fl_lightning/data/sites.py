@@ -86,12 +86,7 @@ class SiteImageFolders(FolderDataModule):
 
 
 def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
-    """The images in the folders of the sites.
-
-    Raises:
-        UsageError: the folders are none of sites, some sites have splits and others have not, or a folder that has no
-            images stands for a site.
-    """
+    """Yield the images in the folders of the sites."""
     sites = {site: subfolders(root / site) for site in subfolders(root)}
     hint = f"it holds {listed(sites) or 'no folder'}, but must hold {layout}"
     require(len(sites) >= 2, "data.root", str(root), hint)
@@ -129,12 +124,7 @@ def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
 
 
 def read_manifest(path: Path) -> Iterator[ImageFile]:
-    """The images that a CSV table names.
-
-    Raises:
-        UsageError: it lacks a column, or has another one; a row has an empty cell, an unknown split, or a path that is
-            no file or that another row has, too.
-    """
+    """Yield the images that a CSV table names."""
     key = ("data.root", str(path))
     present, rows = read_table(path, COLUMNS)
     unknown = [name for name in present if name not in (*COLUMNS, "split")]
@@ -157,11 +147,7 @@ def read_manifest(path: Path) -> Iterator[ImageFile]:
 
 
 def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: list[str]) -> None:
-    """Refuse classes that nobody trains, and a data set without training or test images; warn of sites without a test.
-
-    Raises:
-        UsageError: there are such classes, or no such images.
-    """
+    """Refuse classes without training images and sets without a split; warn of sites without test images."""
     drawn = not files[0].split
     for split in ("train", "test"):
         some = drawn or any(file.split == split for file in files)
@@ -182,5 +168,5 @@ def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: 
 
 
 def in_order(names: set[str]) -> list[str]:
-    """Names in alphabetical order, or, where all of them are whole numbers, in the order of numbers."""
+    """Sort names alphabetically, or by value where all are whole numbers."""
     return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)

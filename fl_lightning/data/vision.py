@@ -36,11 +36,7 @@ class TorchvisionDataModule(FileDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download the data set if ``download`` is set.
-
-        Raises:
-            UsageError: the download failed.
-        """
+        """Download the data set if ``download`` is set; a failure names the folder."""
         if self.download and not self.offline:
             try:
                 for split in self.splits:
@@ -51,7 +47,7 @@ class TorchvisionDataModule(FileDataModule):
 
     @property
     def source(self) -> Any:
-        """The class of torchvision, which is imported when a data set needs it."""
+        """Torchvision's class, imported on first use."""
         from torchvision import datasets
 
         return getattr(datasets, self.original)
@@ -202,11 +198,7 @@ def unchecked(source: Any) -> type:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file of bytes, compressed or not.
-
-    Raises:
-        UsageError: it is not such a file, or a part of it is missing.
-    """
+    """Read an idx file of bytes, compressed or not."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             head = file.read(4)
