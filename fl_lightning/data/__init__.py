@@ -1,6 +1,6 @@
 """Data sets, and their partition over clients."""
 
-from fl_lightning.data.array_datasets import Digits, NpyImages
+from fl_lightning.data.array_datasets import CIFAR10, CIFAR100, MNIST, STL10, SVHN, Digits, FashionMNIST, NpyImages
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
@@ -24,7 +24,6 @@ from fl_lightning.data.partitioners import (
 from fl_lightning.data.plan import Plan
 from fl_lightning.data.sites import SiteImageFolders
 from fl_lightning.data.synthetic import Synthetic, SyntheticPerClass
-from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 
 __all__ = [
     "CIFAR10",

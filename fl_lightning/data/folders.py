@@ -71,9 +71,8 @@ class FolderDataModule(FileDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(root, offline, **kwargs)
-        require(
-            1 <= image_size <= LARGEST_IMAGE, "data.image_size", image_size, f"give 1 or more, up to {LARGEST_IMAGE}"
-        )
+        hint = f"give 1 or more, up to {LARGEST_IMAGE}"
+        require(1 <= image_size <= LARGEST_IMAGE, "data.image_size", image_size, hint)
         low, high = value_range if not isinstance(value_range, str) and len(value_range) == 2 else (0.0, 0.0)
         ordered = value_range == "auto" or -math.inf < low < high < math.inf
         require(ordered, "data.value_range", value_range, "give auto, or [low, high]")
@@ -239,13 +238,7 @@ class TinyImageNet(FolderDataModule):
 
 
 class _DomainFolders(FolderDataModule):
-    """Images in ``DOMAIN/CLASS/*``, of which a fixed number of each class and domain is drawn for test.
-
-    Attributes:
-        other_folders: other names that the folder of a domain may have, by the name of the domain.
-        class_names: names of the classes; empty takes those of the first domain's folders.
-        offline_test: test images of each class and domain of the offline data set.
-    """
+    """Images in ``DOMAIN/CLASS/*``; ``other_folders`` are further names of a domain's folder."""
 
     other_folders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     offline_test = 1

@@ -51,13 +51,9 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
 def domains_of(dataset: Dataset, from_parts: bool = False, key: str | None = None) -> np.ndarray | None:
     """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
 
-    They are an attribute or a column of the data set, or, for a Subset or a ConcatDataset, of what is inside. A single
-    name, such as ``site = "north"``, is that of all examples.
-
-    Args:
-        dataset: the data set.
-        from_parts: for a ConcatDataset that has no such column, number its parts.
-        key: name of the attribute or column; None tries those of :data:`DOMAIN_KEYS`.
+    They are the attribute or column ``key`` (None tries :data:`DOMAIN_KEYS`) of the data set, or of what a Subset or a
+    ConcatDataset holds. A single name, such as ``site = "north"``, is the domain of all examples. With ``from_parts``,
+    the parts of a ConcatDataset without such a column are numbered.
     """
     number = len(dataset)  # type: ignore[arg-type]
     for name in DOMAIN_KEYS if key is None else (key,):

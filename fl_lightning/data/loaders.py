@@ -273,16 +273,7 @@ class IndexedLoader(ABC):
 
 
 class ArrayBatches(IndexedLoader):
-    """Batches of some rows of tensors, a list of one tensor for each.
-
-    The order of a pass equals that of a ``DataLoader`` with the same generator.
-
-    Args:
-        arrays: tensors ``(N, ...)``.
-        rows: indices ``(n,)`` into them.
-        batch_size: examples of a batch.
-        shuffle: whether each pass has an order of its own.
-    """
+    """Batches of some rows of tensors, a list of one tensor for each, in the order of a seeded ``DataLoader``."""
 
     def __init__(self, arrays: Sequence[Tensor], rows: Tensor, batch_size: int, shuffle: bool = False) -> None:
         super().__init__(rows, batch_size, shuffle)
