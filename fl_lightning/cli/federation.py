@@ -20,7 +20,7 @@ def server_app(config: Path) -> Any:
     @app.main()
     def main(grid: Any, context: Any) -> None:
         # torch is imported where the run begins, and not where Flower looks at the app
-        from fl_lightning.federation.link import FlowerLink, reached_by
+        from fl_lightning.federation.server import FlowerLink, reached_by
 
         given = context.run_config
         command = ["fit", "--config", str(config)]

@@ -28,14 +28,7 @@ CHECKPOINTS = 2
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site tells of its data.
-
-    Args:
-        num_examples: number of its training examples.
-        batches: batches in a pass over them.
-        evaluation: number of its examples of each phase of which it has any.
-        class_names: names of its classes, in the order of their labels; empty where they have none.
-    """
+    """A site's numbers of training examples, batches, and examples by phase, and the names of its classes."""
 
     num_examples: int = 0
     batches: int = 0
@@ -44,12 +37,7 @@ class Facts:
 
 
 class AtSite:
-    """Stands for the training batches of a site, of which only the number is known here.
-
-    Args:
-        name: that of the site.
-        batches: the number.
-    """
+    """Stands for the training batches of a site, whose number alone is known here."""
 
     def __init__(self, name: str, batches: int) -> None:
         self.name, self._batches = name, batches
@@ -66,7 +54,7 @@ class PlanOfSites(Plan):
 
     @cached_property
     def hash(self) -> str:
-        """That of the sites' names: a late site tells its size late."""
+        """SHA-256 of the sites' names: a late site tells its size late."""
         return hashlib.sha256("\n".join(self.domain_names).encode()).hexdigest()
 
 
@@ -127,7 +115,6 @@ class Sites(FederatedDataModule):
         self.plan = PlanOfSites(parts, domains=sites, domain_names=tuple(self.names))
 
     def fact(self, k: int) -> Facts:
-        """What is known of a site; nothing as long as it has not joined."""
         return self.facts.get(k, Facts())
 
     def info(self, k: int) -> ClientInfo:
@@ -143,7 +130,6 @@ class Sites(FederatedDataModule):
         return [] if self.server_data is None else self.server_data.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """The run, and which visit of each site was the last that the server has taken."""
         if self.accepted not in self.saved:
             self.saved = [*self.saved, dict(self.accepted)][-CHECKPOINTS:]
         return {"run": self.run_id, "accepted": dict(self.accepted)}
@@ -158,15 +144,7 @@ class Sites(FederatedDataModule):
 
 
 class OneSite(Partitioned):
-    """The data of one site: the training data of a data module, or of one of its clients, are those of one client.
-
-    Args:
-        data: the site's data module, federated or not.
-        part: of a federated one, the client whose part the site stands for; None where it has one client alone.
-
-    Raises:
-        UsageError: there is no such part, or it is not said which.
-    """
+    """The data of one site: a data module, or ``part`` of a federated one, as one client."""
 
     def __init__(self, data: Any, part: int | None = None) -> None:
         federated = isinstance(data, FederatedDataModule)
