@@ -39,10 +39,9 @@ def digest_of_part(part: Mapping[str, Any]) -> str:
 def different_keys(theirs: Any, ours: Mapping[str, Any]) -> str:
     """Keys in which two agreed parts differ, with both values; empty where none does."""
     # as JSON has them: without the difference of lists and tuples
-    there, here = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
-    changes = differing(there, here, "config")
-    shown = [f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes.items()]
-    return "; ".join(shown)
+    parts = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
+    changes = differing(*parts, "config").items()
+    return "; ".join(f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
 
 
 def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]) -> None:
@@ -83,15 +82,12 @@ def check_update(contents: Any, declared: Collection[Entry], frozen: Collection[
         wide = known[entry.name]
         types = {entry.dtype, wide.dtype}
         if entry.shape != wide.shape or not (len(types) == 1 or types == {"float32", "float64"}):
-            raise BadMessageError(
-                f"{entry.name} is {entry.shape} {entry.dtype}, and was declared as {wide.shape} {wide.dtype}"
-            )
+            was = f"and was declared as {wide.shape} {wide.dtype}"
+            raise BadMessageError(f"{entry.name} is {entry.shape} {entry.dtype}, {was}")
     logged = contents.get("logged")
     fits = isinstance(logged, dict) and len(logged) <= MOST_LOGGED
     if not fits or any(not isinstance(name, str) or len(name) > LONGEST_NAME for name in logged):
-        raise BadMessageError(
-            f"more than {MOST_LOGGED} logged values, or one with a name of over {LONGEST_NAME} letters"
-        )
+        raise BadMessageError(f"over {MOST_LOGGED} logged values, or a name of over {LONGEST_NAME} letters among them")
     if extra := contents.keys() - PARTS:
         raise BadMessageError(f"the update has the undeclared part {sorted(extra)[0]!r}")
 
@@ -111,13 +107,10 @@ def scrubbed(error: BaseException) -> str:
 
     The text of another exception may hold what the data hold. It stays in the log of the site.
     """
-    cause: BaseException | None = error
-    while cause is not None and type(cause).__module__.startswith("fl_lightning."):
-        cause, last = cause.__cause__, cause
-        if cause is None:
-            return " ".join(str(last).split())[:500]
-    if cause is None:
-        return type(error).__name__
-    where = located(cause)
-    head = where.split("): ")[0] + ")" if "): " in where else type(cause).__name__
+    while type(error).__module__.startswith("fl_lightning."):
+        if error.__cause__ is None:
+            return " ".join(str(error).split())[:500]
+        error = error.__cause__
+    where = located(error)
+    head = where.split("): ")[0] + ")" if "): " in where else type(error).__name__
     return f"{head[:200]}; the log of the site has its text"

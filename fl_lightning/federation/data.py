@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ class Facts:
 
     num_examples: int = 0
     batches: int = 0
-    evaluation: tuple[tuple[str, int], ...] = ()
+    evaluation: dict[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
 
@@ -152,9 +152,7 @@ class OneSite(Partitioned):
         number = self.inner.num_clients
         hint = f"there are {number} clients; give the number of one, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
-        hint = (
-            "the data of a site are those of one client; give 1, or part: the number of the client that it stands for"
-        )
+        hint = "a site has the data of one client; give 1, or part: the number of the client that it stands for"
         require(part is not None or number == 1, "data.num_clients", number, hint)
         self.part, self.is_whole = part or 0, part is None
         super().__init__(own_module_of(self.inner), num_clients=1)
@@ -194,4 +192,4 @@ class OneSite(Partitioned):
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
         names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))
-        return Facts(self.info(0).num_examples, num_batches(self, 0), tuple(evaluation.items()), names)
+        return Facts(self.info(0).num_examples, num_batches(self, 0), evaluation, names)

@@ -182,30 +182,24 @@ class ClientsAtSites:
             return
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]
-            sizes = tuple((str(phase), int(size)) for phase, size in facts["evaluation"].items())
+            sizes = {str(phase): int(size) for phase, size in facts["evaluation"].items()}
             classes = tuple(clipped(str(one), LONGEST_CLASS) for one in facts["class_names"])
             known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
             declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
-            sensible = min(known.num_examples, known.batches, *(size for _, size in sizes), 0) == 0
-            sensible = sensible and known.num_examples < 2**40 and {phase for phase, _ in sizes} <= {*PHASES}
+            sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
+            sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer is of another form") from None
         if name not in self.sites.names:
-            self._refuse(
-                f"node {node} claims to be site {clipped(repr(name), 80)}, which is none of {self.sites.names}"
-            )
-            return
+            raise BadMessageError(f"it claims to be site {clipped(repr(name), 80)}, none of {self.sites.names}")
         k = self.sites.names.index(name)
         if self.nodes.get(k, node) != node and self.nodes[k] in there:
-            self._refuse(f"nodes {self.nodes[k]} and {node} both claim to be site {name!r}; the first one stays")
-            return
+            raise BadMessageError(f"it and node {self.nodes[k]} both claim to be site {name!r}; the first one stays")
         others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
         shapes, known_shapes = ({entry.name: entry.shape for entry in some} for some in (declared, self.declared))
         if not sensible or (others and shapes != known_shapes):
-            self._refuse(
-                f"site {name!r} declares updates of other entries than {others[0] if others else 'any can have'}"
-            )
-            return
+            others = others or ["any can have"]
+            raise BadMessageError(f"site {name!r} declares updates of other entries than {others[0]}")
         # a label is the place of its class among the names
         told = {self.sites.names[other]: fact.class_names for other, fact in self.sites.facts.items() if other != k}
         first = next((site for site, names in told.items() if names), None)
@@ -292,9 +286,8 @@ class ClientsAtSites:
             totals.add(update)
             outcome.arrived.append(k)
             outcome.rates[k] = rate
-        outcome.counts.update(
-            visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
-        )
+        idle = self.sites.fact(k).batches == 0
+        outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
         outcome.scalings += scalings
         return seconds
 
@@ -322,9 +315,7 @@ class ClientsAtSites:
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
         shared = self._shared(run, kind, state)
         seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
-        waiting = {}
-        for k, words in own.items():
-            waiting[self._send(k, joined(shared, encoded({"client": k, **words})))] = k
+        waiting = {self._send(k, joined(shared, encoded({"client": k, **words}))): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
         # the text of a message beside its arrays
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
@@ -398,9 +389,7 @@ class ClientsAtSites:
         asked = {
             k: {"phases": phases, "memory": self.sites.accepted.get(k)}
             for k, node in sorted(self.nodes.items())
-            if node in there
-            and k not in self.busy
-            and any(phase in phases for phase, _ in self.sites.fact(k).evaluation)
+            if node in there and k not in self.busy and {*phases} & {*self.sites.fact(k).evaluation}
         }
         if not asked:
             return
@@ -417,10 +406,9 @@ class ClientsAtSites:
                 raise error
             self.warn(f"not evaluated: {error}")
         for phase in phases:
-            sizes = {k: 1 if own else dict(self.sites.fact(k).evaluation).get(phase, 0) for k in found}
-            run.metrics.update(
-                over_sites({self.sites.names[k]: (sizes[k], found[k].get(phase, {})) for k in sorted(found)})
-            )
+            sizes = {k: 1 if own else self.sites.fact(k).evaluation.get(phase, 0) for k in sorted(found)}
+            values = {self.sites.names[k]: (size, found[k].get(phase, {})) for k, size in sizes.items()}
+            run.metrics.update(over_sites(values))
 
 
 def rest_of(run: Run) -> State:

@@ -56,8 +56,9 @@ class Site:
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
         self.largest, self.limit, self.digest = largest, limit, digest_of_part(agreed)
         self.data: OneSite = run.data  # type: ignore[assignment]
+        # examples of each phase, or batches where examples cannot be counted
         self.evaluation = {
-            phase: examples_of(run, phase)
+            phase: sum(num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase))
             for phase in PHASES
             if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None
         }
@@ -86,12 +87,13 @@ class Site:
         """Tell what the site has and sends, unless the server's config differs."""
         theirs = json.loads(str(message.get("agreed")))
         differing = different_keys(theirs, self.agreed)
+        # the digest also tells apart values that compare equal, such as 1 and 1.0
         if differing or digest_of_part(theirs) != self.digest:
             raise BadMessageError(f"the server runs another config than this site: {differing or 'another form'}")
         self.tell(f"joined a run of {len(message.get('names', []))} sites")
         return {
             "name": self.name,
-            "facts": {**asdict(self.data.facts(self.evaluation)), "evaluation": self.evaluation},
+            "facts": asdict(self.data.facts(self.evaluation)),
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
@@ -191,12 +193,9 @@ class Site:
         told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
         told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
         told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
-        sent = (
-            f"what leaves it in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
-        )
-        return "\n  ".join(
-            [f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}", sent, *lines]
-        )
+        ready = f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}"
+        sent = f"it sends in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
+        return "\n  ".join([ready, sent, *lines])
 
     # ------------------------------------------------------------------ what the client remembers
     def file(self, shared: Mapping[str, Any], round_: int) -> Path:
@@ -243,12 +242,6 @@ def declared_of(run: Run) -> list[Entry]:
             found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
     run.client.end_round()
     return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
-
-
-def examples_of(run: Run, phase: str) -> int:
-    """Number of examples of an evaluation, or of its batches where examples cannot be counted."""
-    loaders = run.loaders.evaluation(phase)
-    return sum(num_pickable(loader) or len(loader) for loader in loaders)
 
 
 def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
