@@ -39,8 +39,8 @@ def digest_of_part(part: Mapping[str, Any]) -> str:
 def different_keys(theirs: Any, ours: Mapping[str, Any]) -> str:
     """Keys in which two agreed parts differ, with both values; empty where none does."""
     # as JSON has them: without the difference of lists and tuples
-    parts = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
-    changes = differing(*parts, "config").items()
+    there, here = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
+    changes = differing(there, here, "config").items()
     return "; ".join(f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
 
 
