@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.errors import refused
 
-from fl_lightning.data import IID, Plan
+from fl_lightning.data import IID, Dirichlet, Plan, Shards
 
 
 def rng(seed=0):
@@ -38,7 +38,16 @@ def test_a_report_describes_sizes_classes_skew_and_moved_samples():
 
 
 @pytest.mark.filterwarnings("error")
-def test_equal_parts_have_no_skew_despite_rounding():
+def test_the_skew_is_the_mean_jensen_shannon_distance_in_bits():
+    labels = rng().integers(0, 7, 500)
+    for partitioner in (Dirichlet(0.1, 1), Shards(1), IID()):
+        plan = Plan(partitioner(labels, 9, rng()), labels, 8)
+        local = plan.label_counts / plan.label_counts.sum(1, keepdims=True)
+        overall = plan.label_counts.sum(0) / 500
+        middle = (local + overall) / 2
+        with np.errstate(all="ignore"):
+            entropies = [np.nansum(p * np.log2(p / middle), 1) for p in (local, np.broadcast_to(overall, local.shape))]
+        assert plan.skew() == pytest.approx(np.sqrt(sum(entropies) / 2).mean(), abs=1e-12)
     # three of ten of one class everywhere: shares without an exact binary form
     even = Plan(list(np.arange(70).reshape(7, 10)), np.tile([0, 0, 0, 1, 1, 1, 1, 1, 1, 1], 7), 3)
     assert even.skew() == 0
