@@ -62,6 +62,15 @@ def test_a_subset_is_balanced_seeded_and_of_the_size_asked_for(monkeypatch):
     assert not torch.equal(rows_of(train_size=205), rows)
 
 
+def test_a_share_is_drawn_of_each_class_and_seeded(monkeypatch):
+    every, some = (ready(Digits(num_clients=1, **size)) for size in ({}, {"train_size": 0.25}))
+    assert some.plan.label_counts[0].tolist() == np.round(0.25 * every.plan.label_counts[0]).tolist()
+    rows = rows_of(train_size=0.25)
+    assert torch.equal(rows_of(train_size=0.25), rows)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    assert len(rows_of(train_size=0.25)) == len(rows) and not torch.equal(rows_of(train_size=0.25), rows)
+
+
 def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sample(folder):
     np.save(folder / "train_labels.npy", np.repeat([0, 2, 3], [40, 19, 1]))
     shares = {0.1: [4, 0, 2, 0], 0.5: [20, 0, 10, 0], 0.6: [24, 0, 11, 1]}
