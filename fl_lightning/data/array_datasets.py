@@ -129,7 +129,11 @@ class TorchvisionDataModule(FileDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download the data set if ``download`` is set; a failure names the folder."""
+        """Download the data set if ``download`` is set.
+
+        Raises:
+            UsageError: the download failed.
+        """
         if self.download and not self.offline:
             try:
                 for split in self.splits:

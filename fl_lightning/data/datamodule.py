@@ -112,13 +112,25 @@ class FederatedDataModule(LightningDataModule, ABC):
         return ClientInfo(k, len(self.plan.parts[k]), labels, self.plan.domain(k))
 
     def own_domains(self, k: int) -> list[int]:
-        """Domains of a client's test data; empty where its labels decide."""
+        """The domains by which the test data of client ``k`` are known, from 0; none where its labels decide.
+
+        Clients are made of domains where they hold one each, or where the partitioner deals domains out.
+        """
         domains = [] if self.plan.domains is None else np.unique(self.plan.domains[self.plan.parts[k]]).tolist()
         by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
         return domains if by_domain else []
 
     def own_test_rows(self, k: int, labels: Callable[[], np.ndarray], domains: np.ndarray | None) -> np.ndarray:
-        """Test rows of client ``k``, ascending: its domains, else as many as its label proportions allow."""
+        """Places of the test examples for client ``k``, in ascending order.
+
+        They are those of its domains, where the clients are made of domains. Otherwise they are as many as possible in
+        the proportions of its labels.
+
+        Args:
+            k: the client.
+            labels: returns the label of each test example ``(N,)``; it is called only where the labels decide.
+            domains: domain of each test example ``(N,)``, numbered as in the plan; None if unknown.
+        """
         own = self.own_domains(k)
         if own and domains is not None:
             return np.flatnonzero(np.isin(domains, own))
